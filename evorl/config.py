@@ -1,0 +1,399 @@
+"""The YAML schema of an experiment. Every default of the project stands here or in an algorithm's own settings."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+
+import yaml
+from annotated_types import Ge, Gt, Interval, Le, Lt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evorl.types import UserError
+
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and without room for a key it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AlgorithmSettings(Section):
+    """What every algorithm's settings have; the rest stands in the algorithm's file."""
+
+    name: str = "dqn"
+
+    hyperparameters: ClassVar[tuple[str, ...]] = ()
+    """The settings that differ between agents and that evolution may turn."""
+
+
+class Run(Section):
+    name: str | None = None
+    """The run's directory below `directory`; without it each run gets a fresh one."""
+    directory: Path = Path("runs")
+    resume: Literal["never", "auto"] = "never"
+    """`auto` goes on from the newest whole generation where there is one."""
+    timeout: Positive = 300.0
+    """Seconds that a rank waits for the others before it gives up."""
+
+
+class Environment(Section):
+    id: str = "LunarLander-v3"
+    num_envs: Count = 8
+    """Copies for each agent on each process."""
+    kwargs: dict[str, Any] = {}
+    vectorization: Literal["auto", "native", "sync", "async"] = "auto"
+    """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
+    carry_over: bool = False
+    """Let episodes run on over a generation's end. A resumed run is then not bit-identical."""
+
+
+class Network(Section):
+    name: str = "mlp"
+    hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1)] = (64, 64)
+    activation: str = "relu"
+    layer_norm: bool = False
+    dueling: bool = False
+    factory: str | None = None
+    """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`."""
+
+    @model_validator(mode="after")
+    def _factory_where_it_belongs(self) -> Self:
+        if (self.name == "module") != (self.factory is not None):
+            raise ValueError("`factory` and `name: module` go together")
+        return self
+
+
+class Replay(Section):
+    capacity: Count = 100_000
+    """Transitions kept, over all ranks and agents."""
+    learning_starts: Annotated[int, Field(ge=0)] = 1_000
+    """Transitions held, over all ranks and agents, before learning starts."""
+
+
+class PopulationSettings(Section):
+    size: Count = 4
+    placement: Literal["replicated", "sharded"] = "replicated"
+    """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
+
+
+class Selection(Section):
+    name: str = "tournament"
+    size: Count = 2
+    """Agents that meet in one tournament."""
+    elitism: bool = True
+    """The best agent goes on unchanged."""
+    share: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    """For `truncation`: the share of the population that is replaced."""
+
+
+class Mutation(BaseModel):
+    """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Weight]
+
+    none: Weight = 0.4
+    architecture: Weight = 0.2
+    parameters: Weight = 0.2
+    activation: Weight = 0.0
+    hyperparameters: Weight = 0.2
+    new_layer: Fraction = 0.2
+    """The share of architecture mutations that add or remove a layer rather than units."""
+    strength: Positive = 0.1
+    """Standard deviation of parameter noise, relative to each weight."""
+
+    def weights(self) -> dict[str, float]:
+        """The weight of each kind by its name."""
+        return {name: value for name, value in self if name not in ("new_layer", "strength")}
+
+    @model_validator(mode="after")
+    def _something_can_happen(self) -> Self:
+        if sum(self.weights().values()) <= 0:
+            raise ValueError("the weights sum to 0; at least one kind needs a positive weight")
+        return self
+
+
+class HyperparameterRange(Section):
+    """How evolution may turn one hyperparameter. The range bounds what a mutation may choose, not the first value."""
+
+    min: float
+    max: float
+    scale: Literal["log", "linear"] = "log"
+    """`log` multiplies by `grow` or `shrink`; `linear` moves by (factor - 1) of the range."""
+    grow: Annotated[float, Field(gt=1)] = 1.2
+    shrink: Annotated[float, Field(gt=0, lt=1)] = 0.8
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if not self.min < self.max:
+            raise ValueError(f"min {self.min:g} must be below max {self.max:g}")
+        if self.scale == "log" and self.min <= 0:
+            raise ValueError(f"min {self.min:g} must be above 0 on a log scale")
+        return self
+
+
+class ArchitectureLimits(Section):
+    """How far architecture mutations may go."""
+
+    min_layers: Count = 1
+    max_layers: Count = 3
+    min_units: Count = 16
+    max_units: Count = 256
+    unit_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (16, 32)
+    """How many units a mutation adds or removes."""
+    activations: Annotated[tuple[str, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
+
+    @model_validator(mode="after")
+    def _are_ranges(self) -> Self:
+        for what in ("layers", "units"):
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if low > high:
+                raise ValueError(f"min_{what} {low} must not exceed max_{what} {high}")
+        return self
+
+
+class Evolution(Section):
+    steps: Count = 10_000
+    """Environment steps of each agent in a generation, over all ranks."""
+    selection: Selection = Selection()
+    mutation: Mutation = Mutation()
+    hyperparameters: dict[str, HyperparameterRange] = {}
+    architecture: ArchitectureLimits = ArchitectureLimits()
+
+
+class Evaluation(Section):
+    episodes: Count = 10
+    """Episodes that make an agent's fitness, over all ranks."""
+    max_steps: Count | None = None
+    """Cut evaluation episodes after so many steps; without it the environment decides."""
+    confirmation_episodes: Annotated[int, Field(ge=0)] = 0
+    """Fresh episodes on which the best agent must reach the target again, since the best of noisy means is too high."""
+
+
+class Training(Section):
+    max_steps: Count = 1_000_000
+    """Environment steps of each agent, over all ranks."""
+    target_fitness: float | None = None
+
+
+class Tracking(Section):
+    backends: tuple[str, ...] = ("wandb",)
+    project: str = "evorl"
+    entity: str | None = None
+    mode: Literal["auto", "online", "offline"] = "auto"
+    """W&B: `auto` is online where there is a key, else offline."""
+    tags: tuple[str, ...] = ()
+
+
+class Checkpoint(Section):
+    keep: Count = 2
+    """How many of the newest checkpoints stay."""
+
+
+Settings = TypeVar("Settings", bound=AlgorithmSettings)
+
+
+class Config(Section, Generic[Settings]):
+    """A whole experiment."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    run: Run = Run()
+    environment: Environment = Environment()
+    algorithm: Settings
+    network: Network = Network()
+    replay: Replay = Replay()
+    population: PopulationSettings = PopulationSettings()
+    evolution: Evolution = Evolution()
+    evaluation: Evaluation = Evaluation()
+    training: Training = Training()
+    tracking: Tracking = Tracking()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        selection, size = self.evolution.selection, self.population.size
+        if selection.name == "tournament" and selection.size > size:
+            raise ValueError(
+                f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
+                f"but population.size is {size}"
+            )
+        if self.replay.learning_starts > self.replay.capacity:
+            raise ValueError(
+                f"replay.learning_starts: {self.replay.learning_starts} transitions never fit into "
+                f"replay.capacity {self.replay.capacity}"
+            )
+        for name in self.evolution.hyperparameters:
+            if name not in self.algorithm.hyperparameters:
+                raise ValueError(
+                    f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
+                    + _nearest(name, self.algorithm.hyperparameters)
+                )
+        return self
+
+    def to_yaml(self) -> str:
+        """The whole configuration, defaults included; it reproduces the run."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+AnyConfig = Config[Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-3 as a number and refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises UserError where there is none."""
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot read the configuration: {reason}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: the configuration must be a mapping of sections, not a {type(data).__name__}")
+    return data
+
+
+def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """`data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        keys = path.split(".")
+        if not equals or not all(keys):
+            raise UserError(f"{assignment!r}: an override has the form key.path=value")
+        try:
+            value = yaml.load(text, Loader=_Loader)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: {text!r} is not valid YAML") from error
+        data = _with_value(data, keys, value, path)
+    return data
+
+
+def _with_value(data: Any, keys: list[str], value: Any, path: str) -> dict[str, Any]:
+    if data is not None and not isinstance(data, dict):
+        raise UserError(f"{path}: there is no such key; the path goes through a value, not a section")
+    head, *rest = keys
+    data = dict(data or {})
+    data[head] = _with_value(data.get(head), rest, value, path) if rest else value
+    return data
+
+
+def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
+    """The configuration that `data` describes; `algorithms` gives each algorithm's settings by its name.
+
+    Raises UserError with the path of the first key that is wrong and what would be right.
+    """
+    section = data.get("algorithm", {})
+    name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
+    if not isinstance(name, str) or name not in algorithms:
+        raise UserError(f"algorithm.name: there is no algorithm {name!r}" + _nearest(str(name), algorithms))
+    model = Config[algorithms[name]]  # type: ignore[valid-type]
+    try:
+        return model.model_validate({"algorithm": {"name": name}, **data})
+    except ValidationError as error:
+        raise UserError(_explain(model, error)) from error
+
+
+def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:
+    """Raise UserError unless `name`, the value of `key`, is in the registry."""
+    if name not in registry:
+        raise UserError(f"{key}: there is no {name!r}" + _nearest(name, registry))
+
+
+def _nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
+
+
+def _explain(model: type[BaseModel], error: ValidationError) -> str:
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    first = problems[0]
+    location = tuple(str(part) for part in first["loc"])
+    path = ".".join(location)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    value = first.get("input")
+    if first["type"] == "extra_forbidden":
+        known = _section_at(model, location[:-1])
+        return f"{path}: unknown key" + _nearest_path(location, known) + more
+    if first["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
+        return f"{path}: {value!r} is out of range; it must be {_range_at(model, location)}{more}"
+    if first["type"] == "missing":
+        return f"{path}: this key is required{more}"
+    if first["type"] in ("model_type", "dict_type"):
+        return f"{path}: {value!r} does not fit: this is a section, with keys of its own{more}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if first["type"] == "value_error":
+        return (f"{path}: {message}" if path else message) + more
+    return f"{path or 'configuration'}: {value!r} does not fit: {message}{more}"
+
+
+def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> str:
+    if known is None:
+        return ""
+    matches = difflib.get_close_matches(location[-1], list(known.model_fields), n=1, cutoff=0.5)
+    if matches:
+        return f"; did you mean '{'.'.join((*location[:-1], matches[0]))}'?"
+    return f"; known here: {', '.join(known.model_fields)}"
+
+
+def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        candidates = [annotation, *typing.get_args(annotation)]
+        found = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if found is not None:
+            model = found
+        elif annotation is not None:
+            return None
+    return model
+
+
+def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
+    """The range of the value at `location`, in words."""
+    section = _section_at(model, location[:-1]) or _section_at(model, location[:-2])
+    name = location[-1] if section and location[-1] in section.model_fields else location[-2]
+    if section is None or name not in section.model_fields:
+        return "a number of at least 0"
+    words = {Ge: "at least {0.ge:g}", Gt: "above {0.gt:g}", Le: "at most {0.le:g}", Lt: "below {0.lt:g}"}
+    constraints = _constraints(section.model_fields[name].annotation, section.model_fields[name].metadata)
+    bounds = [text.format(item) for item in constraints for kind, text in words.items() if isinstance(item, kind)]
+    return " and ".join(bounds) or "a finite number"
+
+
+def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:
+    """The bounds on a field, also where they stand inside `X | None` or `tuple[X, ...]`."""
+    found: list[Any] = []
+    for item in metadata:
+        nested = getattr(item, "metadata", None)
+        found += _constraints(None, nested) if nested else list(item) if isinstance(item, Interval) else [item]
+    for argument in typing.get_args(annotation):
+        found += _constraints(argument, getattr(argument, "__metadata__", ()))
+    return [item for item in found if isinstance(item, Ge | Gt | Le | Lt)]

@@ -1,0 +1,178 @@
+"""Ranks and how they agree. The only file that talks to Accelerate and torch.distributed.
+
+Axes: R ranks, P agents, D all values of a flat buffer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, InitProcessGroupKwargs
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evorl.types import UserError
+
+
+class RankLost(RuntimeError):
+    """Another rank died or hangs, so that a collective operation could not end."""
+
+
+class Ranks:
+    """The processes that Accelerate started. Every wait ends after `timeout` seconds with RankLost."""
+
+    def __init__(self, timeout: float = 300.0) -> None:
+        launched = int(os.environ.get("WORLD_SIZE", "1"))
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
+        # One GPU cannot serve two ranks of one NCCL group; without enough of them all ranks use the CPU.
+        use_cpu = torch.cuda.device_count() < local
+        handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
+        self._accelerator = Accelerator(cpu=use_cpu, kwargs_handlers=[handler])
+        self._timeout = timeout
+        self.rank: int = self._accelerator.process_index
+        self.size: int = self._accelerator.num_processes
+        self.device: torch.device = self._accelerator.device
+        if self.size != launched:
+            raise UserError(
+                f"{launched} processes were launched, but each is alone in a world of {self.size}; in the accelerate "
+                "configuration set `distributed_type: MULTI_GPU` and `use_cpu: false`, which also serves CPU machines"
+            )
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def average_(self, flat: Tensor, what: str = "the gradients") -> None:
+        """Replace `flat` [D] by its mean over ranks, with one collective."""
+        if self.size > 1:
+            with self._waiting(what):
+                dist.all_reduce(flat)
+            flat.div_(self.size)
+
+    def gather(self, numbers: NDArray[np.float64], what: str = "the other ranks' counts") -> NDArray[np.float64]:
+        """Every rank's numbers [R, ...]; all ranks give the same shape."""
+        if self.size == 1:
+            return numbers[None]
+        mine = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64)).to(self.device)
+        everyones = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._waiting(what):
+            dist.all_gather(everyones, mine)
+        return torch.stack(everyones).cpu().numpy()
+
+    def gather_bytes(self, payload: bytes, what: str) -> list[bytes]:
+        """Every rank's payload, on all ranks. Payloads may differ in length."""
+        if self.size == 1:
+            return [payload]
+        lengths = self.gather(np.array([float(len(payload))]), what)[:, 0].astype(int)
+        padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=self.device)
+        padded[: len(payload)] = self._tensor(payload)
+        everyones = [torch.empty_like(padded) for _ in range(self.size)]
+        with self._waiting(what):
+            dist.all_gather(everyones, padded)
+        return [values[:length].cpu().numpy().tobytes() for values, length in zip(everyones, lengths, strict=True)]
+
+    def broadcast_bytes(self, payload: bytes | None, what: str) -> bytes:
+        """The main process's payload, on all ranks."""
+        if self.size == 1:
+            assert payload is not None
+            return payload
+        length = int(self.gather(np.array([float(len(payload or b""))]), what)[0, 0])
+        values = self._tensor(payload or b"") if self.is_main else self._tensor(bytes(length))
+        with self._waiting(what):
+            dist.broadcast(values, src=0)
+        return values.cpu().numpy().tobytes()
+
+    def agree(self, digest: str, what: str) -> None:
+        """Raise RuntimeError, naming the ranks, unless all ranks hold the same digest."""
+        digests = [payload.decode() for payload in self.gather_bytes(digest.encode(), f"digests of {what}")]
+        different = [rank for rank, other in enumerate(digests) if other != digests[0]]
+        if different:
+            raise RuntimeError(f"rank {', '.join(map(str, different))} holds other {what} than rank 0")
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank has come here."""
+        self.gather(np.zeros(1), what)
+
+    def close(self) -> None:
+        """Leave the group; nothing can be exchanged any more."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _tensor(self, payload: bytes) -> Tensor:
+        return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device) if payload else self._empty()
+
+    def _empty(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankLost(
+                f"rank {self.rank} waited for {what}, but another rank died or did not come within "
+                f"{self._timeout:g} s ({' '.join(str(error).split())[:200]})"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which agents a rank holds, and how numbers per agent come together.
+
+    `replicated`: every rank holds all P agents. `sharded`: rank r holds the r-th part of them, alone.
+    """
+
+    ranks: Ranks
+    kind: Literal["replicated", "sharded"]
+    agents: int
+
+    def __post_init__(self) -> None:
+        if self.is_sharded and self.agents % self.ranks.size:
+            raise UserError(
+                f"population.size: {self.agents} agents cannot be divided over {self.ranks.size} ranks "
+                "with population.placement: sharded; choose a multiple"
+            )
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.kind == "sharded"
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that hold each agent."""
+        return 1 if self.is_sharded else self.ranks.size
+
+    @property
+    def local(self) -> slice:
+        """The agents that this rank holds."""
+        if not self.is_sharded:
+            return slice(0, self.agents)
+        share = self.agents // self.ranks.size
+        return slice(self.ranks.rank * share, (self.ranks.rank + 1) * share)
+
+    def average_(self, flat: Tensor) -> None:
+        """Average a gradient over the ranks that hold the same agents."""
+        if not self.is_sharded:
+            self.ranks.average_(flat)
+
+    def gather_copies(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The numbers of every rank that holds the same agents, [copies, ...]."""
+        return numbers[None] if self.is_sharded else self.ranks.gather(numbers)
+
+    def total(self, numbers: NDArray[np.float64], what: str) -> NDArray[np.float64]:
+        """[..., local agents] -> [..., P]: sums over the ranks that hold the same agent."""
+        everyones = self.ranks.gather(numbers, what)
+        return np.concatenate(list(everyones), axis=-1) if self.is_sharded else everyones.sum(0)
+
+
+def rank_from_environment() -> int:
+    """This process's rank before the ranks have met, as the launcher says."""
+    return int(os.environ.get("RANK", "0"))

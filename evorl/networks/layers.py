@@ -1,0 +1,50 @@
+"""Layers with a leading agent axis. Axes: P agents, B batch, N units.
+
+Units beyond an agent's own width have zero weights and biases. Every activation here maps 0 to 0, so such units put out
+zero, get zero gradients and stay as they are: padding needs no mask, except in the statistics of a layer norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "elu": functional.elu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+
+Span = tuple[str, int, int]
+"""An activation and the agents, from start to stop, that use it."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """[P, B, in], [P, in, out], [P, out] -> [P, B, out]."""
+    return torch.baddbmm(bias.unsqueeze(1), x, weight)
+
+
+def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
+    """Apply each agent's own activation to [P, B, N]; agents that share one stand side by side."""
+    if len(spans) == 1:
+        return ACTIVATIONS[spans[0][0]](x)
+    return torch.cat([ACTIVATIONS[name](x[start:stop]) for name, start, stop in spans])
+
+
+def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, counted: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Layer normalisation (arXiv 1607.06450) of [P, B, N] with the statistics of the `counted` [P, N] units.
+
+    A norm over part of the units is enough (arXiv 1910.07467), which lets a layer grow without changing what it puts
+    out: padding never counts, nor do units that were added to a trained layer.
+    """
+    share = (counted / counted.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+    centred = x - torch.bmm(x, share)
+    variance = torch.bmm(centred.square(), share)
+    return centred * torch.rsqrt(variance + epsilon) * gain.unsqueeze(1) + shift.unsqueeze(1)

@@ -1,0 +1,116 @@
+"""Agents that train as one. Axes: P agents of the stack, B batch, D all values of a flat buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from evorl.networks import Network
+from evorl.networks.layout import Layout
+from evorl.networks.optimizer import StackedAdam
+from evorl.networks.parameters import FlatTensors, Shape
+from evorl.types import Agent, Tensors
+
+
+class StackedModule:
+    """One network of every agent in a stack, with its target copy and its optimiser.
+
+    In an agent's tensors and state the module's entries carry its name: `parameters` of role, `q.head.weight` of name.
+    """
+
+    def __init__(self, name: str, network: Network, layout: Layout, agents: int, device: torch.device) -> None:
+        self.name = name
+        self.network = network
+        self.layout = layout
+        sizes = layout.architecture.sizes()
+        specs = network.specs(layout.architecture)
+        trained = {key: spec.shape(sizes) for key, spec in specs.items() if spec.trained}
+        untrained = {key: spec.shape(sizes) for key, spec in specs.items() if not spec.trained}
+        self.parameters = FlatTensors(trained, agents, device)
+        self.target_parameters = FlatTensors(trained, agents, device)
+        self.buffers = FlatTensors(untrained, agents, device)
+        self.adam = StackedAdam(trained, agents, device)
+        self.leaves = self.parameters.trainable()
+        self._online = self.leaves | self.buffers.views
+        self._target = self.target_parameters.views | self.buffers.views
+        self._agent = self.parameters.agent_index()
+        self._rate = torch.empty_like(self.parameters.flat)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[P, B, inputs] -> [P, B, outputs]."""
+        return self.network.forward(self.layout, self._online, x)
+
+    def target(self, x: Tensor) -> Tensor:
+        """The same through the target copy."""
+        return self.network.forward(self.layout, self._target, x)
+
+    def gradient(self, loss: Tensor, out: Tensor) -> None:
+        """Write the flat gradient [D] of the loss, summed over agents, into `out`."""
+        gradients = torch.autograd.grad(loss.sum(), list(self.leaves.values()))
+        torch.cat([gradient.reshape(-1) for gradient in gradients], out=out)
+
+    @torch.no_grad()
+    def follow(self, rate: Tensor) -> None:
+        """Move the target copy towards the parameters by each agent's `rate` [P]."""
+        torch.index_select(rate, 0, self._agent, out=self._rate)
+        self.target_parameters.flat.lerp_(self.parameters.flat, self._rate)
+
+    def load(self, agents: Sequence[Agent]) -> None:
+        for role, flat in self._roles().items():
+            flat.load([_of_module(self.name, agent.tensors[role]) for agent in agents])
+        self.adam.updates.copy_(torch.tensor([agent.state[f"{self.name}.updates"] for agent in agents]))
+
+    def unload(self, index: int, agent: Agent) -> None:
+        """Write what member `index` of the stack has learned into `agent`."""
+        sizes = agent.architecture.sizes()
+        specs = self.network.specs(agent.architecture)
+        for role, flat in self._roles().items():
+            shapes: dict[str, Shape] = {key: spec.shape(sizes) for key, spec in specs.items() if key in flat.views}
+            values = flat.unload(index, shapes)
+            agent.tensors[role] |= {f"{self.name}.{key}": value for key, value in values.items()}
+        agent.state[f"{self.name}.updates"] = float(self.adam.updates[index])
+
+    def _roles(self) -> dict[str, FlatTensors]:
+        return {
+            "parameters": self.parameters,
+            "target": self.target_parameters,
+            "buffers": self.buffers,
+            "mean": self.adam.mean,
+            "square": self.adam.square,
+        }
+
+
+@dataclass
+class Stack:
+    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors."""
+
+    members: slice
+    modules: dict[str, StackedModule]
+    hyperparameters: dict[str, Tensor]
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+def new_tensors(networks: Mapping[str, Network], agent: Agent, generator: torch.Generator) -> None:
+    """Give `agent` fresh parameters, targets equal to them and zero moments, for each of its networks."""
+    roles: dict[str, Tensors] = {role: {} for role in ("parameters", "target", "buffers", "mean", "square")}
+    for module, network in networks.items():
+        specs = network.specs(agent.architecture)
+        for key, value in network.initialise(agent.architecture, generator).items():
+            name = f"{module}.{key}"
+            if not specs[key].trained:
+                roles["buffers"][name] = value
+                continue
+            roles["parameters"][name] = value
+            roles["target"][name] = value.clone()
+            roles["mean"][name] = torch.zeros_like(value)
+            roles["square"][name] = torch.zeros_like(value)
+        agent.state[f"{module}.updates"] = 0.0
+    agent.tensors = roles
+
+
+def _of_module(module: str, tensors: Tensors) -> Tensors:
+    prefix = f"{module}."
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

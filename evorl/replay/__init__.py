@@ -1,0 +1,1 @@
+"""What agents remember, and which of it is due to be learned from."""

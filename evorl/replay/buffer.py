@@ -1,0 +1,60 @@
+"""A ring of transitions in preallocated memory. Axes: N transitions, P agents, E environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from evorl.types import Tensors
+
+
+class ReplayBuffer:
+    """The newest `capacity` transitions of this rank, whichever agent made them.
+
+    `fields` gives each field's shape and type; memory is taken once, at the start.
+    """
+
+    def __init__(
+        self, capacity: int, fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]], device: torch.device
+    ) -> None:
+        self.capacity = capacity
+        self.device = device
+        self.size = 0
+        self._next = 0
+        self.storage: Tensors = {
+            name: torch.zeros((capacity, *shape), dtype=dtype, device=device) for name, (shape, dtype) in fields.items()
+        }
+
+    def add(self, rows: Mapping[str, Tensor]) -> None:
+        """Append rows [N, ...]; the oldest give way. Of more than `capacity` rows the last ones stay."""
+        count = next(iter(rows.values())).shape[0]
+        skipped = max(0, count - self.capacity)
+        count -= skipped
+        first = min(count, self.capacity - self._next)
+        for name, store in self.storage.items():
+            values = rows[name][skipped:]
+            store[self._next : self._next + first] = values[:first]
+            store[: count - first] = values[first:]
+        self._next = (self._next + count) % self.capacity
+        self.size = min(self.size + count, self.capacity)
+
+    def gather(self, index: Tensor) -> Tensors:
+        """The transitions at `index` [...], as fields [..., ...]."""
+        flat = index.reshape(-1)
+        return {
+            name: store.index_select(0, flat).view(*index.shape, *store.shape[1:])
+            for name, store in self.storage.items()
+        }
+
+    def state(self) -> tuple[Tensors, dict[str, int]]:
+        """What a checkpoint keeps: the rows held, and where the ring stands."""
+        rows = {name: store[: self.size].cpu() for name, store in self.storage.items()}
+        return rows, {"size": self.size, "next": self._next}
+
+    def restore(self, rows: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Take over what `state` gave."""
+        self.size, self._next = numbers["size"], numbers["next"]
+        for name, store in self.storage.items():
+            store[: self.size] = rows[name].to(store.device)
