@@ -24,8 +24,8 @@ from evorl.types import Transition, UserError
 class Environments:
     """P * E copies of one environment, stepped together.
 
-    `observation` [P, E, ...] is what to act on next. `step` returns the transitions just made, and never one from the end
-    of an episode to the start of the next:
+    `observation` [P, E, ...] is what to act on next. `step` returns the transitions just made, and never one from the
+    end of an episode to the start of the next:
 
     - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
     - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid.
@@ -142,9 +142,7 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
                     raise UserError(f"environment.vectorization: {settings.id} has no native vector implementation")
                 return gym.make_vec(settings.id, copies, vectorization_mode="vector_entry_point", **settings.kwargs)
             options: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
-            return gym.make_vec(
-                settings.id, copies, vectorization_mode=mode, vector_kwargs=options, **settings.kwargs
-            )
+            return gym.make_vec(settings.id, copies, vectorization_mode=mode, vector_kwargs=options, **settings.kwargs)
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
     except TypeError as error:

@@ -10,6 +10,10 @@ from typing import Any
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Roles = dict[str, Tensors]
+"""The tensors of one network of one agent: `parameters` and `buffers` (not trained), and for each trained parameter its
+`target` copy and Adam's moments `mean` and `square`."""
+
 Decision = Mapping[str, Tensor]
 """What an agent decided in each environment: `action` [P, E] and whatever else its algorithm wants to remember."""
 
@@ -26,8 +30,8 @@ class EvorlWarning(UserWarning):
 class Architecture:
     """The shapes of an agent's networks.
 
-    `hidden_sizes` are the widths of the hidden layers; `residual_layers[k]` layers of the same width follow hidden layer
-    k, each added to its input through a learned scale that starts at zero (ReZero, arXiv 2003.04887).
+    `hidden_sizes` are the widths of the hidden layers; `residual_layers[k]` layers of the same width follow hidden
+    layer k, each added to its input through a learned scale that starts at zero (ReZero, arXiv 2003.04887).
     """
 
     hidden_sizes: tuple[int, ...] = ()
@@ -63,15 +67,14 @@ class Architecture:
 class Agent:
     """One member of the population, as a plain value between generations.
 
-    `tensors` maps a role to named tensors in their true shapes: `parameters` and `buffers` (not trained), and per
-    trained parameter its `target` copy and Adam's `mean` and `square`. `state` holds numbers that learning moves, such
-    as `epsilon`. `mutation` says what distinguishes the agent from its parent at birth.
+    `tensors` holds the roles of each of its networks, in their true shapes. `state` holds numbers that acting and
+    learning move, such as `epsilon`. `mutation` says what distinguished the agent from its parent at birth.
     """
 
     id: int
     architecture: Architecture
     hyperparameters: dict[str, float]
-    tensors: dict[str, Tensors]
+    tensors: dict[str, Roles]
     state: dict[str, float]
     parent: int | None = None
     mutation: str = "founder"
@@ -79,17 +82,7 @@ class Agent:
 
     def child(self, id: int) -> Agent:
         """A copy with its own identity and tensors, and no fitness yet."""
-        tensors = {role: {name: tensor.clone() for name, tensor in named.items()} for role, named in self.tensors.items()}
-        return replace(
-            self,
-            id=id,
-            parent=self.id,
-            mutation="none",
-            fitness=None,
-            tensors=tensors,
-            hyperparameters=dict(self.hyperparameters),
-            state=copy.copy(self.state),
-        )
+        return replace(copy.deepcopy(self), id=id, parent=self.id, mutation="none", fitness=None)
 
     def describe(self) -> dict[str, Any]:
         """Everything but the tensors, as JSON."""
@@ -104,7 +97,7 @@ class Agent:
         }
 
     @classmethod
-    def from_description(cls, value: Mapping[str, Any], tensors: dict[str, Tensors]) -> Agent:
+    def from_description(cls, value: Mapping[str, Any], tensors: dict[str, Roles]) -> Agent:
         return cls(**{**value, "architecture": Architecture.from_json(value["architecture"]), "tensors": tensors})
 
 
@@ -140,4 +133,6 @@ class Batch:
 
     def part(self, agents: slice) -> Batch:
         """The batch of some of the agents."""
-        return Batch({name: value[agents] for name, value in self.fields.items()}, self.weight[agents], self.due[agents])
+        return Batch(
+            {name: value[agents] for name, value in self.fields.items()}, self.weight[agents], self.due[agents]
+        )

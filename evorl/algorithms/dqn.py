@@ -86,8 +86,8 @@ class DQN:
         return {name: float("inf") if value is None else float(value) for name, value in values.items()}
 
     def first_state(self) -> dict[str, float]:
-        """What learning moves besides tensors: the exploration rate, and the share of an update already earned."""
-        return {"epsilon": self.settings.exploration.start, "credit": 0.0}
+        """What acting moves: the exploration rate."""
+        return {"epsilon": self.settings.exploration.start}
 
     def experience(self, placement: Placement, stopwatch: Stopwatch) -> ReplayExperience:
         """This rank's part of the replay, which capacity and start of learning divide over the ranks."""

@@ -20,14 +20,17 @@ from evorl.types import Architecture, Tensors
 class Network(Protocol):
     """The description of a network; the parameters live with the agents."""
 
-    def specs(self, architecture: Architecture) -> Specs:
-        """The parameters of one agent of this architecture."""
+    def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
+        """The parameters of one agent of this architecture, or their padded room in a stack."""
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """Fresh parameters of one agent."""
 
     def forward(self, layout: Layout, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """[P, B, inputs] -> [P, B, outputs] with the stack's parameters `p`."""
+
+    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, set[str]]:
+        """`tensors` of one agent after hidden layer `index`, not the last, went out, and the names that are new."""
 
 
 NETWORKS: Mapping[str, Callable[[NetworkSettings, int, int], Network]] = {

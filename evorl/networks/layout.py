@@ -45,8 +45,9 @@ def plan_stacks(architectures: Sequence[Architecture]) -> list[tuple[list[int], 
     A stack costs its calls plus the weights of all its members at their common padded size. Starting from one stack for
     each padded shape, the two whose union saves most are joined until no union saves anything.
     """
-    order = sorted(range(len(architectures)), key=lambda i: (_kind(architectures[i]), joint([architectures[i]]).hidden_sizes))
-    stacks = [list(members) for _, members in groupby(order, key=lambda i: (_kind(architectures[i]), joint([architectures[i]])))]
+    shapes = [(_kind(architecture), joint([architecture]).hidden_sizes) for architecture in architectures]
+    order = sorted(range(len(shapes)), key=shapes.__getitem__)
+    stacks = [list(members) for _, members in groupby(order, key=shapes.__getitem__)]
 
     def saving(pair: tuple[int, int]) -> float:
         first, second = stacks[pair[0]], stacks[pair[1]]

@@ -24,8 +24,8 @@ class MLP:
         self.inputs = inputs
         self.outputs = outputs
 
-    def specs(self, architecture: Architecture) -> Specs:
-        """The parameters of one agent of this architecture."""
+    def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
+        """The parameters of one agent of this architecture; in a stack the heads have padded outputs."""
         specs: Specs = {}
         source: str | int = self.inputs
         last = len(architecture.hidden_sizes) - 1
@@ -39,8 +39,9 @@ class MLP:
                     specs[f"{inner}.scale"] = ParameterSpec((group,), "zeros")
             source = group
         for head, outputs in self._heads(architecture):
-            specs[f"{head}.weight"] = ParameterSpec((source, outputs), "uniform")
-            specs[f"{head}.bias"] = ParameterSpec((outputs,), "zeros")
+            width = _padded_outputs(outputs) if stacked else outputs
+            specs[f"{head}.weight"] = ParameterSpec((source, width), "uniform")
+            specs[f"{head}.bias"] = ParameterSpec((width,), "zeros")
         return specs
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
@@ -54,8 +55,8 @@ class MLP:
         for index in range(last):
             x = self._block(layout, p, f"hidden.{index}", index, x)
         outputs = [
-            linear(self._block(layout, p, block, last, x), p[f"{head}.weight"], p[f"{head}.bias"])
-            for block, (head, _) in zip(self._blocks(architecture, last), self._heads(architecture), strict=True)
+            linear(self._block(layout, p, block, last, x), p[f"{head}.weight"], p[f"{head}.bias"])[..., :width]
+            for block, (head, width) in zip(self._blocks(architecture, last), self._heads(architecture), strict=True)
         ]
         if not architecture.dueling:
             return outputs[0]
@@ -71,6 +72,8 @@ class MLP:
         merged = dict(tensors)
         names: set[str] = set()
         for block in self._blocks(architecture, index + 1):
+            if f"{block}.weight" not in tensors:
+                continue
             weight, bias = tensors[f"{block}.weight"], tensors[f"{block}.bias"]
             merged[f"{block}.weight"] = tensors[f"{gone}.weight"] @ weight
             merged[f"{block}.bias"] = tensors[f"{gone}.bias"] @ weight + bias
@@ -84,7 +87,9 @@ class MLP:
         return ("value.hidden", "advantage.hidden") if split else (f"hidden.{index}",)
 
     def _heads(self, architecture: Architecture) -> tuple[tuple[str, int], ...]:
-        return (("value.head", 1), ("advantage.head", self.outputs)) if architecture.dueling else (("head", self.outputs),)
+        if architecture.dueling:
+            return ("value.head", 1), ("advantage.head", self.outputs)
+        return (("head", self.outputs),)
 
     @staticmethod
     def _layer_specs(name: str, source: str | int, group: str, architecture: Architecture) -> Specs:
@@ -111,6 +116,11 @@ class MLP:
         if layout.architecture.layer_norm:
             x = layer_norm(x, p[f"{name}.gain"], p[f"{name}.shift"], p[f"{name}.counted"])
         return activate(x, layout.spans)
+
+
+def _padded_outputs(outputs: int) -> int:
+    """The next multiple of 16: batched products with 4 columns take 2.5 times as long as with 16 (MKL, AVX2)."""
+    return -(-outputs // 16) * 16
 
 
 def _moved_up(name: str, index: int) -> str:

@@ -30,8 +30,8 @@ class ModuleNetwork:
         self.module = self._make(seed=0).requires_grad_(False)
         self._forward = vmap(self._forward_one)
 
-    def specs(self, architecture: Architecture) -> Specs:
-        """The parameters of one agent."""
+    def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
+        """The parameters of one agent, with nothing to pad."""
         trained = {name: ParameterSpec(tuple(p.shape), "zeros") for name, p in self.module.named_parameters()}
         return trained | {
             name: ParameterSpec(tuple(b.shape), "zeros", trained=False) for name, b in self.module.named_buffers()
@@ -46,6 +46,10 @@ class ModuleNetwork:
     def forward(self, layout: Layout, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """[P, B, inputs] -> [P, B, outputs] with the stack's parameters `p`."""
         return self._forward(dict(p), x)
+
+    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, set[str]]:
+        """A module has no layer that could go."""
+        raise ValueError("a user's module has no hidden layers to remove")
 
     def _forward_one(self, p: Tensors, x: Tensor) -> Tensor:
         output: Tensor = functional_call(self.module, p, (x,))

@@ -14,49 +14,51 @@ EPSILON = 1e-8
 class StackedAdam:
     """Adam (arXiv 1412.6980) with gradient clipping by each agent's own norm.
 
-    `mean` and `square` are the moments, `updates` [P] the steps taken; `beta1`, `beta2` and `epsilon` are [P].
+    `mean` and `square` are the moments, `updates` [P] the steps taken; `betas` are [2, P] and `epsilon` is [P].
     """
 
     def __init__(self, shapes: dict[str, Shape], agents: int, device: torch.device) -> None:
         self.mean = FlatTensors(shapes, agents, device)
         self.square = FlatTensors(shapes, agents, device)
         # In double precision: 1 - beta2**updates loses five digits in single.
-        self.updates, self.beta1, self.beta2, self.epsilon = (
-            torch.full((agents,), value, dtype=torch.float64, device=device) for value in (0.0, *BETAS, EPSILON)
-        )
+        self.updates = torch.zeros(agents, dtype=torch.float64, device=device)
+        self.betas = torch.tensor(BETAS, dtype=torch.float64, device=device)[:, None].repeat(1, agents)
+        self.epsilon = torch.full((agents,), EPSILON, dtype=torch.float64, device=device)
         self._agent = self.mean.agent_index()
         size = self._agent.numel()
-        self._coefficients = torch.empty(5, size, device=device)
+        self._coefficients = torch.empty(4, size, device=device)
         self._work = torch.empty(2, size, device=device)
 
     @torch.no_grad()
     def step(
-        self, parameters: Tensor, gradient: Tensor, learning_rate: Tensor, max_grad_norm: Tensor, due: Tensor
+        self,
+        parameters: Tensor,
+        gradient: Tensor,
+        learning_rate: Tensor,
+        due: Tensor,
+        max_grad_norm: Tensor | None = None,
     ) -> None:
         """Update flat `parameters` [D] in place from the flat `gradient` [D]; the rest is [P].
 
         An agent whose `due` is 0 keeps its parameters and moments: its coefficients are zero, which costs nothing.
         """
         self.updates += due
-        correction1 = 1 - self.beta1**self.updates
-        correction2 = (1 - self.beta2**self.updates).sqrt()
-        # Bias corrections of an agent that has never been updated are 0; it is not due, so any divisor will do.
-        learning_rate = due * learning_rate * correction2 / correction1.clamp(min=1e-12)
-        clip = (max_grad_norm / self.norms(gradient).clamp(min=1e-12)).clamp(max=1.0)
-        per_agent = torch.stack(
-            (clip, due * (1 - self.beta1), due * (1 - self.beta2), learning_rate, self.epsilon * correction2)
-        )
-        torch.index_select(per_agent.to(gradient), 1, self._agent, out=self._coefficients)
-        scale, mean_weight, square_weight, rate, epsilon = self._coefficients
+        corrections = 1 - self.betas**self.updates
+        corrections[1].sqrt_()
+        # An agent that was never updated has corrections of 0; it is not due, so any other divisor will do.
+        rate = due * learning_rate * corrections[1] / corrections[0].clamp(min=1e-12)
+        weights = (1 - self.betas) * due
+        per_agent = torch.stack((weights[0], weights[1], rate, self.epsilon * corrections[1])).to(gradient)
+        torch.index_select(per_agent, 1, self._agent, out=self._coefficients)
+        mean_weight, square_weight, rates, epsilons = self._coefficients
         scaled, denominator = self._work
-        torch.mul(gradient, scale, out=scaled)
-        self.mean.flat.lerp_(scaled, mean_weight)
-        scaled.square_()
-        self.square.flat.lerp_(scaled, square_weight)
-        torch.sqrt(self.square.flat, out=denominator)
-        denominator.add_(epsilon)
-        torch.mul(self.mean.flat, rate, out=scaled)
-        parameters.addcdiv_(scaled, denominator, value=-1)
+        if max_grad_norm is not None:
+            clip = (max_grad_norm / self.norms(gradient).clamp(min=1e-12)).clamp(max=1.0)
+            gradient = torch.mul(gradient, torch.index_select(clip, 0, self._agent, out=scaled), out=scaled)
+        self.mean.flat.lerp_(gradient, mean_weight)
+        self.square.flat.lerp_(torch.mul(gradient, gradient, out=denominator), square_weight)
+        torch.sqrt(self.square.flat, out=denominator).add_(epsilons)
+        parameters.addcdiv_(torch.mul(self.mean.flat, rates, out=scaled), denominator, value=-1)
 
     def norms(self, gradient: Tensor) -> Tensor:
         """The norm [P] of each agent's part of a flat gradient [D]."""

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from evorl.networks import Network
+from evorl.networks.growth import fresh_roles
 from evorl.networks.layout import Layout
 from evorl.networks.optimizer import StackedAdam
 from evorl.networks.parameters import FlatTensors, Shape
-from evorl.types import Agent, Tensors
+from evorl.types import Agent
 
 
 class StackedModule:
     """One network of every agent in a stack, with its target copy and its optimiser.
 
-    In an agent's tensors and state the module's entries carry its name: `parameters` of role, `q.head.weight` of name.
+    In an agent, the module's tensors and the number of its updates stand under the module's name.
     """
 
     def __init__(self, name: str, network: Network, layout: Layout, agents: int, device: torch.device) -> None:
@@ -26,7 +27,7 @@ class StackedModule:
         self.network = network
         self.layout = layout
         sizes = layout.architecture.sizes()
-        specs = network.specs(layout.architecture)
+        specs = network.specs(layout.architecture, stacked=True)
         trained = {key: spec.shape(sizes) for key, spec in specs.items() if spec.trained}
         untrained = {key: spec.shape(sizes) for key, spec in specs.items() if not spec.trained}
         self.parameters = FlatTensors(trained, agents, device)
@@ -59,8 +60,9 @@ class StackedModule:
         self.target_parameters.flat.lerp_(self.parameters.flat, self._rate)
 
     def load(self, agents: Sequence[Agent]) -> None:
+        """Take over the tensors of the stack's agents."""
         for role, flat in self._roles().items():
-            flat.load([_of_module(self.name, agent.tensors[role]) for agent in agents])
+            flat.load([agent.tensors[self.name][role] for agent in agents])
         self.adam.updates.copy_(torch.tensor([agent.state[f"{self.name}.updates"] for agent in agents]))
 
     def unload(self, index: int, agent: Agent) -> None:
@@ -69,15 +71,14 @@ class StackedModule:
         specs = self.network.specs(agent.architecture)
         for role, flat in self._roles().items():
             shapes: dict[str, Shape] = {key: spec.shape(sizes) for key, spec in specs.items() if key in flat.views}
-            values = flat.unload(index, shapes)
-            agent.tensors[role] |= {f"{self.name}.{key}": value for key, value in values.items()}
+            agent.tensors[self.name][role] = flat.unload(index, shapes)
         agent.state[f"{self.name}.updates"] = float(self.adam.updates[index])
 
     def _roles(self) -> dict[str, FlatTensors]:
         return {
             "parameters": self.parameters,
-            "target": self.target_parameters,
             "buffers": self.buffers,
+            "target": self.target_parameters,
             "mean": self.adam.mean,
             "square": self.adam.square,
         }
@@ -85,32 +86,21 @@ class StackedModule:
 
 @dataclass
 class Stack:
-    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors."""
+    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors.
+
+    `clips` says that some agent limits the norm of its gradient.
+    """
 
     members: slice
     modules: dict[str, StackedModule]
     hyperparameters: dict[str, Tensor]
+    clips: bool
     state: dict[str, Tensor] = field(default_factory=dict)
 
 
 def new_tensors(networks: Mapping[str, Network], agent: Agent, generator: torch.Generator) -> None:
     """Give `agent` fresh parameters, targets equal to them and zero moments, for each of its networks."""
-    roles: dict[str, Tensors] = {role: {} for role in ("parameters", "target", "buffers", "mean", "square")}
     for module, network in networks.items():
-        specs = network.specs(agent.architecture)
-        for key, value in network.initialise(agent.architecture, generator).items():
-            name = f"{module}.{key}"
-            if not specs[key].trained:
-                roles["buffers"][name] = value
-                continue
-            roles["parameters"][name] = value
-            roles["target"][name] = value.clone()
-            roles["mean"][name] = torch.zeros_like(value)
-            roles["square"][name] = torch.zeros_like(value)
+        values = network.initialise(agent.architecture, generator)
+        agent.tensors[module] = fresh_roles(network.specs(agent.architecture), values)
         agent.state[f"{module}.updates"] = 0.0
-    agent.tensors = roles
-
-
-def _of_module(module: str, tensors: Tensors) -> Tensors:
-    prefix = f"{module}."
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -51,7 +51,7 @@ class ReplayExperience:
     def begin(self, agents: Sequence[Agent], generation: int) -> None:
         """Start a generation of these agents."""
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
-        credit = np.array([agent.state["credit"] for agent in agents])
+        credit = np.array([agent.state.get("credit", 0.0) for agent in agents])
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         self._cadence = UpdateCadence(learn_step, credit)
         self._sampler = DistributedSampler(

@@ -34,7 +34,9 @@ class DistributedSampler:
     `shared` must give the same numbers on every rank, `own` different ones.
     """
 
-    def __init__(self, rank: int, batch_size: NDArray[np.int64], shared: np.random.Generator, own: torch.Generator) -> None:
+    def __init__(
+        self, rank: int, batch_size: NDArray[np.int64], shared: np.random.Generator, own: torch.Generator
+    ) -> None:
         self._rank = rank
         self._batch_size = batch_size
         self._shared = shared

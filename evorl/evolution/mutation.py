@@ -1,0 +1,99 @@
+"""What makes a child differ from its parent: functions on one agent, plain code with no agent axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from evorl.config import Evolution, HyperparameterRange
+from evorl.evolution.architecture import Networks, mutate_layers, mutate_units
+from evorl.types import Agent
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a mutation may look at besides the agent."""
+
+    settings: Evolution
+    networks: Networks
+
+
+Mutate = Callable[[Agent, Context, np.random.Generator], str | None]
+"""Changes the agent in place and says how; None where there is nothing that it could change."""
+
+
+def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+    """The child goes on from its parent's state."""
+    return ""
+
+
+def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+    """A layer more or less in a `new_layer` share of cases, else some units more or less."""
+    limits = context.settings.architecture
+    if rng.random() < context.settings.mutation.new_layer:
+        return mutate_layers(agent, context.networks, limits, rng)
+    return mutate_units(agent, context.networks, limits, rng)
+
+
+def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+    """Gaussian noise on every weight, `strength` times the weight's own magnitude."""
+    strength = context.settings.mutation.strength
+    generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
+    for roles in agent.tensors.values():
+        for name, value in roles["parameters"].items():
+            noise = torch.randn(value.shape, generator=generator)
+            roles["parameters"][name] = value + strength * value.abs() * noise
+    return f"noise of {strength:g}"
+
+
+def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+    """Another activation, the same in all hidden layers."""
+    before = agent.architecture.activation
+    others = [name for name in context.settings.architecture.activations if name != before]
+    if before is None or not others:
+        return None
+    agent.architecture = replace(agent.architecture, activation=str(rng.choice(others)))
+    return f"{before} -> {agent.architecture.activation}"
+
+
+def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+    """One hyperparameter grows or shrinks inside its range; where one way is closed it goes the other."""
+    ranges = context.settings.hyperparameters
+    if not ranges:
+        return None
+    name = str(rng.choice(list(ranges)))
+    before = agent.hyperparameters[name]
+    up, down = (turned(before, ranges[name], factor) for factor in (ranges[name].grow, ranges[name].shrink))
+    first, second = (up, down) if rng.random() < 0.5 else (down, up)
+    agent.hyperparameters[name] = second if first == before else first
+    return f"{name}: {before:.6g} -> {agent.hyperparameters[name]:.6g}"
+
+
+def turned(value: float, range: HyperparameterRange, factor: float) -> float:
+    """`value` turned by `factor` on the range's scale. It stays continuous, so an integer setting never sticks."""
+    moved = value * factor if range.scale == "log" else value + (factor - 1) * (range.max - range.min)
+    return float(min(max(moved, range.min), range.max))
+
+
+MUTATIONS: Mapping[str, Mutate] = {
+    "none": no_mutation,
+    "architecture": mutate_architecture,
+    "parameters": mutate_parameters,
+    "activation": mutate_activation,
+    "hyperparameters": mutate_hyperparameter,
+}
+
+
+def mutate(agent: Agent, context: Context, rng: np.random.Generator) -> None:
+    """Apply one kind of mutation, drawn by the configured weights, and note it in `agent.mutation`."""
+    weights = context.settings.mutation.weights()
+    total = sum(weights.values())
+    kind = str(rng.choice(list(weights), p=[weight / total for weight in weights.values()]))
+    change = MUTATIONS[kind](agent, context, rng)
+    if change is None:
+        agent.mutation = f"none ({kind} has nothing to change)"
+    else:
+        agent.mutation = f"{kind} ({change})" if change else kind

@@ -1,0 +1,62 @@
+"""Weights & Biases: curves over the environment steps of all agents, and the lineage as a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from evorl.config import AnyConfig
+
+LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architecture", "hyperparameters")
+
+
+class WeightsAndBiases:
+    """One W&B run. Without a key it is an offline one, which `wandb sync` uploads later; it never asks."""
+
+    def __init__(self, config: AnyConfig, directory: Path) -> None:
+        settings = config.tracking
+        mode = settings.mode
+        if mode == "auto":
+            mode = "online" if _has_key() else "offline"
+        if mode == "offline" and settings.mode == "auto":
+            print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {directory}/wandb/*`")
+        self._run = wandb.init(
+            project=settings.project,
+            entity=settings.entity,
+            name=directory.name,
+            dir=str(directory),
+            mode=mode,
+            tags=list(settings.tags),
+            config=config.model_dump(mode="json"),
+            settings=wandb.Settings(console="off", silent=True, init_timeout=60),
+        )
+        self._run.define_metric("global_steps")
+        self._run.define_metric("*", step_metric="global_steps")
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log({**scalars, "global_steps": step})
+
+    def log_lineage(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        data = [[_cell(row.get(column)) for column in LINEAGE_COLUMNS] for row in rows]
+        self._run.summary["lineage"] = wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._run.summary.update(dict(summary))
+        self._run.finish()
+
+
+def _has_key() -> bool:
+    """Whether W&B could log in without asking."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return False
+    return bool(os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return value
