@@ -238,6 +238,8 @@ class Config(Section, Generic[Settings]):
                     f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
                     + _nearest(name, self.algorithm.hyperparameters)
                 )
+            if getattr(self.algorithm, name) is None:
+                raise ValueError(f"algorithm.{name}: evolution can only turn it from a number, and it is null")
         return self
 
     def to_yaml(self) -> str:
@@ -301,9 +303,9 @@ def _with_value(data: Any, keys: list[str], value: Any, path: str) -> dict[str, 
     if data is not None and not isinstance(data, dict):
         raise UserError(f"{path}: there is no such key; the path goes through a value, not a section")
     head, *rest = keys
-    data = dict(data or {})
-    data[head] = _with_value(data.get(head), rest, value, path) if rest else value
-    return data
+    changed: dict[str, Any] = dict(data or {})
+    changed[head] = _with_value(changed.get(head), rest, value, path) if rest else value
+    return changed
 
 
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:

@@ -6,7 +6,7 @@ Axes: R ranks, P agents, D all values of a flat buffer.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,6 +90,19 @@ class Ranks:
             dist.broadcast(values, src=0)
         return values.cpu().numpy().tobytes()
 
+    def from_main(self, compute: Callable[[], bytes], what: str) -> bytes:
+        """What `compute` gives on the main process, on all ranks; a UserError there is raised on all ranks."""
+        reply = b""
+        if self.is_main:
+            try:
+                reply = b"+" + compute()
+            except UserError as error:
+                reply = b"-" + str(error).encode()
+        reply = self.broadcast_bytes(reply, what)
+        if reply[:1] == b"-":
+            raise UserError(reply[1:].decode(), told=not self.is_main)
+        return reply[1:]
+
     def agree(self, digest: str, what: str) -> None:
         """Raise RuntimeError, naming the ranks, unless all ranks hold the same digest."""
         digests = [payload.decode() for payload in self.gather_bytes(digest.encode(), f"digests of {what}")]
@@ -100,11 +113,6 @@ class Ranks:
     def barrier(self, what: str) -> None:
         """Wait until every rank has come here."""
         self.gather(np.zeros(1), what)
-
-    def close(self) -> None:
-        """Leave the group; nothing can be exchanged any more."""
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
 
     def _tensor(self, payload: bytes) -> Tensor:
         return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device) if payload else self._empty()
@@ -127,23 +135,22 @@ class Ranks:
 class Placement:
     """Which agents a rank holds, and how numbers per agent come together.
 
-    `replicated`: every rank holds all P agents. `sharded`: rank r holds the r-th part of them, alone.
+    `replicated`: every rank holds all P agents. `sharded`: rank r holds the r-th part of them, alone; P must be a
+    multiple of the number of ranks.
     """
 
     ranks: Ranks
     kind: Literal["replicated", "sharded"]
     agents: int
 
-    def __post_init__(self) -> None:
-        if self.is_sharded and self.agents % self.ranks.size:
-            raise UserError(
-                f"population.size: {self.agents} agents cannot be divided over {self.ranks.size} ranks "
-                "with population.placement: sharded; choose a multiple"
-            )
-
     @property
     def is_sharded(self) -> bool:
         return self.kind == "sharded"
+
+    @property
+    def local_size(self) -> int:
+        """How many agents this rank holds."""
+        return self.agents // self.ranks.size if self.is_sharded else self.agents
 
     @property
     def copies(self) -> int:
@@ -171,8 +178,3 @@ class Placement:
         """[..., local agents] -> [..., P]: sums over the ranks that hold the same agent."""
         everyones = self.ranks.gather(numbers, what)
         return np.concatenate(list(everyones), axis=-1) if self.is_sharded else everyones.sum(0)
-
-
-def rank_from_environment() -> int:
-    """This process's rank before the ranks have met, as the launcher says."""
-    return int(os.environ.get("RANK", "0"))

@@ -35,6 +35,7 @@ class Environments:
         self.agents = agents
         self.num_envs = num_envs
         self.device = torch.device(device)
+        self._carries_over = settings.carry_over
         self._vector = make_vector(settings, agents * num_envs)
         self.observation_space: gym.Space[Any] = self._vector.single_observation_space
         self.action_space: gym.Space[Any] = self._vector.single_action_space
@@ -47,7 +48,13 @@ class Environments:
         self._running_return = np.zeros(copies)
         self._return_sum = np.zeros(agents)
         self._return_count = np.zeros(agents)
+        self._steps = np.zeros(agents)
         self.observation: Tensor
+
+    def begin(self, seed: int) -> None:
+        """Begin a generation: with new episodes, unless the configuration lets the old ones run on."""
+        if not (self._carries_over and hasattr(self, "observation")):
+            self.reset(seed)
 
     def reset(self, seed: int) -> None:
         """Start a new episode everywhere."""
@@ -70,12 +77,19 @@ class Environments:
             valid=self._tensor(valid),
             all_valid=bool(valid.all()),
         )
+        self._steps += valid.reshape(self.agents, self.num_envs).sum(1)
         self._count(np.asarray(reward, dtype=np.float64), ended)
         if not self._resets_in_step:
             self._resetting = ended.copy()
         restarted = self._resets_in_step and ended.any()
         self.observation = self._observations(observation) if restarted else transition.next_observation
         return transition
+
+    def pop_steps(self) -> NDArray[np.float64]:
+        """Transitions [P] made since the last call."""
+        steps = self._steps.copy()
+        self._steps[:] = 0.0
+        return steps
 
     def pop_returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Sums and counts [P] of the returns of episodes that ended since the last call."""

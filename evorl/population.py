@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -91,8 +90,8 @@ class Population:
             self._average(self._gradients[name])
         for stack, part, gradient in zip(self.stacks, parts, gradients, strict=True):
             module, numbers = stack.modules[name], stack.hyperparameters
-            limit = numbers["max_grad_norm"] if stack.clips else None
-            module.adam.step(module.parameters.flat, gradient, numbers["learning_rate"], part.due, limit)
+            rate, limit = numbers["learning_rate"], numbers.get("max_grad_norm")
+            module.adam.step(module.parameters.flat, gradient, rate, part.due, limit)
         for stack, part, loss in zip(self.stacks, parts, losses, strict=True):
             self._loss[stack.members].addcmul_(loss.detach(), part.due)
 
@@ -127,7 +126,6 @@ class Population:
             hyperparameters={
                 name: column([agent.hyperparameters[name] for agent in agents]) for name in agents[0].hyperparameters
             },
-            clips=any(math.isfinite(agent.hyperparameters["max_grad_norm"]) for agent in agents),
             state={name: column([agent.state[name] for agent in agents]) for name in self.algorithm.first_state()},
         )
 

@@ -19,7 +19,14 @@ Decision = Mapping[str, Tensor]
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: programs print it as one line and exit with code 2."""
+    """A mistake that the user can mend: programs print it as one line and exit with code 2.
+
+    `told` says that another process prints it.
+    """
+
+    def __init__(self, message: str, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class EvorlWarning(UserWarning):

@@ -55,7 +55,7 @@ class Algorithm(Protocol):
         """For each network the loss [P] that its parameters minimise; an update takes them in this order."""
 
     def first_hyperparameters(self) -> dict[str, float]:
-        """A new agent's hyperparameters, `learning_rate` and `max_grad_norm` among them."""
+        """A new agent's hyperparameters: `learning_rate`, `max_grad_norm` if gradients are clipped, and its own."""
 
     def first_state(self) -> dict[str, float]:
         """The numbers of a new agent that acting and learning move."""

@@ -83,7 +83,7 @@ class DQN:
     def first_hyperparameters(self) -> dict[str, float]:
         """An agent's hyperparameters as the configuration gives them."""
         values = {name: getattr(self.settings, name) for name in self.settings.hyperparameters}
-        return {name: float("inf") if value is None else float(value) for name, value in values.items()}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     def first_state(self) -> dict[str, float]:
         """What acting moves: the exploration rate."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby
+from itertools import combinations, groupby, pairwise
 
 from evorl.networks.layers import Span
 from evorl.types import Architecture
@@ -80,6 +80,6 @@ def _kind(architecture: Architecture) -> tuple[int, bool, bool]:
 def _cost(architectures: Sequence[Architecture]) -> float:
     common = joint(architectures)
     widths = common.hidden_sizes
-    weights = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+    weights = sum(a * b for a, b in pairwise(widths))
     weights += sum(width * width * depth for width, depth in zip(widths, common.residual_layers, strict=True))
     return STACK_OVERHEAD + len(architectures) * weights

@@ -86,15 +86,11 @@ class StackedModule:
 
 @dataclass
 class Stack:
-    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors.
-
-    `clips` says that some agent limits the norm of its gradient.
-    """
+    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors."""
 
     members: slice
     modules: dict[str, StackedModule]
     hyperparameters: dict[str, Tensor]
-    clips: bool
     state: dict[str, Tensor] = field(default_factory=dict)
 
 

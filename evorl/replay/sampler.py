@@ -22,7 +22,7 @@ def share_of_draws(
     # The 1e-9 keeps a rounding error at an edge from moving a draw to the next rank.
     upper = np.floor(draws * edges[rank + 1] + offset + 1e-9)
     lower = np.floor(draws * edges[rank] + offset + 1e-9)
-    return (upper - lower).astype(np.int64)
+    return np.asarray(upper - lower, dtype=np.int64)
 
 
 class DistributedSampler:

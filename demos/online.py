@@ -1,0 +1,73 @@
+"""Train a population online and evolve it, on every process that Accelerate starts.
+
+    accelerate launch --config_file configs/accelerate/accelerate.yaml demos/online.py [--config FILE] [key=value ...]
+
+This is the whole training loop; copy it and change it. It does not know which algorithm runs: the algorithm says what
+experience it keeps and which batches are due.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.evaluation import Evaluator
+from evorl.launch import load_config, run_program
+from evorl.metrics import count
+from evorl.population import Population
+from evorl.timing import Stopwatch
+from evorl.training import Run
+
+DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
+
+
+def main(arguments: Sequence[str]) -> None:
+    config = load_config(arguments, DEFAULT_CONFIG)
+    ranks = Ranks(config.run.timeout)
+    placement = Placement(ranks, config.population.placement, config.population.size)
+    stopwatch = Stopwatch()
+
+    environments = Environments(config.environment, placement.local_size, config.environment.num_envs, ranks.device)
+    evaluator = Evaluator(config, placement)
+    algorithm = make_algorithm(config, environments.observation_space, environments.action_space)
+    experience = algorithm.experience(placement, stopwatch)
+
+    with Run(config, placement, algorithm, experience, stopwatch) as run:
+        while not run.finished:
+            # Between generations agents are plain values; now this rank's agents become stacks that train as one.
+            population = Population(
+                run.agents[placement.local],
+                algorithm,
+                generator=run.generator("acting"),
+                average=placement.average_,
+                copies=placement.copies,
+                stopwatch=stopwatch,
+            )
+            experience.begin(population.agents, run.generation)
+            environments.begin(run.seed("environments"))
+
+            for _ in run.steps():
+                with stopwatch("acting"):
+                    decision = population.act(environments.observation)
+                with stopwatch("environments"):
+                    transition = environments.step(decision["action"])
+                with stopwatch("sampling"):
+                    experience.add(transition, decision)
+                for batch in experience.due():
+                    population.learn(batch)
+
+            experience.end(population.agents)
+            counts = count(population, environments, placement)
+            trained = run.collect(population)
+            with stopwatch("evaluation"):
+                fitness = evaluator.fitness(population, run.generation)
+                run.judge(trained, fitness, evaluator)
+            run.record(trained, counts)
+            with stopwatch("evolution"):
+                run.evolve(trained)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main, sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""From the command line to a checked configuration, and from errors to exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.config import AnyConfig, check_name, override, read_yaml, validate
+from evorl.distributed import RankLost
+from evorl.envs import Environments
+from evorl.evolution import MUTATIONS, SELECTIONS
+from evorl.networks import ACTIVATIONS, NETWORKS
+from evorl.tracking import TRACKERS
+from evorl.types import UserError
+
+USAGE = "[--config FILE] [key.path=value ...]"
+
+
+def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
+    """The configuration that a command line asks for, checked as far as one process can. Raises UserError."""
+    parser = argparse.ArgumentParser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
+    parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
+    parsed = parser.parse_args(arguments)
+    return check(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS))
+
+
+def check(config: AnyConfig) -> AnyConfig:
+    """Raise UserError unless all names are known and the algorithm fits the environment and the launch."""
+    check_name("network.name", config.network.name, NETWORKS)
+    check_name("network.activation", config.network.activation, ACTIVATIONS)
+    check_name("evolution.selection.name", config.evolution.selection.name, SELECTIONS)
+    for kind in config.evolution.mutation.weights():
+        check_name("evolution.mutation", kind, MUTATIONS)
+    for activation in config.evolution.architecture.activations:
+        check_name("evolution.architecture.activations", activation, ACTIVATIONS)
+    for backend in config.tracking.backends:
+        check_name("tracking.backends", backend, TRACKERS)
+    ranks, size = int(os.environ.get("WORLD_SIZE", "1")), config.population.size
+    if config.population.placement == "sharded" and size % ranks:
+        raise UserError(
+            f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
+            f"sharded; take a multiple of {ranks}"
+        )
+    one = Environments(config.environment, agents=1, num_envs=1)
+    try:
+        make_algorithm(config, one.observation_space, one.action_space)
+    finally:
+        one.close()
+    return config
+
+
+def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+    """The exit code of `main`: 0, 1 for a lost rank, 2 for what the user can mend, 130 for Ctrl-C."""
+    try:
+        main(arguments)
+    except UserError as error:
+        # Before the ranks have met, all of them see the same mistake and one line is enough.
+        met = dist.is_available() and dist.is_initialized()
+        if not error.told and (met or os.environ.get("RANK", "0") == "0"):
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RankLost as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+    return 0

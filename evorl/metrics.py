@@ -1,0 +1,95 @@
+"""What a generation looked like, as rows of files and points of curves. Axes: P agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.distributed import Placement
+from evorl.envs import Environments
+from evorl.population import Population
+from evorl.types import Agent
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over a generation and over all ranks, for each agent [P]."""
+
+    steps: NDArray[np.float64]
+    updates: NDArray[np.float64]
+    loss: NDArray[np.float64]
+    train_return: NDArray[np.float64]
+
+
+def count(population: Population, environments: Environments, placement: Placement) -> Counts:
+    """Add up what the ranks counted since the last call; loss and return are means, NaN where nothing happened."""
+    loss, updates = population.losses()
+    local = np.stack([environments.pop_steps(), updates, loss, *environments.pop_returns()])
+    steps, updates, loss, returns, episodes = placement.total(local, "the other ranks' metrics")
+    with np.errstate(invalid="ignore"):
+        # Ranks that hold the same agents count the same joint updates.
+        return Counts(steps, updates / placement.copies, loss / updates, returns / episodes)
+
+
+def generation_row(
+    agents: Sequence[Agent], counts: Counts, progress: Mapping[str, Any], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """The line of `metrics.jsonl`; lists have an entry for each agent, in the order of `agents`."""
+    fitness = [agent.fitness for agent in agents]
+    known = [value for value in fitness if value is not None]
+    training = seconds["training"]
+    return {
+        **progress,
+        "agents": [agent.id for agent in agents],
+        "fitness": fitness,
+        "best_fitness": max(known, default=None),
+        "mean_fitness": float(np.mean(known)) if known else None,
+        "train_return": _list(counts.train_return),
+        "loss": _list(counts.loss),
+        "updates": _list(counts.updates),
+        "env_steps_per_second": float(counts.steps.sum()) / training,
+        "updates_per_second": float(counts.updates.sum()) / training,
+        "seconds": dict(seconds),
+        "parents": [agent.parent for agent in agents],
+        "mutations": [agent.mutation for agent in agents],
+        "hyperparameters": [agent.hyperparameters for agent in agents],
+        "architectures": [agent.architecture.to_json() for agent in agents],
+        "state": [agent.state for agent in agents],
+    }
+
+
+def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any]]:
+    """The lines of `lineage.jsonl`: who was there, and from whom they came."""
+    return [{"generation": generation, **agent.describe()} for agent in agents]
+
+
+def curves(row: Mapping[str, Any]) -> dict[str, float]:
+    """The points that trackers draw from a line of `metrics.jsonl`."""
+    points = {
+        "generation": row["generation"],
+        "agent_steps": row["agent_steps"],
+        "fitness/best": row["best_fitness"],
+        "fitness/mean": row["mean_fitness"],
+        "fitness/elite": row["elite_fitness"],
+        "throughput/env_steps_per_second": row["env_steps_per_second"],
+        "throughput/updates_per_second": row["updates_per_second"],
+        **{f"seconds/{name}": value for name, value in row["seconds"].items()},
+    }
+    for place in range(len(row["agents"])):
+        for name in ("fitness", "train_return", "loss"):
+            points[f"agent_{place}/{name}"] = row[name][place]
+        numbers = row["hyperparameters"][place] | row["state"][place]
+        points |= {f"agent_{place}/{name}": value for name, value in numbers.items()}
+        architecture = row["architectures"][place]
+        points[f"agent_{place}/layers"] = len(architecture["hidden_sizes"]) + sum(architecture["residual_layers"])
+        points[f"agent_{place}/units"] = sum(architecture["hidden_sizes"])
+    return {name: float(value) for name, value in points.items() if value is not None and np.isfinite(value)}
+
+
+def _list(values: NDArray[np.float64]) -> list[float | None]:
+    """Numbers as JSON knows them: it has no NaN."""
+    return [float(value) if np.isfinite(value) else None for value in values]
