@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     environments = Environments(config.environment, placement.local_size, config.environment.num_envs, ranks.device)
     evaluator = Evaluator(config, placement)
     algorithm = make_algorithm(config, environments.observation_space, environments.action_space)
-    experience = algorithm.experience(placement, stopwatch)
+    experience = algorithm.experience(placement, environments.always_valid, stopwatch)
 
     with Run(config, placement, algorithm, experience, stopwatch) as run:
         while not run.finished:

@@ -28,7 +28,7 @@ class Environments:
     end of an episode to the start of the next:
 
     - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
-    - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid.
+    - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false.
     """
 
     def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str = "cpu") -> None:
@@ -43,6 +43,7 @@ class Environments:
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
             raise UserError(f"environment.id: {settings.id} never resets by itself (autoreset mode {mode})")
         self._resets_in_step = mode == AutoresetMode.SAME_STEP
+        self.always_valid = self._resets_in_step
         copies = agents * num_envs
         self._resetting = np.zeros(copies, dtype=bool)
         self._running_return = np.zeros(copies)

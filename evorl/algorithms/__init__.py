@@ -60,8 +60,8 @@ class Algorithm(Protocol):
     def first_state(self) -> dict[str, float]:
         """The numbers of a new agent that acting and learning move."""
 
-    def experience(self, placement: Placement, stopwatch: Stopwatch) -> Experience:
-        """What this rank remembers."""
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
+        """What this rank remembers; `always_valid` says that every step of every environment is a transition."""
 
     def act(self, stack: Stack, observation: Tensor, generator: torch.Generator) -> Decision:
         """Decisions that explore, for observations [P, E, ...]."""

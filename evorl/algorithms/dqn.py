@@ -89,7 +89,7 @@ class DQN:
         """What acting moves: the exploration rate."""
         return {"epsilon": self.settings.exploration.start}
 
-    def experience(self, placement: Placement, stopwatch: Stopwatch) -> ReplayExperience:
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
         """This rank's part of the replay, which capacity and start of learning divide over the ranks."""
         ranks, replay, space = placement.ranks, self.config.replay, self.observation_space
         share = max(1, replay.capacity // ranks.size)
@@ -105,6 +105,7 @@ class DQN:
             ReplayBuffer(share, fields, ranks.device),
             learning_starts=replay.learning_starts * placement.copies // ranks.size,
             gather=placement.gather_copies,
+            lockstep=always_valid,
             part=0 if placement.is_sharded else ranks.rank,
             seed=self.config.seed,
             rank=ranks.rank,

@@ -86,7 +86,7 @@ class StackedModule:
 
 @dataclass
 class Stack:
-    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors."""
+    """Compatible agents: `members` of the population's agent axis, and their numbers as [P] tensors."""
 
     members: slice
     modules: dict[str, StackedModule]

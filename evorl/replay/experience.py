@@ -31,15 +31,17 @@ class ReplayExperience:
         *,
         learning_starts: int,
         gather: Gather,
+        lockstep: bool,
         part: int,
         seed: int,
         rank: int,
         stopwatch: Stopwatch,
     ) -> None:
-        """`part` is this rank's place among those that `gather` asks."""
+        """`part` is this rank's place among those that `gather` asks; in `lockstep` all of them add equally many."""
         self.buffer = buffer
         self._learning_starts = learning_starts
         self._gather = gather
+        self._lockstep = lockstep
         self._part = part
         self._seed = seed
         self._rank = rank
@@ -47,6 +49,7 @@ class ReplayExperience:
         self._cadence: UpdateCadence
         self._sampler: DistributedSampler
         self._steps: NDArray[np.float64]
+        self._sizes: NDArray[np.int64]
 
     def begin(self, agents: Sequence[Agent], generation: int) -> None:
         """Start a generation of these agents."""
@@ -54,6 +57,7 @@ class ReplayExperience:
         credit = np.array([agent.state.get("credit", 0.0) for agent in agents])
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         self._cadence = UpdateCadence(learn_step, credit)
+        self._sizes = self._gather(np.array([float(self.buffer.size)]))[:, 0].astype(np.int64)
         self._sampler = DistributedSampler(
             self._part,
             batch_size,
@@ -83,22 +87,29 @@ class ReplayExperience:
 
     def due(self) -> Iterator[Batch]:
         """The batches that the steps since the last call make due, one for each update of the population."""
-        with self._stopwatch("communication"):
-            known = self._gather(np.concatenate([[self.buffer.size], self._steps]))
-        sizes = known[:, 0].astype(np.int64)
-        if sizes.sum() < self._learning_starts:
+        steps = self._agree_on_steps()
+        if self._sizes.sum() < self._learning_starts:
             return
-        # The ranks' agents are the same agents: they learn when their steps are earned on average, all together.
-        counts = self._cadence.due(known[:, 1:].mean(0))
+        counts = self._cadence.due(steps)
         updates = int(counts.max())
         if updates == 0:
             return
         with self._stopwatch("sampling"):
-            index, weight = self._sampler.draw(updates, sizes)
+            index, weight = self._sampler.draw(updates, self._sizes)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
             fields = self.buffer.gather(index)
         for update in range(updates):
             yield Batch({name: value[update] for name, value in fields.items()}, weight[update], due[update])
+
+    def _agree_on_steps(self) -> NDArray[np.float64]:
+        """Steps [P] of each agent since the last call, averaged over the ranks that hold it; notes all parts' sizes."""
+        if self._lockstep:
+            self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self.buffer.capacity)
+            return self._steps
+        with self._stopwatch("communication"):
+            known = self._gather(np.concatenate([[self.buffer.size], self._steps]))
+        self._sizes = known[:, 0].astype(np.int64)
+        return np.asarray(known[:, 1:].mean(0))
 
     def end(self, agents: Sequence[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""
