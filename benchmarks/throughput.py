@@ -1,0 +1,118 @@
+"""Throughput of training, learning included, as one JSON line.
+
+    OMP_NUM_THREADS=1 python benchmarks/throughput.py --config configs/training/dqn.yaml --seconds 20 [key=value ...]
+    accelerate launch --config_file configs/accelerate/accelerate.yaml benchmarks/throughput.py --seconds 20
+
+Counts begin once updates do. The parts are those of `demos/online.py`; there is no evaluation and no evolution.
+"""
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from evorl.algorithms import make_algorithm
+from evorl.config import AnyConfig
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.launch import load_config, run_program
+from evorl.metrics import count
+from evorl.population import Population, found_population
+from evorl.randomness import derive_seed, torch_generator
+from evorl.timing import Stopwatch
+
+DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
+
+
+class Trainer:
+    """A population and its environments, stepped without end."""
+
+    def __init__(self, config: AnyConfig) -> None:
+        self.ranks = Ranks(config.run.timeout)
+        self.placement = Placement(self.ranks, config.population.placement, config.population.size)
+        self.stopwatch = Stopwatch()
+        self.environments = Environments(
+            config.environment, self.placement.local_size, config.environment.num_envs, self.ranks.device
+        )
+        algorithm = make_algorithm(config, self.environments.observation_space, self.environments.action_space)
+        self.experience = algorithm.experience(self.placement, self.environments.always_valid, self.stopwatch)
+        self.population = Population(
+            found_population(config, algorithm)[self.placement.local],
+            algorithm,
+            generator=torch_generator(
+                config.seed, generation=1, rank=self.ranks.rank, purpose="acting", device=self.ranks.device
+            ),
+            average=self.placement.average_,
+            copies=self.placement.copies,
+            stopwatch=self.stopwatch,
+        )
+        self.experience.begin(self.population.agents, 1)
+        self.environments.reset(derive_seed(config.seed, generation=1, rank=self.ranks.rank, purpose="environments"))
+
+    def step(self) -> int:
+        """One step of every environment and the updates that fall due; how many there were."""
+        with self.stopwatch("acting"):
+            decision = self.population.act(self.environments.observation)
+        with self.stopwatch("environments"):
+            transition = self.environments.step(decision["action"])
+        with self.stopwatch("sampling"):
+            self.experience.add(transition, decision)
+        updates = 0
+        for batch in self.experience.due():
+            self.population.learn(batch)
+            updates += 1
+        return updates
+
+    def run(self, seconds: float) -> None:
+        """Step for so long as the main process's clock says, asked once in 16 steps."""
+        end = time.perf_counter() + seconds
+        running = True
+        while running:
+            for _ in range(16):
+                self.step()
+            running = bool(self.ranks.gather(np.array([float(time.perf_counter() < end)]))[0, 0])
+
+
+def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
+    """The line to print, on the main process."""
+    trainer = Trainer(config)
+    while trainer.step() == 0:
+        pass
+    trainer.run(min(2.0, seconds / 4))
+    before = count(trainer.population, trainer.environments, trainer.placement)
+    trainer.stopwatch.clear()
+    started = time.perf_counter()
+    trainer.run(seconds)
+    elapsed = time.perf_counter() - started
+    counts = count(trainer.population, trainer.environments, trainer.placement)
+    peak = trainer.ranks.gather(np.array([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+    if not trainer.ranks.is_main:
+        return None
+    return {
+        "system": "evorl",
+        "population": config.population.size,
+        "processes": trainer.ranks.size,
+        "placement": config.population.placement,
+        "agent_env_steps_per_s": round(float(counts.steps.sum()) / elapsed, 1),
+        "agent_updates_per_s": round(float((counts.updates - before.updates).sum()) / elapsed, 1),
+        "peak_rss_mb": round(float(peak.max()), 1),
+        "shares": {name: round(share, 3) for name, share in trainer.stopwatch.shares(elapsed).items()},
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parsed, rest = parser.parse_known_args(arguments)
+    line = measure(load_config(rest, DEFAULT_CONFIG), parsed.seconds)
+    if line is not None:
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main, sys.argv[1:]))
