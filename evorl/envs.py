@@ -5,6 +5,7 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from pathlib import Path
@@ -145,11 +146,12 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
     """The vector environment that the configuration asks for. Raises UserError where there is none."""
     mode = settings.vectorization
     try:
-        if ":" in settings.id and str(Path.cwd()) not in sys.path:
-            sys.path.append(str(Path.cwd()))  # `module:Env-v0` may live beside the user's YAML.
+        module, _, name = settings.id.rpartition(":")
+        if module:
+            _import(module)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            native = gym.spec(settings.id).vector_entry_point is not None
+            native = gym.spec(name).vector_entry_point is not None
             if mode == "auto":
                 mode = "native" if native else "sync"
             if mode == "native":
@@ -162,3 +164,10 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
     except TypeError as error:
         raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
+
+
+def _import(module: str) -> None:
+    """Import the module of `module:Env-v0`, which registers the environment; it may lie in the working directory."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    importlib.import_module(module)

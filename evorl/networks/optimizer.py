@@ -43,10 +43,10 @@ class StackedAdam:
         An agent whose `due` is 0 keeps its parameters and moments: its coefficients are zero, which costs nothing.
         """
         self.updates += due
-        corrections = 1 - self.betas**self.updates
+        # An agent that was never updated is not due either: corrections other than 0 keep 0 / 0 out of its parameters.
+        corrections = 1 - self.betas ** self.updates.clamp(min=1)
         corrections[1].sqrt_()
-        # An agent that was never updated has corrections of 0; it is not due, so any other divisor will do.
-        rate = due * learning_rate * corrections[1] / corrections[0].clamp(min=1e-12)
+        rate = due * learning_rate * corrections[1] / corrections[0]
         weights = (1 - self.betas) * due
         per_agent = torch.stack((weights[0], weights[1], rate, self.epsilon * corrections[1])).to(gradient)
         torch.index_select(per_agent, 1, self._agent, out=self._coefficients)

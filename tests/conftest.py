@@ -1,0 +1,12 @@
+import pytest
+import torch
+
+# Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def in_directory(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,112 @@
+"""What several tests need: small configurations, agents, and the demo as a function."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import torch
+
+from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.config import override, read_yaml, validate
+from evorl.launch import run_program
+from evorl.networks.stacked import new_tensors
+from evorl.population import Population
+from evorl.randomness import torch_generator
+from evorl.types import Agent, Architecture, Batch
+
+ROOT = Path(__file__).parent.parent
+OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (5,))
+ACTIONS = gym.spaces.Discrete(3)
+
+EVERY_MUTATION = [
+    "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 0.5, new_layer: 0.5}",
+    "evolution.architecture={min_units: 4, max_units: 96, unit_steps: [3, 16], max_layers: 4}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 16},"
+    " learn_step: {min: 1, max: 4, grow: 1.5, shrink: 0.75}}",
+]
+
+
+def config(*overrides):
+    return validate(override(read_yaml(ROOT / "tests" / "small.yaml"), overrides), SETTINGS)
+
+
+def algorithm(*overrides):
+    return make_algorithm(config(*overrides), OBSERVATIONS, ACTIONS)
+
+
+def agent(architecture=None, id=0, dqn=None, **hyperparameters):
+    """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
+    dqn = dqn or algorithm()
+    architecture = architecture or Architecture((16, 16), (0, 0), "relu")
+    made = Agent(id, architecture, dqn.first_hyperparameters() | hyperparameters, {}, dqn.first_state())
+    generator = torch.Generator().manual_seed(id)
+    new_tensors(dqn.networks, made, generator)
+    for roles in made.tensors.values():
+        for role in ("parameters", "target"):
+            for value in roles[role].values():
+                value += 0.1 * torch.randn(value.shape, generator=generator)
+    return made
+
+
+def population(agents, dqn=None, **options):
+    copies = [replace(a.child(a.id), parent=a.parent, mutation=a.mutation) for a in agents]
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    return Population(copies, dqn or algorithm(), generator=generator, **options)
+
+
+def batch(agents, size=8, seed=0):
+    """A random batch [P, B] for `agents`, all of whom are due."""
+    generator = torch.Generator().manual_seed(seed)
+    count = len(agents)
+    fields = {
+        "observation": torch.randn(count, size, 5, generator=generator),
+        "next_observation": torch.randn(count, size, 5, generator=generator),
+        "action": torch.randint(3, (count, size), generator=generator),
+        "reward": torch.randn(count, size, generator=generator),
+        "terminated": torch.rand(count, size, generator=generator) < 0.2,
+    }
+    return Batch(fields, torch.full((count, size), 1 / size), torch.ones(count))
+
+
+def demo():
+    """The `main` of demos/online.py."""
+    spec = importlib.util.spec_from_file_location("online", ROOT / "demos" / "online.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def train(*overrides, configuration=None):
+    """Run the demo in this process; its exit code."""
+    chosen = ["--config", str(configuration)] if configuration else ["--config", str(ROOT / "tests" / "small.yaml")]
+    return run_program(demo(), [*chosen, *overrides])
+
+
+def launch(directory, *overrides, processes=2, program="demos/online.py", timeout=180, arguments=()):
+    """Run the demo with `accelerate launch` in `directory`."""
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch",
+        "--config_file", str(ROOT / "configs" / "accelerate" / "accelerate.yaml"),
+        "--num_processes", str(processes), "--main_process_port", str(free_port()), *arguments,
+        str(ROOT / program), "--config", str(ROOT / "tests" / "small.yaml"), *overrides,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=directory, env=environment, timeout=timeout, capture_output=True, text=True, check=False
+    )
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,121 @@
+"""No transition that never happened, and the truth about how episodes end."""
+
+import evorl_probes  # noqa: F401
+import pytest
+import torch
+
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.types import UserError
+
+P, E = 2, 3
+
+
+def transitions(settings, steps, action=0):
+    environments = Environments(settings, P, E)
+    environments.reset(7)
+    made = [environments.step(torch.full((P, E), action)) for _ in range(steps)]
+    return environments, made
+
+
+@pytest.mark.parametrize("vectorization", ["auto", "sync", "async"])
+def test_every_transition_stays_inside_its_episode(vectorization):
+    settings = Environment(id="evorl_probes:Counter-v0", vectorization=vectorization)
+    environments, made = transitions(settings, 40)
+    try:
+        assert environments.always_valid
+        for now in made:
+            assert now.all_valid
+            assert torch.equal(now.next_observation[..., 0], now.observation[..., 0]), "an episode leaked into the next"
+            assert torch.equal(now.next_observation[..., 1], now.observation[..., 1] + 1)
+            assert torch.equal(now.reward, now.next_observation[..., 1])
+            ended = now.next_observation[..., 1] == 3 + now.observation[..., 0] % 3
+            odd = now.observation[..., 0] % 2 == 1
+            assert torch.equal(now.terminated, ended & ~odd)
+            assert torch.equal(now.truncated, ended & odd)
+        for now, then in zip(made, made[1:], strict=False):
+            ended = now.terminated | now.truncated
+            assert torch.equal(then.observation[~ended], now.next_observation[~ended])
+            assert (then.observation[ended][:, 1] == 0).all()
+        assert sum(int(now.truncated.sum()) for now in made) > 0
+        steps, (returns, episodes) = environments.pop_steps(), environments.pop_returns()
+        assert (steps == 40 * E).all()
+        # Episodes of 3, 4, 5, ... steps return 6, 10, 15, ...; ten of them end within 40 steps.
+        assert (episodes == 10 * E).all()
+        assert (returns == E * (3 * (6 + 10 + 15) + 6)).all()
+    finally:
+        environments.close()
+
+
+@pytest.mark.parametrize("vectorization", ["auto", "native"])
+def test_a_native_environment_marks_its_reset_steps(vectorization):
+    environments, made = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 200, action=1)
+    assert not environments.always_valid
+    assert made[0].all_valid
+    resets = 0
+    for now, then in zip(made, made[1:], strict=False):
+        ended = (now.terminated | now.truncated) & now.valid
+        assert torch.equal(~then.valid, ended), "the step after an end, and only that, is a reset"
+        assert then.all_valid == bool(then.valid.all())
+        resets += int(ended.sum())
+        moved = then.observation[then.valid] - now.next_observation[then.valid]
+        assert not moved.any()
+        # A real step of CartPole integrates the velocity it starts with: x' = x + 0.02 v.
+        real, after = then.observation[then.valid], then.next_observation[then.valid]
+        torch.testing.assert_close(after[:, 0], real[:, 0] + 0.02 * real[:, 1])
+    assert resets > 20
+    valid = sum(int(now.valid.sum()) for now in made)
+    assert environments.pop_steps().sum() == valid == 200 * P * E - sum(int((~now.valid).sum()) for now in made)
+
+
+def test_all_vectorizations_of_cartpole_agree_on_the_length_of_episodes():
+    returns = {}
+    for vectorization in ("native", "sync"):
+        environments, _ = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 300, action=1)
+        sums, counts = environments.pop_returns()
+        returns[vectorization] = sums.sum() / counts.sum()
+    assert returns["native"] == pytest.approx(returns["sync"], abs=0.4)
+
+
+def test_the_same_seed_gives_the_same_start_and_another_another():
+    environments = Environments(Environment(id="LunarLander-v3"), P, E)
+    starts = []
+    for seed in (5, 5, 6):
+        environments.reset(seed)
+        starts.append(environments.observation.clone())
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+    assert len(starts[0].flatten(0, 1).unique(dim=0)) == P * E
+
+
+@pytest.mark.parametrize("action", [-1, 2])
+def test_an_action_outside_the_space_is_refused_by_name(action):
+    environments = Environments(Environment(id="CartPole-v1"), P, E)
+    environments.reset(0)
+    actions = torch.zeros(P, E, dtype=torch.int64)
+    actions[1, 2] = action
+    with pytest.raises(ValueError, match=rf"agent 1 chose action {action} in environment 2; .* 0 to 1"):
+        environments.step(actions)
+
+
+def test_carry_over_keeps_episodes_running():
+    for carries in (False, True):
+        environments = Environments(Environment(id="evorl_probes:Counter-v0", carry_over=carries), 1, 1)
+        environments.begin(0)
+        environments.step(torch.zeros(1, 1, dtype=torch.int64))
+        environments.begin(0)
+        assert environments.observation[0, 0, 1] == (1 if carries else 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "LunarLandr-v3"}, "environment.id: cannot make 'LunarLandr-v3'"),
+        ({"id": "nowhere:Some-v0"}, "environment.id: cannot make"),
+        ({"id": "LunarLander-v3", "kwargs": {"moon": 1}}, "environment.kwargs: .*moon"),
+        ({"id": "LunarLander-v3", "vectorization": "native"}, "no native vector implementation"),
+    ],
+)
+def test_what_cannot_be_made_is_named(settings, message):
+    with pytest.raises(UserError, match=message):
+        Environments(Environment(**settings), 1, 1)

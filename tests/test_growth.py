@@ -1,0 +1,144 @@
+"""Architecture mutations: growth changes nothing that an agent computes, and nothing that was learned gets lost."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from support import agent, algorithm, batch, population
+
+from evorl.config import ArchitectureLimits
+from evorl.evolution import architecture as operations
+from evorl.networks.layers import ACTIVATIONS
+from evorl.types import Architecture
+
+KINDS = list(itertools.product(ACTIVATIONS, (False, True), (False, True)))
+
+
+def outputs(member, dqn, seed=0):
+    stack = population([member], dqn).stacks[0]
+    observation = torch.randn(1, 50, 5, generator=torch.Generator().manual_seed(seed))
+    module = stack.modules["q"]
+    return module(observation), module.target(observation)
+
+
+def trained(activation, layer_norm, dueling, dqn):
+    group = population([agent(Architecture((20, 24), (1, 0), activation, layer_norm, dueling), dqn=dqn)], dqn)
+    for seed in range(3):
+        group.learn(batch(group.agents, seed=seed))
+    return group.to_agents()[0]
+
+
+@pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
+def test_growth_preserves_the_function(activation, layer_norm, dueling):
+    dqn, rng = algorithm(), np.random.default_rng(3)
+    member = trained(activation, layer_norm, dueling, dqn)
+    before = outputs(member, dqn)
+    for grow in (
+        lambda: operations.add_units(member, dqn.networks, "hidden.0", 37, rng),
+        lambda: operations.add_units(member, dqn.networks, "hidden.1", 50, rng),
+        lambda: operations.add_layer(member, dqn.networks, 0, rng),
+        lambda: operations.add_layer(member, dqn.networks, 1, rng),
+        lambda: operations.add_units(member, dqn.networks, "hidden.1", 70, rng),
+    ):
+        grow()
+        for was, now in zip(before, outputs(member, dqn), strict=True):
+            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+    assert member.architecture.hidden_sizes == (37, 70)
+    assert member.architecture.residual_layers == (2, 1)
+
+
+@pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
+def test_what_has_grown_learns(activation, layer_norm, dueling):
+    dqn, rng = algorithm(), np.random.default_rng(3)
+    member = trained(activation, layer_norm, dueling, dqn)
+    operations.add_units(member, dqn.networks, "hidden.1", 30, rng)
+    operations.add_layer(member, dqn.networks, 1, rng)
+    born = {name: value.clone() for name, value in member.tensors["q"]["parameters"].items()}
+    group = population([member], dqn)
+    for seed in range(3):
+        group.learn(batch(group.agents, seed=seed))
+    after = group.to_agents()[0].tensors["q"]["parameters"]
+    head = "advantage.head" if dueling else "head"
+    block = "advantage.hidden" if dueling else "hidden.1"
+    read = (after[f"{head}.weight"][24:] != 0).all(1)
+    assert read.sum() >= 4, "new units are read after a few steps, but for those whose ReLU is off for the whole batch"
+    assert (after[f"{block}.residual.0.scale"] != 0).any(), "so is the new layer"
+    assert (after[f"{block}.weight"][:, 24:] != born[f"{block}.weight"][:, 24:]).any()
+
+
+def test_moments_of_surviving_weights_survive():
+    dqn = algorithm()
+    member = trained("relu", False, False, dqn)
+    before = {role: dict(member.tensors["q"][role]) for role in ("mean", "square", "target")}
+    operations.add_units(member, dqn.networks, "hidden.1", 40, np.random.default_rng(0))
+    for role in ("mean", "square"):
+        moments = member.tensors["q"][role]
+        assert before[role]["hidden.1.weight"].any()
+        torch.testing.assert_close(moments["hidden.1.weight"][:, :24], before[role]["hidden.1.weight"])
+        assert not moments["hidden.1.weight"][:, 24:].any()
+        torch.testing.assert_close(moments["head.weight"][:24], before[role]["head.weight"])
+    operations.remove_units(member, dqn.networks, "hidden.1", 24)
+    for role in ("mean", "square", "target"):
+        for name, value in before[role].items():
+            torch.testing.assert_close(member.tensors["q"][role][name], value)
+
+
+def test_the_units_that_are_read_least_go_first():
+    dqn = algorithm()
+    member = agent(dqn=dqn)
+    for role in ("parameters", "target"):
+        member.tensors["q"][role]["head.weight"][[3, 7]] = 0
+    before = outputs(member, dqn)
+    operations.remove_units(member, dqn.networks, "hidden.1", 14)
+    assert member.architecture.hidden_sizes == (16, 14)
+    torch.testing.assert_close(outputs(member, dqn), before)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_merging_layers_multiplies_them(dueling):
+    """Where the activation between two layers changes nothing, neither does the merge."""
+    dqn = algorithm()
+    member = agent(Architecture((16, 12, 10), (0, 1, 0), "relu", False, dueling), dqn=dqn)
+    for role in ("parameters", "target"):
+        member.tensors["q"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
+    before = outputs(member, dqn)
+    operations.merge_layer(member, dqn.networks, 0)
+    assert member.architecture.hidden_sizes == (12, 10)
+    assert member.architecture.residual_layers == (1, 0)
+    torch.testing.assert_close(outputs(member, dqn), before, rtol=1e-3, atol=1e-3)
+
+
+def test_a_removed_layer_leaves_no_tensor_behind():
+    dqn = algorithm()
+    member = agent(Architecture((16, 16), (1, 2), "relu", True), dqn=dqn)
+    operations.remove_residual_layer(member, dqn.networks, 1)
+    assert member.architecture.residual_layers == (1, 1)
+    specs = dqn.networks["q"].specs(member.architecture)
+    for role, named in member.tensors["q"].items():
+        wanted = {name for name, spec in specs.items() if spec.trained == (role != "buffers")}
+        assert set(named) == wanted
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_norm, dueling):
+    dqn, rng = algorithm(), np.random.default_rng(5)
+    limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40, unit_steps=(1, 9))
+    member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, dueling), dqn=dqn)
+    seen = set()
+    for _ in range(150):
+        mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units
+        mutate(member, dqn.networks, limits, rng)
+        shape = member.architecture
+        assert 1 <= shape.layers <= 4
+        assert all(3 <= width <= 40 for width in shape.hidden_sizes)
+        specs = dqn.networks["q"].specs(shape)
+        for role, named in member.tensors["q"].items():
+            assert {name: tuple(value.shape) for name, value in named.items()} == {
+                name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
+            }
+        seen.add((len(shape.hidden_sizes), shape.layers))
+    group = population([member], dqn)
+    group.learn(batch(group.agents))
+    assert len(seen) > 3, "the chain is meant to visit several depths"

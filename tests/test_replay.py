@@ -1,0 +1,124 @@
+"""The replay is one buffer, wherever its parts are, and updates come exactly when they are earned."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evorl.replay.buffer import ReplayBuffer
+from evorl.replay.cadence import UpdateCadence
+from evorl.replay.sampler import DistributedSampler, share_of_draws
+
+
+def ring(capacity):
+    return ReplayBuffer(capacity, {"x": ((), torch.int64), "y": ((2,), torch.float32)}, torch.device("cpu"))
+
+
+def rows(start, stop):
+    x = torch.arange(start, stop)
+    return {"x": x, "y": torch.stack([x, -x], dim=1).float()}
+
+
+@given(st.lists(st.integers(0, 17), max_size=12), st.integers(1, 11))
+@settings(max_examples=200, deadline=None)
+def test_the_ring_holds_the_newest_rows(counts, capacity):
+    buffer, total = ring(capacity), 0
+    for count in counts:
+        buffer.add(rows(total, total + count))
+        total += count
+        assert buffer.size == min(total, capacity)
+        held = buffer.gather(torch.arange(buffer.size))
+        assert sorted(held["x"].tolist()) == list(range(total - buffer.size, total))
+        assert torch.equal(held["y"][:, 0], held["x"].float())
+
+
+def test_a_restored_ring_goes_on_where_it_was():
+    first, second = ring(5), ring(5)
+    first.add(rows(0, 7))
+    state, numbers = first.state()
+    second.restore({name: value.clone() for name, value in state.items()}, numbers)
+    for buffer in (first, second):
+        buffer.add(rows(7, 9))
+    for name in first.storage:
+        assert torch.equal(first.storage[name], second.storage[name])
+
+
+@given(
+    st.integers(1, 500),
+    st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any),
+    st.floats(0, 1, exclude_max=True),
+)
+@settings(max_examples=300, deadline=None)
+def test_shares_sum_to_the_draws_and_stay_within_one_of_their_expectation(draws, sizes, offset):
+    parts = np.array(sizes)
+    shares = [
+        int(share_of_draws(np.array([draws]), parts, rank, np.array([offset]))[0]) for rank in range(len(sizes))
+    ]
+    assert sum(shares) == draws
+    for share, size in zip(shares, sizes, strict=True):
+        assert abs(share - draws * size / sum(sizes)) < 1 + 1e-6
+        assert share >= 0
+
+
+def test_equal_parts_draw_equally():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        offset = rng.random(1)
+        assert [int(share_of_draws(np.array([96]), np.array([40, 40, 40]), r, offset)[0]) for r in range(3)] == [32] * 3
+
+
+def samplers(sizes, batch_size, seed=0):
+    return [
+        DistributedSampler(
+            rank, batch_size, shared=np.random.default_rng(seed), own=torch.Generator().manual_seed(rank + 1)
+        )
+        for rank in range(len(sizes))
+    ]
+
+
+def test_draws_are_uniform_over_the_union_of_unequal_parts():
+    sizes, batch_size = np.array([10, 35, 5]), np.array([4, 7])
+    hits = np.zeros((2, sizes.sum()))
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    updates = 6000
+    for rank, sampler in enumerate(samplers(sizes, batch_size)):
+        index, weight = sampler.draw(updates, sizes)
+        for agent in range(2):
+            drawn = index[:, agent][weight[:, agent] > 0].numpy()
+            np.add.at(hits[agent], starts[rank] + drawn, 1)
+    for agent in range(2):
+        expected = updates * 3 * batch_size[agent] / sizes.sum()
+        assert hits[agent].sum() == updates * 3 * batch_size[agent]
+        # Chi-square with 49 degrees of freedom exceeds 95 once in 10,000 times; the seeds are fixed.
+        assert ((hits[agent] - expected) ** 2 / expected).sum() < 95
+
+
+def test_the_mean_over_ranks_is_the_mean_over_the_union():
+    sizes, batch_size = np.array([10, 30]), np.array([5, 8])
+    values = [torch.arange(10.0), torch.arange(10.0, 40.0)]
+    parts = [sampler.draw(3000, sizes) for sampler in samplers(sizes, batch_size)]
+    total = sum((values[rank][index] * weight).sum(-1) for rank, (index, weight) in enumerate(parts)) / 2
+    assert torch.allclose(total.mean(0), torch.full((2,), 19.5), atol=0.3)
+    weights = sum(weight.sum(-1) for _, weight in parts) / 2
+    torch.testing.assert_close(weights, torch.ones_like(weights))
+
+
+@pytest.mark.parametrize("learn_step", [1, 3, 7, 2.5, 0.5, 120])
+@pytest.mark.parametrize("each", [1, 8, 5])
+def test_updates_come_exactly_as_they_are_earned(learn_step, each):
+    cadence = UpdateCadence(np.array([float(learn_step)]), np.zeros(1))
+    done = 0
+    for step in range(1, 400):
+        done += int(cadence.due(np.array([float(each)]))[0])
+        assert done == np.floor(step * each / learn_step + 1e-9)
+
+
+def test_credit_carries_into_the_next_generation():
+    credit, done = np.zeros(1), 0
+    for _ in range(10):
+        cadence = UpdateCadence(np.array([3.0]), credit)
+        done += int(cadence.due(np.array([10.0]))[0])
+        credit = cadence.credit()
+    assert done == 33
+    assert credit[0] == pytest.approx(1 / 3)
