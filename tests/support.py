@@ -74,6 +74,11 @@ def batch(agents, size=8, seed=0):
     return Batch(fields, torch.full((count, size), 1 / size), torch.ones(count))
 
 
+def probe_network(inputs, outputs):
+    """A user's own network."""
+    return torch.nn.Sequential(torch.nn.Linear(inputs, 24), torch.nn.SiLU(), torch.nn.Linear(24, outputs))
+
+
 def demo():
     """The `main` of demos/online.py."""
     spec = importlib.util.spec_from_file_location("online", ROOT / "demos" / "online.py")

@@ -1,0 +1,180 @@
+"""DQN against values worked by hand, and on environments whose values are known."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from support import agent, algorithm, batch, population
+
+from evorl.algorithms import make_algorithm
+from evorl.envs import Environments
+from evorl.evaluation import evaluate
+from evorl.losses import huber, squared_error
+from evorl.population import Population, found_population
+from evorl.randomness import torch_generator
+from evorl.returns import double_q_value, one_step_return
+from evorl.types import UserError
+
+
+def test_one_step_return_bootstraps_unless_terminated():
+    result = one_step_return(
+        torch.tensor([[1.0, 1.0], [2.0, 0.5]]),
+        torch.tensor([[False, True], [False, False]]),
+        torch.tensor([0.5, 0.9]),
+        torch.tensor([[10.0, 10.0], [10.0, -1.0]]),
+    )
+    torch.testing.assert_close(result, torch.tensor([[6.0, 1.0], [11.0, -0.4]]))
+
+
+def test_double_q_takes_the_online_networks_choice():
+    online = torch.tensor([[[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]]])
+    target = torch.tensor([[[10.0, 20.0, 30.0], [7.0, 8.0, 9.0]]])
+    torch.testing.assert_close(double_q_value(online, target), torch.tensor([[20.0, 7.0]]))
+
+
+def test_regression_losses():
+    prediction, target = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([0.5, 1.0, -3.0])
+    torch.testing.assert_close(squared_error(prediction, target), torch.tensor([0.25, 1.0, 9.0]))
+    torch.testing.assert_close(huber(prediction, target), torch.tensor([0.125, 0.5, 2.5]))
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_the_loss_is_the_papers_for_each_agent(double):
+    dqn = algorithm(f"algorithm.double={double}")
+    agents = [agent(id=0, dqn=dqn, gamma=0.9), agent(id=1, dqn=dqn, gamma=0.5)]
+    stack = population(agents, dqn).stacks[0]
+    some = batch(agents)
+    losses = dqn.q_loss(stack, some)
+    module = stack.modules["q"]
+    q, next_q = module(some.fields["observation"]), module(some.fields["next_observation"])
+    target_q = module.target(some.fields["next_observation"])
+    for p, gamma in enumerate((0.9, 0.5)):
+        total = 0.0
+        for b in range(8):
+            chosen = next_q[p, b].argmax() if double else target_q[p, b].argmax()
+            value = 0.0 if some.fields["terminated"][p, b] else float(target_q[p, b, chosen])
+            target = float(some.fields["reward"][p, b]) + gamma * value
+            total += (float(q[p, b, some.fields["action"][p, b]]) - target) ** 2
+        assert float(losses[p]) == pytest.approx(total / 8, rel=1e-5)
+
+
+def test_targets_follow_by_each_agents_tau():
+    dqn = algorithm()
+    agents = [agent(id=0, dqn=dqn, tau=0.5), agent(id=1, dqn=dqn, tau=0.01)]
+    group = population(agents, dqn)
+    group.learn(batch(agents))
+    for before, after, tau in zip(agents, group.to_agents(), (0.5, 0.01), strict=True):
+        old, new = before.tensors["q"]["target"], after.tensors["q"]
+        for name, value in old.items():
+            torch.testing.assert_close(new["target"][name], value + tau * (new["parameters"][name] - value))
+
+
+def test_each_agent_explores_with_its_own_epsilon():
+    dqn = algorithm("algorithm.exploration={start: 1.0, end: 0.1, decay: 0.5}")
+    agents = [agent(id=index, dqn=dqn) for index in range(3)]
+    for member, epsilon in zip(agents, (0.0, 0.3, 1.0), strict=True):
+        member.state["epsilon"] = epsilon
+    group = population(agents, dqn)
+    observation = torch.randn(1, 1, 5).expand(3, 40_000, 5)
+    best = group.best(observation)["action"]
+    actions = group.act(observation)["action"]
+    different = (actions != best).float().mean(1)
+    # A random action is the greedy one in a third of cases.
+    torch.testing.assert_close(different, torch.tensor([0.0, 0.2, 2 / 3]), atol=0.02, rtol=0)
+
+
+def test_epsilon_decays_by_steps_and_stays_with_the_agent():
+    dqn = algorithm("algorithm.exploration={start: 1.0, end: 0.1, decay: 0.9}")
+    group = population([agent(dqn=dqn)], dqn, copies=2)
+    group.act(torch.zeros(1, 3, 5))
+    assert group.to_agents()[0].state["epsilon"] == pytest.approx(0.9**6)
+    for _ in range(20):
+        group.act(torch.zeros(1, 3, 5))
+    member = group.to_agents()[0]
+    assert member.state["epsilon"] == pytest.approx(0.1)
+    assert population([member.child(9)], dqn).stacks[0].state["epsilon"].item() == pytest.approx(0.1)
+
+
+def learned(*overrides, steps=400):
+    """A population of two trained on a probe: its q-values [2, 2] for what each probe shows, and the population."""
+    from support import config
+
+    settings = config(
+        "environment.id=evorl_probes:Probe-v0", "environment.num_envs=4", "population.size=2", "algorithm.gamma=0.5",
+        "algorithm.learning_rate=1e-2", "algorithm.tau=0.1", "algorithm.batch_size=32", "algorithm.learn_step=4",
+        "algorithm.exploration={start: 1.0, end: 1.0}", "replay.capacity=2000", *overrides,
+    )  # fmt: skip
+    environments = Environments(settings.environment, 2, 4)
+    dqn = make_algorithm(settings, environments.observation_space, environments.action_space)
+    group = Population(
+        found_population(settings, dqn), dqn, generator=torch_generator(0, generation=0, rank=0, purpose="test")
+    )
+    experience = make_experience(dqn)
+    experience.begin(group.agents, 0)
+    environments.reset(0)
+    for _ in range(steps):
+        decision = group.act(environments.observation)
+        experience.add(environments.step(decision["action"]), decision)
+        for due in experience.due():
+            group.learn(due)
+    shown = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).expand(2, 2, 2)
+    with torch.no_grad():
+        q = torch.cat([stack.modules["q"](shown[stack.members]) for stack in group.stacks])
+    return q, group, environments
+
+
+def make_experience(dqn):
+    from evorl.distributed import Placement, Ranks
+    from evorl.timing import Stopwatch
+
+    return dqn.experience(Placement(Ranks(), "replicated", 2), True, Stopwatch())
+
+
+def test_probe_a_terminated_step_is_worth_its_reward():
+    q, group, environments = learned()
+    torch.testing.assert_close(q, torch.eye(2).expand(2, 2, 2), atol=0.1, rtol=0)
+    returns = evaluate(group, environments, 10, seed=3, max_steps=None)
+    assert returns.shape == (2, 10)
+    assert (returns == 1).all()
+
+
+def test_probe_a_truncated_step_is_worth_what_would_have_followed():
+    """For ever 1 a step, discounted by 0.5, is 2; the wrong action loses 1 of it."""
+    q, _, _ = learned("environment.kwargs={truncates: true}")
+    torch.testing.assert_close(q, 1 + torch.eye(2).expand(2, 2, 2), atol=0.15, rtol=0)
+
+
+def test_probe_two_steps_discount_the_second():
+    """Nothing shows which of two steps it is: the wrong action is worth half of 0.5, the right one 1 more."""
+    q, _, _ = learned("environment.kwargs={steps: 2}")
+    # V = 1 + 0.5 * V / 2, as the step after next exists half of the time.
+    value = 1 / (1 - 0.25)
+    torch.testing.assert_close(q, value - 1 + torch.eye(2).expand(2, 2, 2), atol=0.2, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("network.dueling=true", "network.layer_norm=true", "algorithm.loss=huber"),
+        ("network={name: module, factory: 'support:probe_network'}",),
+        ("algorithm.double=false", "network.activation=tanh", "algorithm.max_grad_norm=10"),
+    ],
+)
+def test_probe_variants_learn_the_same(overrides):
+    q, _, _ = learned(*overrides)
+    torch.testing.assert_close(q, torch.eye(2).expand(2, 2, 2), atol=0.15, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "message"),
+    [
+        (gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,)), "needs discrete actions"),
+        (gym.spaces.Discrete(3), gym.spaces.Discrete(2), "reads vectors"),
+        (gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), gym.spaces.Discrete(2), "reads vectors"),
+    ],
+)
+def test_spaces_it_cannot_handle_are_named(observations, actions, message):
+    from support import config
+
+    with pytest.raises(UserError, match=message):
+        make_algorithm(config(), observations, actions)
