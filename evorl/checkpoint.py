@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from evorl.types import Agent, Roles, Tensors, UserError
 
@@ -58,7 +58,7 @@ def encode_agents(agents: Sequence[Agent]) -> bytes:
         for name, value in named.items()
     }
     descriptions = json.dumps([agent.describe() for agent in agents])
-    return safetensors.torch.save(tensors, metadata={"agents": descriptions})
+    return save(tensors, metadata={"agents": descriptions})
 
 
 def decode_agents(payload: bytes, where: str) -> list[Agent]:
@@ -67,7 +67,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
         header_size = int.from_bytes(payload[:8], "little")
         descriptions = json.loads(json.loads(payload[8 : 8 + header_size])["__metadata__"]["agents"])
         tensors: list[dict[str, Roles]] = [{} for _ in descriptions]
-        for key, value in safetensors.torch.load(payload).items():
+        for key, value in load(payload).items():
             index, module, role, name = key.split("/", 3)
             tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
         for roles in (roles for agent in tensors for roles in agent.values()):
@@ -80,7 +80,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
 
 def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
     """Tensors as safetensors, with numbers in its header; `decode_tensors` reads it back."""
-    return safetensors.torch.save(
+    return save(
         {name: value.contiguous() for name, value in tensors.items()}, metadata={"numbers": json.dumps(dict(numbers))}
     )
 
@@ -88,7 +88,7 @@ def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
 def decode_tensors(payload: bytes) -> tuple[Tensors, dict[str, int]]:
     header_size = int.from_bytes(payload[:8], "little")
     numbers = json.loads(json.loads(payload[8 : 8 + header_size])["__metadata__"]["numbers"])
-    return safetensors.torch.load(payload), numbers
+    return load(payload), numbers
 
 
 class Checkpoints:

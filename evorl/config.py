@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import yaml
-from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from evorl.explain import explain, nearest
 from evorl.types import UserError
 
 Count = Annotated[int, Field(ge=1)]
@@ -236,7 +234,7 @@ class Config(Section, Generic[Settings]):
             if name not in self.algorithm.hyperparameters:
                 raise ValueError(
                     f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
-                    + _nearest(name, self.algorithm.hyperparameters)
+                    + nearest(name, self.algorithm.hyperparameters)
                 )
             if getattr(self.algorithm, name) is None:
                 raise ValueError(f"algorithm.{name}: evolution can only turn it from a number, and it is null")
@@ -316,86 +314,15 @@ def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSet
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
     if not isinstance(name, str) or name not in algorithms:
-        raise UserError(f"algorithm.name: there is no algorithm {name!r}" + _nearest(str(name), algorithms))
+        raise UserError(f"algorithm.name: there is no algorithm {name!r}" + nearest(str(name), algorithms))
     model = Config[algorithms[name]]  # type: ignore[valid-type]
     try:
         return model.model_validate({"algorithm": {"name": name}, **data})
     except ValidationError as error:
-        raise UserError(_explain(model, error)) from error
+        raise UserError(explain(model, error)) from error
 
 
 def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:
     """Raise UserError unless `name`, the value of `key`, is in the registry."""
     if name not in registry:
-        raise UserError(f"{key}: there is no {name!r}" + _nearest(name, registry))
-
-
-def _nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
-
-
-def _explain(model: type[BaseModel], error: ValidationError) -> str:
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    first = problems[0]
-    location = tuple(str(part) for part in first["loc"])
-    path = ".".join(location)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    value = first.get("input")
-    if first["type"] == "extra_forbidden":
-        known = _section_at(model, location[:-1])
-        return f"{path}: unknown key" + _nearest_path(location, known) + more
-    if first["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
-        return f"{path}: {value!r} is out of range; it must be {_range_at(model, location)}{more}"
-    if first["type"] == "missing":
-        return f"{path}: this key is required{more}"
-    if first["type"] in ("model_type", "dict_type"):
-        return f"{path}: {value!r} does not fit: this is a section, with keys of its own{more}"
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if first["type"] == "value_error":
-        return (f"{path}: {message}" if path else message) + more
-    return f"{path or 'configuration'}: {value!r} does not fit: {message}{more}"
-
-
-def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> str:
-    if known is None:
-        return ""
-    matches = difflib.get_close_matches(location[-1], list(known.model_fields), n=1, cutoff=0.5)
-    if matches:
-        return f"; did you mean '{'.'.join((*location[:-1], matches[0]))}'?"
-    return f"; known here: {', '.join(known.model_fields)}"
-
-
-def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
-    for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        candidates = [annotation, *typing.get_args(annotation)]
-        found = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if found is not None:
-            model = found
-        elif annotation is not None:
-            return None
-    return model
-
-
-def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
-    """The range of the value at `location`, in words."""
-    section = _section_at(model, location[:-1]) or _section_at(model, location[:-2])
-    name = location[-1] if section and location[-1] in section.model_fields else location[-2]
-    if section is None or name not in section.model_fields:
-        return "a number of at least 0"
-    words = {Ge: "at least {0.ge:g}", Gt: "above {0.gt:g}", Le: "at most {0.le:g}", Lt: "below {0.lt:g}"}
-    constraints = _constraints(section.model_fields[name].annotation, section.model_fields[name].metadata)
-    bounds = [text.format(item) for item in constraints for kind, text in words.items() if isinstance(item, kind)]
-    return " and ".join(bounds) or "a finite number"
-
-
-def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:
-    """The bounds on a field, also where they stand inside `X | None` or `tuple[X, ...]`."""
-    found: list[Any] = []
-    for item in metadata:
-        nested = getattr(item, "metadata", None)
-        found += _constraints(None, nested) if nested else list(item) if isinstance(item, Interval) else [item]
-    for argument in typing.get_args(annotation):
-        found += _constraints(argument, getattr(argument, "__metadata__", ()))
-    return [item for item in found if isinstance(item, Ge | Gt | Le | Lt)]
+        raise UserError(f"{key}: there is no {name!r}" + nearest(name, registry))

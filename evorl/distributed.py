@@ -142,6 +142,17 @@ class Ranks:
             ) from error
 
 
+def have_met() -> bool:
+    """Whether this process has joined the other ranks."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def leave() -> None:
+    """Part from the other ranks; nothing can be exchanged any more."""
+    if have_met():
+        dist.destroy_process_group()
+
+
 @dataclass(frozen=True)
 class Placement:
     """Which agents a rank holds, and how numbers per agent come together.

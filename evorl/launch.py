@@ -8,11 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch.distributed as dist
-
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
-from evorl.distributed import RankLost
+from evorl.distributed import RankLost, have_met, leave
 from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.networks import ACTIVATIONS, NETWORKS
@@ -62,8 +60,7 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
         main(arguments)
     except UserError as error:
         # Before the ranks have met, all of them see the same mistake and one line is enough.
-        met = dist.is_available() and dist.is_initialized()
-        if not error.told and (met or os.environ.get("RANK", "0") == "0"):
+        if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
             print(f"error: {error}", file=sys.stderr)
         return 2
     except RankLost as error:
@@ -72,6 +69,5 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
     except KeyboardInterrupt:
         return 130
     finally:
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
+        leave()
     return 0

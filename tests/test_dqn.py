@@ -4,15 +4,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from support import agent, algorithm, batch, population
+from support import agent, algorithm, batch, config, population
 
 from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evaluation import evaluate
 from evorl.losses import huber, squared_error
 from evorl.population import Population, found_population
 from evorl.randomness import torch_generator
 from evorl.returns import double_q_value, one_step_return
+from evorl.timing import Stopwatch
 from evorl.types import UserError
 
 
@@ -44,10 +46,11 @@ def test_the_loss_is_the_papers_for_each_agent(double):
     agents = [agent(id=0, dqn=dqn, gamma=0.9), agent(id=1, dqn=dqn, gamma=0.5)]
     stack = population(agents, dqn).stacks[0]
     some = batch(agents)
-    losses = dqn.q_loss(stack, some)
+    losses = dqn.q_loss(stack, some).detach()
     module = stack.modules["q"]
-    q, next_q = module(some.fields["observation"]), module(some.fields["next_observation"])
-    target_q = module.target(some.fields["next_observation"])
+    with torch.no_grad():
+        q, next_q = module(some.fields["observation"]), module(some.fields["next_observation"])
+        target_q = module.target(some.fields["next_observation"])
     for p, gamma in enumerate((0.9, 0.5)):
         total = 0.0
         for b in range(8):
@@ -97,8 +100,6 @@ def test_epsilon_decays_by_steps_and_stays_with_the_agent():
 
 def learned(*overrides, steps=400):
     """A population of two trained on a probe: its q-values [2, 2] for what each probe shows, and the population."""
-    from support import config
-
     settings = config(
         "environment.id=evorl_probes:Probe-v0", "environment.num_envs=4", "population.size=2", "algorithm.gamma=0.5",
         "algorithm.learning_rate=1e-2", "algorithm.tau=0.1", "algorithm.batch_size=32", "algorithm.learn_step=4",
@@ -124,9 +125,6 @@ def learned(*overrides, steps=400):
 
 
 def make_experience(dqn):
-    from evorl.distributed import Placement, Ranks
-    from evorl.timing import Stopwatch
-
     return dqn.experience(Placement(Ranks(), "replicated", 2), True, Stopwatch())
 
 
@@ -174,7 +172,5 @@ def test_probe_variants_learn_the_same(overrides):
     ],
 )
 def test_spaces_it_cannot_handle_are_named(observations, actions, message):
-    from support import config
-
     with pytest.raises(UserError, match=message):
         make_algorithm(config(), observations, actions)

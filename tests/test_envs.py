@@ -1,5 +1,7 @@
 """No transition that never happened, and the truth about how episodes end."""
 
+import itertools
+
 import evorl_probes  # noqa: F401
 import pytest
 import torch
@@ -33,7 +35,7 @@ def test_every_transition_stays_inside_its_episode(vectorization):
             odd = now.observation[..., 0] % 2 == 1
             assert torch.equal(now.terminated, ended & ~odd)
             assert torch.equal(now.truncated, ended & odd)
-        for now, then in zip(made, made[1:], strict=False):
+        for now, then in itertools.pairwise(made):
             ended = now.terminated | now.truncated
             assert torch.equal(then.observation[~ended], now.next_observation[~ended])
             assert (then.observation[ended][:, 1] == 0).all()
@@ -53,7 +55,7 @@ def test_a_native_environment_marks_its_reset_steps(vectorization):
     assert not environments.always_valid
     assert made[0].all_valid
     resets = 0
-    for now, then in zip(made, made[1:], strict=False):
+    for now, then in itertools.pairwise(made):
         ended = (now.terminated | now.truncated) & now.valid
         assert torch.equal(~then.valid, ended), "the step after an end, and only that, is a reset"
         assert then.all_valid == bool(then.valid.all())

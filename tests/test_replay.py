@@ -52,9 +52,7 @@ def test_a_restored_ring_goes_on_where_it_was():
 @settings(max_examples=300, deadline=None)
 def test_shares_sum_to_the_draws_and_stay_within_one_of_their_expectation(draws, sizes, offset):
     parts = np.array(sizes)
-    shares = [
-        int(share_of_draws(np.array([draws]), parts, rank, np.array([offset]))[0]) for rank in range(len(sizes))
-    ]
+    shares = [int(share_of_draws(np.array([draws]), parts, rank, np.array([offset]))[0]) for rank in range(len(sizes))]
     assert sum(shares) == draws
     for share, size in zip(shares, sizes, strict=True):
         assert abs(share - draws * size / sum(sizes)) < 1 + 1e-6

@@ -163,4 +163,6 @@ def test_a_plan_places_every_agent_once_and_gives_it_room():
             assert {architectures[i].activation for i in members[start:stop]} == {name}
         assert layout.spans[-1][2] == len(members)
         for index in members:
-            assert all(a <= b for a, b in zip(architectures[index].hidden_sizes, layout.architecture.hidden_sizes, strict=True))
+            assert all(
+                a <= b for a, b in zip(architectures[index].hidden_sizes, layout.architecture.hidden_sizes, strict=True)
+            )

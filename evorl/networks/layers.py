@@ -23,7 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 IN_PLACE: Mapping[str, Activation] = {"relu": torch.relu_}
-"""Those that may overwrite what a layer put into them, where all agents share them: 15 % of a backward pass for ReLU."""
+"""Those that may overwrite what a layer put into them, where all agents share one: 15 % of a backward pass."""
 
 Span = tuple[str, int, int]
 """An activation and the agents, from start to stop, that use it."""

@@ -1,0 +1,84 @@
+"""What is wrong with a configuration, said in one line."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from annotated_types import Ge, Gt, Interval, Le, Lt
+from pydantic import BaseModel, ValidationError
+
+
+def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """The end of an error message: the known name most like `name`, or all that are known."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
+
+
+def explain(model: type[BaseModel], error: ValidationError) -> str:
+    """The first thing that is wrong, in one line: its path, its value and what would be right."""
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    first = problems[0]
+    location = tuple(str(part) for part in first["loc"])
+    path = ".".join(location)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    value = first.get("input")
+    if first["type"] == "extra_forbidden":
+        known = _section_at(model, location[:-1])
+        return f"{path}: unknown key" + _nearest_path(location, known) + more
+    if first["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
+        return f"{path}: {value!r} is out of range; it must be {_range_at(model, location)}{more}"
+    if first["type"] == "missing":
+        return f"{path}: this key is required{more}"
+    if first["type"] in ("model_type", "dict_type"):
+        return f"{path}: {value!r} does not fit: this is a section, with keys of its own{more}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if first["type"] == "value_error":
+        return (f"{path}: {message}" if path else message) + more
+    return f"{path or 'configuration'}: {value!r} does not fit: {message}{more}"
+
+
+def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> str:
+    if known is None:
+        return ""
+    matches = difflib.get_close_matches(location[-1], list(known.model_fields), n=1, cutoff=0.5)
+    if matches:
+        return f"; did you mean '{'.'.join((*location[:-1], matches[0]))}'?"
+    return f"; known here: {', '.join(known.model_fields)}"
+
+
+def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        candidates = [annotation, *typing.get_args(annotation)]
+        found = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if found is not None:
+            model = found
+        elif annotation is not None:
+            return None
+    return model
+
+
+def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
+    """The range of the value at `location`, in words."""
+    section = _section_at(model, location[:-1]) or _section_at(model, location[:-2])
+    name = location[-1] if section and location[-1] in section.model_fields else location[-2]
+    if section is None or name not in section.model_fields:
+        return "a number of at least 0"
+    words = {Ge: "at least {0.ge:g}", Gt: "above {0.gt:g}", Le: "at most {0.le:g}", Lt: "below {0.lt:g}"}
+    constraints = _constraints(section.model_fields[name].annotation, section.model_fields[name].metadata)
+    bounds = [text.format(item) for item in constraints for kind, text in words.items() if isinstance(item, kind)]
+    return " and ".join(bounds) or "a finite number"
+
+
+def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:
+    """The bounds on a field, also where they stand inside `X | None` or `tuple[X, ...]`."""
+    found: list[Any] = []
+    for item in metadata:
+        nested = getattr(item, "metadata", None)
+        found += _constraints(None, nested) if nested else list(item) if isinstance(item, Interval) else [item]
+    for argument in typing.get_args(annotation):
+        found += _constraints(argument, getattr(argument, "__metadata__", ()))
+    return [item for item in found if isinstance(item, Ge | Gt | Le | Lt)]

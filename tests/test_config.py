@@ -1,0 +1,130 @@
+"""The configuration: what is right loads, what is wrong is named with what would be right."""
+
+import pydantic
+import pytest
+from support import ROOT, config
+
+from evorl.algorithms import SETTINGS
+from evorl.config import override, read_yaml, validate
+from evorl.launch import check, load_config
+from evorl.types import UserError
+
+DQN = ROOT / "configs" / "training" / "dqn.yaml"
+TRAINING = sorted((ROOT / "configs" / "training").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
+def test_every_shipped_configuration_is_valid(path):
+    load_config([], path)
+
+
+def test_the_resolved_configuration_reproduces_itself(tmp_path):
+    first = load_config(["network.hidden_sizes=[8, 16]", "training.target_fitness=null"], DQN)
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(first.to_yaml())
+    assert load_config([], resolved) == first
+
+
+def test_overrides_are_read_as_yaml():
+    settings = config(
+        "training.target_fitness=null", "network.hidden_sizes=[32,32]", "algorithm.learning_rate=1e-4",
+        "environment.kwargs={a: [1, 2]}", "run.name=x", "evolution.hyperparameters.gamma={min: 0.9, max: 0.99}",
+    )  # fmt: skip
+    assert settings.training.target_fitness is None
+    assert settings.network.hidden_sizes == (32, 32)
+    assert settings.algorithm.learning_rate == 1e-4
+    assert settings.environment.kwargs == {"a": [1, 2]}
+    assert settings.evolution.hyperparameters["gamma"].max == 0.99
+
+
+def test_it_cannot_be_changed():
+    with pytest.raises(pydantic.ValidationError):
+        config().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("algorithm.gama=0.9", "algorithm.gama: unknown key; did you mean 'algorithm.gamma'?"),
+        ("populaton.size=4", "populaton: unknown key; did you mean 'population'?"),
+        (
+            "evolution.selection.sise=3",
+            "unknown key; did you mean 'evolution.selection.size'?",
+        ),
+        ("algorithm.exploration.decai=1", "did you mean 'algorithm.exploration.decay'?"),
+        ("algorithm.gamma=1.5", "algorithm.gamma: 1.5 is out of range; it must be at least 0 and at most 1"),
+        ("algorithm.learning_rate=-1e-3", "algorithm.learning_rate: -0.001 is out of range; it must be above 0"),
+        ("algorithm.learning_rate=.nan", "algorithm.learning_rate: nan"),
+        ("network.hidden_sizes=[32, 0]", "network.hidden_sizes.1: 0 is out of range; it must be at least 1"),
+        ("network.hidden_sizes=[]", "network.hidden_sizes"),
+        ("evaluation.max_steps=0", "evaluation.max_steps: 0 is out of range; it must be at least 1"),
+        ("evolution.mutation.none=-1", "evolution.mutation.none: -1 is out of range; it must be at least 0"),
+        ("evolution.mutation.new_layer=2", "evolution.mutation.new_layer: 2 is out of range"),
+        (
+            "evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 0}",
+            "evolution.mutation: the weights sum to 0",
+        ),
+        (
+            "evolution.mutation.architectur=1",
+            "mutation: there is no 'architectur'; did you mean 'architecture'?",
+        ),
+        ("evolution.selection.size=9", "evolution.selection.size: a tournament of 9 needs at least as many agents"),
+        ("evolution.selection.name=turnament", "evolution.selection.name: there is no 'turnament'; did you mean"),
+        ("evolution.hyperparameters={learning_rat: {min: 1, max: 2}}", "did you mean 'learning_rate'?"),
+        ("evolution.hyperparameters={gamma: {min: 1}}", "evolution.hyperparameters.gamma.max: this key is required"),
+        ("evolution.hyperparameters={gamma: {min: 2, max: 1}}", "min 2 must be below max 1"),
+        ("evolution.hyperparameters={max_grad_norm: {min: 1, max: 2}}", "algorithm.max_grad_norm: .* it is null"),
+        ("evolution.architecture.min_units=500", "min_units 500 must not exceed max_units"),
+        ("network.activation=rely", "network.activation: there is no 'rely'; did you mean 'relu'?"),
+        ("network.name=module", "network: `factory` and `name: module` go together"),
+        ("network={name: module, factory: nowhere}", "network.factory: 'nowhere' must have the form"),
+        ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),
+        ("replay.learning_starts=100000", "replay.learning_starts: 100000 transitions never fit"),
+        ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
+        ("algorithm=3", "algorithm: 3 does not fit: this is a section"),
+        ("seed.x=1", "seed: .* does not fit"),
+        ("seed=-1", "seed: -1 is out of range; it must be at least 0"),
+        ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
+        ("environment.id=Pendulum-v1", "algorithm.name: dqn needs discrete actions; Pendulum-v1 has"),
+        ("tracking.backends=[wandbb]", "tracking.backends: there is no 'wandbb'; did you mean 'wandb'?"),
+        ("training.max_steps=many", "training.max_steps: 'many' does not fit"),
+        ("run.name=[1", "run.name: .* is not valid YAML"),
+        ("seed", "'seed': an override has the form key.path=value"),
+        ("seed..x=1", "an override has the form key.path=value"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(assignment, message):
+    with pytest.raises(UserError, match=message.replace("[", r"\[").replace("?", r"\?")) as caught:
+        check(config(assignment))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the configuration: No such file"),
+        ("seed: [1", "not valid YAML"),
+        ("- 1\n- 2", "must be a mapping"),
+        ("seed: 1\nseed: 2", "key 'seed' is given twice"),
+        (b"\xff\xfe\x00", "cannot read the configuration: it is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
+    path = tmp_path / "some.yaml"
+    if isinstance(text, bytes):
+        path.write_bytes(text)
+    elif text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_yaml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"4 agents cannot be divided over 3 processes .* take a multiple of 3"):
+        check(config("population.placement=sharded"))
+
+
+def test_defaults_are_those_of_the_models():
+    assert validate({}, SETTINGS).to_yaml() == validate(override({}, ["algorithm.name=dqn"]), SETTINGS).to_yaml()

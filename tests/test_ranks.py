@@ -1,0 +1,122 @@
+"""Two real processes under `accelerate launch`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support import EVERY_MUTATION, ROOT, free_port, launch, lines
+
+from evorl.checkpoint import decode_agents
+
+
+def agents(run, generation):
+    path = run / "checkpoints" / f"generation-{generation:06d}" / "agents.safetensors"
+    return decode_agents(path.read_bytes(), str(path))
+
+
+def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path):
+    """The run itself compares digests of trained and of evolved agents each generation and fails if they differ."""
+    done = launch(tmp_path, "run.name=a", "training.max_steps=240", "checkpoint.keep=10", *EVERY_MUTATION)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = tmp_path / "runs" / "a"
+    rows = lines(run / "metrics.jsonl")
+    assert len(rows) == 6
+    kinds = {mutation.split(" ")[0] for row in rows for mutation in row["mutations"]}
+    assert {"architecture", "parameters", "hyperparameters"} <= kinds
+    assert len({json.dumps(shape) for row in rows for shape in row["architectures"]}) > 3
+    assert json.loads((run / "summary.json").read_text())["ranks"] == 2
+    assert (run / "checkpoints" / "generation-000006" / "replay-rank-001.safetensors").is_file()
+    assert done.stdout.count("error") == 0
+
+    whole = {row["generation"]: row["fitness"] for row in rows}
+    halves = [("training.max_steps=120", "run.resume=never"), ("training.max_steps=240", "run.resume=auto")]
+    for half in halves:
+        done = launch(tmp_path, "run.name=b", "checkpoint.keep=10", *half, *EVERY_MUTATION)
+        assert done.returncode == 0, done.stderr[-3000:]
+    resumed = {row["generation"]: row["fitness"] for row in lines(tmp_path / "runs" / "b" / "metrics.jsonl")}
+    assert resumed == whole
+    for first, second in zip(agents(run, 6), agents(tmp_path / "runs" / "b", 6), strict=True):
+        torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
+
+
+def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path):
+    done = launch(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert [len(row["fitness"]) for row in rows] == [4, 4, 4]
+    assert sorted(rows[0]["agents"]) == [0, 1, 2, 3]
+    # Each agent lives on one rank: 40 steps of it in 20 steps of its two environments.
+    assert rows[0]["agent_steps"] == pytest.approx(40, abs=4)
+
+
+PROGRAM = """
+import numpy as np, torch
+from evorl.distributed import Placement, Ranks, leave
+from evorl.types import UserError
+ranks = Ranks(timeout=60)
+assert ranks.size == 2
+for size in (7, 300_000):
+    flat = torch.arange(float(size)) * (1 + 2 * ranks.rank)
+    ranks.average_(flat)
+    assert torch.equal(flat, torch.arange(float(size)) * 2), size
+assert ranks.gather(np.array([1.0 + ranks.rank])).tolist() == [[1.0], [2.0]]
+assert ranks.gather_bytes(b"x" * ranks.rank, "test") == [b"", b"x"]
+assert ranks.broadcast_bytes(b"main" if ranks.is_main else None, "test") == b"main"
+assert ranks.broadcast_bytes(b"" if ranks.is_main else b"other", "test") == b""
+assert ranks.from_main(lambda: b"told", "test") == b"told"
+try:
+    def fail():
+        raise UserError("a mistake")
+    ranks.from_main(fail, "test")
+except UserError as error:
+    assert str(error) == "a mistake" and error.told == (not ranks.is_main)
+ranks.agree("same", "things")
+try:
+    ranks.agree(f"digest {ranks.rank}", "things")
+    raise SystemExit("unnoticed")
+except RuntimeError as error:
+    assert "rank 1 holds other things than rank 0" in str(error)
+shares = {kind: Placement(ranks, kind, 4) for kind in ("replicated", "sharded")}
+mine = np.array([10.0 + ranks.rank, 20.0 + ranks.rank])
+assert shares["sharded"].total(mine, "test").tolist() == [10.0, 20.0, 11.0, 21.0]
+assert shares["replicated"].total(mine, "test").tolist() == [21.0, 41.0]
+assert shares["sharded"].local == slice(2 * ranks.rank, 2 * ranks.rank + 2) and shares["sharded"].copies == 1
+assert shares["replicated"].local == slice(0, 4) and shares["replicated"].copies == 2
+if ranks.is_main:
+    print("all agree")
+leave()
+"""
+
+
+def test_what_ranks_tell_each_other(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = run_program(tmp_path, "accelerate.yaml")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("all agree") == 1
+
+
+def test_ranks_that_do_not_find_each_other_are_an_error(tmp_path):
+    """As when a launcher starts two processes and each believes that it is alone."""
+    (tmp_path / "program.py").write_text("from evorl.distributed import Ranks\nRanks()\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "false"}
+    environment |= {"RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "2 processes were launched" in done.stderr or "MASTER_ADDR" in done.stderr
+
+
+def run_program(directory, configuration):
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
+        str(ROOT / "configs" / "accelerate" / configuration), "--main_process_port", str(free_port()), "program.py",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=directory, env=environment, timeout=120, capture_output=True, text=True, check=False
+    )

@@ -1,0 +1,227 @@
+"""A run in one process, as its user sees it: files, seeds, resuming, exit codes."""
+
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from support import EVERY_MUTATION, ROOT, lines, train
+
+from evorl.checkpoint import Checkpoints, decode_agents, encode_agents, entry, write_atomically
+from evorl.cli import evaluate_elite, run_command
+from evorl.launch import run_program
+from evorl.types import UserError
+
+MEASURED = ("seconds", "env_steps_per_second", "updates_per_second")
+SHIPPED = sorted((ROOT / "configs" / "training").glob("*.yaml"))
+
+
+def told(run):
+    """The lines of metrics.jsonl without what a clock measured."""
+    return [{key: value for key, value in row.items() if key not in MEASURED} for row in lines(run / "metrics.jsonl")]
+
+
+def last_files(run, skip=("manifest.json", "state.json")):
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    return {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.name not in skip}
+
+
+def test_a_run_leaves_what_the_readme_promises(in_directory):
+    # 108: steps that native CartPole spends on resets are no steps, so a generation has some fewer than 40.
+    assert train("run.name=a", "training.max_steps=108", *EVERY_MUTATION) == 0
+    run = in_directory / "runs" / "a"
+    metrics, lineage = lines(run / "metrics.jsonl"), lines(run / "lineage.jsonl")
+    assert [row["generation"] for row in metrics] == [1, 2, 3]
+    expected = {
+        "generation", "global_steps", "agent_steps", "fitness", "best_fitness", "mean_fitness", "train_return", "loss",
+        "env_steps_per_second", "updates_per_second", "parents", "mutations", "hyperparameters", "architectures",
+    }  # fmt: skip
+    for row in metrics:
+        assert expected <= row.keys()
+        assert row["best_fitness"] == max(row["fitness"])
+        assert row["global_steps"] == pytest.approx(4 * row["agent_steps"], abs=4 * row["generation"])
+        for key in ("fitness", "parents", "mutations", "hyperparameters", "architectures", "train_return", "loss"):
+            assert len(row[key]) == 4
+    assert len(lineage) == 12
+    ids = {row["id"] for row in lineage}
+    assert all(row["parent"] is None or row["parent"] in ids for row in lineage)
+    elite = json.loads((run / "elite" / "agent.json").read_text())
+    assert elite["fitness"] == max(row["best_fitness"] for row in metrics)
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"solved", "best_fitness", "generations", "global_steps", "wall_clock_seconds"} <= summary.keys()
+    assert summary["best_fitness"] == elite["fitness"]
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["generation-000002", "generation-000003"]
+    assert not list(run.rglob(".*partial*"))
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(in_directory):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        assert train(f"run.name={name}", f"seed={seed}", *EVERY_MUTATION) == 0
+    runs = in_directory / "runs"
+    assert told(runs / "a") == told(runs / "b")
+    assert last_files(runs / "a") == last_files(runs / "b")
+    assert told(runs / "a") != told(runs / "c")
+
+
+def test_the_resolved_configuration_reproduces_the_run(in_directory):
+    assert train("run.name=a", "seed=9") == 0
+    assert train("run.name=b", configuration=in_directory / "runs" / "a" / "config.yaml") == 0
+    assert told(in_directory / "runs" / "a") == told(in_directory / "runs" / "b")
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(in_directory):
+    assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
+    assert train("run.name=stopped", *EVERY_MUTATION, "training.max_steps=80") == 0
+    whole, stopped = in_directory / "runs" / "whole", in_directory / "runs" / "stopped"
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write('{"generation": 3, "cut sho')  # As a kill in the middle of a write would leave it.
+    assert train("run.name=stopped", *EVERY_MUTATION, "training.max_steps=200", "run.resume=auto") == 0
+    assert told(stopped) == told(whole)
+    assert lines(stopped / "lineage.jsonl") == lines(whole / "lineage.jsonl")
+    assert last_files(stopped) == last_files(whole)
+
+
+def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
+    target = ["training.target_fitness=5", "training.max_steps=100000"]
+    assert train("run.name=a", *target, "evaluation.confirmation_episodes=3") == 0
+    summary = json.loads((in_directory / "runs" / "a" / "summary.json").read_text())
+    assert summary["solved"]
+    assert summary["generations"] == 1
+    assert train("run.name=b", "training.target_fitness=10000", "training.max_steps=80") == 0
+    assert not json.loads((in_directory / "runs" / "b" / "summary.json").read_text())["solved"]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_shipped_configuration_runs(path, in_directory):
+    short = ["evolution.steps=160", "training.max_steps=320", "evaluation.episodes=1", "evaluation.max_steps=20"]
+    assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=200", *short, configuration=path) == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert rows[-1]["loss"][0] is not None, "it is meant to have learned"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["run.name=a"], "already holds a run; choose another name, or go on with run.resume=auto"),
+        (["run.name=a", "run.resume=auto", "seed=2"], "seed was 1 and is now 2"),
+        (["run.name=a", "run.resume=auto", "algorithm.gamma=0.5"], "algorithm.gamma was 0.99 and is now 0.5"),
+        (["run.resume=auto"], "resuming needs the name of the run"),
+        (["run.name=other"], "already holds a run"),
+        (["run.name=other", "run.resume=auto"], "is not empty and holds no run"),
+        (["run.name=a/config.yaml/x"], "cannot write to"),
+        (["algorithm.gama=1"], "did you mean 'algorithm.gamma'"),
+        (["environment.id=Nothing-v0"], "environment.id: cannot make 'Nothing-v0'"),
+        (["--config", "none.yaml"], "none.yaml: cannot read the configuration: No such file"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory, capsys):
+    assert train("run.name=a", "training.max_steps=40") == 0
+    (in_directory / "runs" / "other").mkdir()
+    (in_directory / "runs" / "other" / "thesis.txt").write_text("mine")
+    capsys.readouterr()
+    assert train(*overrides) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_command_line_ends_with_code_2(in_directory):
+    with pytest.raises(SystemExit) as caught:
+        train("--confg", "x")
+    assert caught.value.code == 2
+
+
+def test_evaluate_plays_fresh_episodes(in_directory, capsys):
+    assert train("run.name=a", "evaluation.max_steps=60") == 0
+    run = in_directory / "runs" / "a"
+    first, again, other = (evaluate_elite(run, 7, seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first["mean"] != other["mean"]
+    assert first["min"] <= first["mean"] <= first["max"] <= 60
+    capsys.readouterr()
+    run_command(["evaluate", str(run), "--episodes", "7", "--json"])
+    assert json.loads(capsys.readouterr().out) == first
+    assert run_program(run_command, ["evaluate", str(in_directory / "nothing")]) == 2
+    assert "there is no run here" in capsys.readouterr().err
+
+
+def test_truncation_selection_and_linear_ranges_train_too(in_directory):
+    overrides = [
+        "evolution.selection.name=truncation",
+        "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99, scale: linear}}",
+    ]
+    assert train("run.name=a", *overrides) == 0
+    rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
+    assert {row["id"] for row in rows if row["generation"] == 2} >= {4}
+
+
+def test_a_damaged_checkpoint_is_named(in_directory):
+    assert train("run.name=a") == 0
+    checkpoint = in_directory / "runs" / "a" / "checkpoints" / "generation-000003"
+    for name in ("agents.safetensors", "state.json", "replay-rank-000.safetensors"):
+        payload = bytearray((checkpoint / name).read_bytes())
+        broken = bytearray(payload)
+        broken[len(broken) // 2] ^= 1
+        (checkpoint / name).write_bytes(broken)
+        with pytest.raises(UserError, match=f"{name}: damaged"):
+            Checkpoints(checkpoint.parent, 2).read(3, name)
+        (checkpoint / name).write_bytes(payload)
+
+
+def test_agents_survive_the_file(in_directory):
+    assert train("run.name=a", *EVERY_MUTATION) == 0
+    path = in_directory / "runs" / "a" / "checkpoints" / "generation-000003" / "agents.safetensors"
+    agents = decode_agents(path.read_bytes(), "test")
+    again = decode_agents(encode_agents(agents), "test")
+    assert [member.describe() for member in agents] == [member.describe() for member in again]
+    torch.testing.assert_close([m.tensors for m in agents], [m.tensors for m in again], rtol=0, atol=0)
+    with pytest.raises(UserError, match="here: not a file of agents"):
+        decode_agents(b"nonsense", "here")
+
+
+def test_checkpoints_appear_whole_and_old_ones_go(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for generation in (1, 2, 3):
+        write_atomically(checkpoints.partial(generation) / "x", b"payload")
+        assert checkpoints.generations() == list(range(1, generation))[-2:]
+        checkpoints.complete(generation, {"x": entry(b"payload")})
+    assert checkpoints.generations() == [2, 3]
+    assert checkpoints.read(3, "x") == b"payload"
+    shutil.copytree(checkpoints.path(2), tmp_path / "generation-000009")
+    with pytest.raises(UserError, match="damaged"):
+        checkpoints.read(9, "x")
+
+
+def test_trackers_record_and_a_failing_one_is_dropped(in_directory, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    assert train("run.name=a", "tracking.backends=[tensorboard]") == 0
+    assert list((in_directory / "runs" / "a" / "tensorboard").glob("events*"))
+
+    def broken(config, directory):
+        raise OSError("no room")
+
+    monkeypatch.setitem(__import__("evorl.tracking", fromlist=["TRACKERS"]).TRACKERS, "tensorboard", broken)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert train("run.name=b", "tracking.backends=[tensorboard]") == 0
+    assert sum("tensorboard failed and is off from here on: no room" in str(w.message) for w in caught) == 1
+
+
+def test_wandb_without_a_key_records_offline_and_says_so(in_directory, monkeypatch, capsys):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(in_directory))
+    assert train("run.name=a", "tracking.backends=[wandb]") == 0
+    out = capsys.readouterr().out
+    assert out.count("W&B: no key found, so the run is recorded offline") == 1
+    assert list((in_directory / "runs" / "a" / "wandb").glob("offline-run-*"))
+
+
+def test_fitness_is_finite_in_every_line(in_directory):
+    assert train("run.name=a") == 0
+    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+        assert np.isfinite(row["fitness"]).all()
