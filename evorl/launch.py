@@ -25,7 +25,7 @@ def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
     parser = argparse.ArgumentParser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)
     return check(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS))
 
 

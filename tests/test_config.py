@@ -37,6 +37,11 @@ def test_overrides_are_read_as_yaml():
     assert settings.evolution.hyperparameters["gamma"].max == 0.99
 
 
+def test_overrides_may_stand_before_and_after_the_file():
+    settings = load_config(["seed=7", "--config", str(DQN), "population.size=3"], DQN)
+    assert (settings.seed, settings.population.size) == (7, 3)
+
+
 def test_it_cannot_be_changed():
     with pytest.raises(pydantic.ValidationError):
         config().seed = 3
