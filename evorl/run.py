@@ -44,6 +44,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             if generation is None:
                 write_atomically(path / "config.yaml", config.to_yaml().encode())
+            run.cut_back(generation or 0)
         except OSError as error:
             raise UserError(f"run.directory: cannot write to {path}: {error.strerror}") from error
         return run, generation

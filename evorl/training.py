@@ -255,8 +255,6 @@ class Run:
         # A target that was reached may have been raised since.
         target, fitness = self.config.training.target_fitness, self.progress.elite_fitness
         self.progress.solved = self.progress.solved and target is not None and (fitness or -np.inf) >= target
-        if self.ranks.is_main:
-            self._directory.cut_back(generation)
         exact = self.progress.ranks == self.ranks.size and not self.config.environment.carry_over
         parts = [name for name in checkpoints.files(generation) if name.startswith("replay-rank-")]
         for name in parts[self.ranks.rank :: self.ranks.size]:

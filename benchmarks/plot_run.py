@@ -1,0 +1,59 @@
+"""Draw a run: fitness of every agent over environment steps, who came from whom, and one hyperparameter.
+
+    python benchmarks/plot_run.py runs/NAME docs/run.png
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def draw(run: Path, picture: Path, hyperparameter: str) -> None:
+    metrics, lineage = read(run / "metrics.jsonl"), read(run / "lineage.jsonl")
+    steps = {row["generation"]: row["agent_steps"] for row in metrics}
+    born = {(row["generation"], row["id"]): row for row in lineage}
+    figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1))
+    colours = {"none": "0.6", "founder": "0.6", "architecture": "C0", "parameters": "C1", "activation": "C4"}
+    for (generation, agent), row in born.items():
+        before = born.get((generation - 1, agent)) or born.get((generation - 1, row["parent"]))
+        colour = colours.get(row["mutation"].split(" ")[0], "C2")
+        for axis, read_value in ((above, lambda r: r["fitness"]), (below, lambda r: r["hyperparameters"][hyperparameter])):
+            if before is not None:
+                places = [steps[generation - 1], steps[generation]]
+                axis.plot(places, [read_value(before), read_value(row)], color=colour, linewidth=1, zorder=1)
+            axis.scatter(steps[generation], read_value(row), color=colour, s=14, zorder=2)
+    above.plot(steps.values(), [row["elite_fitness"] for row in metrics], color="k", linewidth=1.5, label="best so far")
+    for name, colour in {**colours, "hyperparameters": "C2"}.items():
+        if name != "founder":
+            above.plot([], [], color=colour, label=name if name != "none" else "no mutation")
+    above.axhline(200, color="0.8", linestyle="--", zorder=0)
+    above.set_ylabel("mean return of fresh episodes")
+    above.legend(fontsize=8, loc="lower right")
+    below.set_ylabel(hyperparameter)
+    below.set_yscale("log")
+    below.set_xlabel("environment steps of each agent")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--hyperparameter", default="learning_rate")
+    parsed = parser.parse_args()
+    draw(parsed.run, parsed.picture, parsed.hyperparameter)
+
+
+if __name__ == "__main__":
+    main()
