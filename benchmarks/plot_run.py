@@ -1,6 +1,6 @@
 """Draw a run: fitness of every agent over environment steps, who came from whom, and one hyperparameter.
 
-    python benchmarks/plot_run.py runs/NAME docs/run.png
+python benchmarks/plot_run.py runs/NAME docs/run.png
 """
 
 import argparse
@@ -22,12 +22,22 @@ def draw(run: Path, picture: Path, hyperparameter: str) -> None:
     metrics, lineage = read(run / "metrics.jsonl"), read(run / "lineage.jsonl")
     steps = {row["generation"]: row["agent_steps"] for row in metrics}
     born = {(row["generation"], row["id"]): row for row in lineage}
+
+    def fitness(row: dict[str, Any]) -> float:
+        return float(row["fitness"])
+
+    def setting(row: dict[str, Any]) -> float:
+        return float(row["hyperparameters"][hyperparameter])
+
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1))
     colours = {"none": "0.6", "founder": "0.6", "architecture": "C0", "parameters": "C1", "activation": "C4"}
     for (generation, agent), row in born.items():
         before = born.get((generation - 1, agent)) or born.get((generation - 1, row["parent"]))
         colour = colours.get(row["mutation"].split(" ")[0], "C2")
-        for axis, read_value in ((above, lambda r: r["fitness"]), (below, lambda r: r["hyperparameters"][hyperparameter])):
+        for axis, read_value in (
+            (above, lambda r: r["fitness"]),
+            (below, lambda r: r["hyperparameters"][hyperparameter]),
+        ):
             if before is not None:
                 places = [steps[generation - 1], steps[generation]]
                 axis.plot(places, [read_value(before), read_value(row)], color=colour, linewidth=1, zorder=1)

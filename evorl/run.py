@@ -69,6 +69,11 @@ class RunDirectory:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a `.jsonl` file."""
+        path = self.path / name
+        return [json.loads(line) for line in _whole_lines(path)] if path.is_file() else []
+
     def cut_back(self, generation: int) -> None:
         """Drop the lines of generations after `generation`, which are about to be lived again."""
         for path in (self.path / "metrics.jsonl", self.path / "lineage.jsonl"):

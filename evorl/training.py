@@ -96,7 +96,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the target is reached or the steps are used up, as the main process told all ranks."""
+        """Whether the target is reached or the steps are used up; all ranks decide from the same numbers."""
         return self.progress.solved or self.progress.agent_steps >= self.config.training.max_steps
 
     def seed(self, purpose: str) -> int:
@@ -134,7 +134,7 @@ class Run:
             self._bar.close()
         self._directory.write_summary(summary)
         if self._trackers is not None:
-            self._trackers.finish(summary)
+            self._trackers.finish(summary, self._directory.read("lineage.jsonl"))
 
     def steps(self) -> Iterator[int]:
         """The vector steps of one generation, shown on the bar."""
@@ -182,11 +182,10 @@ class Run:
         if not self.ranks.is_main:
             return
         row = generation_row(trained, counts, asdict(progress), seconds)
-        lineage = lineage_rows(trained, progress.generation)
         self._directory.append("metrics.jsonl", [row])
-        self._directory.append("lineage.jsonl", lineage)
+        self._directory.append("lineage.jsonl", lineage_rows(trained, progress.generation))
         if self._trackers is not None:
-            self._trackers.log(progress.global_steps, curves(row), lineage)
+            self._trackers.log(progress.global_steps, curves(row))
         if self._bar is not None:
             self._bar.n = progress.agent_steps
             best, mean = row["best_fitness"], row["mean_fitness"]

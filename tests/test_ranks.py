@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
-from support import EVERY_MUTATION, ROOT, free_port, launch, lines
+from support import EVERY_MUTATION, ROOT, free_port, launch, lines, train
 
 from evorl.checkpoint import decode_agents
+from evorl.types import EvorlWarning
 
 
 def agents(run, generation):
@@ -17,7 +18,7 @@ def agents(run, generation):
     return decode_agents(path.read_bytes(), str(path))
 
 
-def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path):
+def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path, monkeypatch):
     """The run itself compares digests of trained and of evolved agents each generation and fails if they differ."""
     done = launch(tmp_path, "run.name=a", "training.max_steps=240", "checkpoint.keep=10", *EVERY_MUTATION)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -40,6 +41,13 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     assert resumed == whole
     for first, second in zip(agents(run, 6), agents(tmp_path / "runs" / "b", 6), strict=True):
         torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
+
+    # One process takes the run up too, with both parts of the replay, and says that this is another run from here on.
+    monkeypatch.chdir(tmp_path)
+    longer = ["run.name=b", "checkpoint.keep=10", "training.max_steps=280", "run.resume=auto", *EVERY_MUTATION]
+    with pytest.warns(EvorlWarning, match="not bit-exact: the number of ranks changed"):
+        assert train(*longer) == 0
+    assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) >= 7
 
 
 def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path):

@@ -44,6 +44,19 @@ def test_a_restored_ring_goes_on_where_it_was():
         assert torch.equal(first.storage[name], second.storage[name])
 
 
+@pytest.mark.parametrize("count", [4, 7])
+def test_parts_of_other_sizes_are_joined_oldest_first(count):
+    parts = [ring(5), ring(5)]
+    for number, part in enumerate(parts):
+        part.add(rows(10 * number, 10 * number + count))
+    whole = ring(100)
+    for part in parts:
+        whole.restore(*part.state())
+    kept = min(count, 5)
+    expected = [10 * number + row for number in (0, 1) for row in range(count - kept, count)]
+    assert whole.gather(torch.arange(whole.size))["x"].tolist() == expected
+
+
 @given(
     st.integers(1, 500),
     st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(any),

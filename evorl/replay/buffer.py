@@ -51,10 +51,15 @@ class ReplayBuffer:
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """What a checkpoint keeps: the rows held, and where the ring stands."""
         rows = {name: store[: self.size].cpu() for name, store in self.storage.items()}
-        return rows, {"size": self.size, "next": self._next}
+        return rows, {"size": self.size, "next": self._next, "capacity": self.capacity}
 
     def restore(self, rows: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Take over what `state` gave."""
+        """Take over what `state` gave: exactly into an empty ring of the same capacity, else appended, oldest first."""
+        rows = {name: value.to(self.device) for name, value in rows.items()}
+        if self.size or numbers["capacity"] != self.capacity:
+            full = numbers["size"] == numbers["capacity"]
+            self.add({name: value.roll(-numbers["next"], 0) if full else value for name, value in rows.items()})
+            return
         self.size, self._next = numbers["size"], numbers["next"]
         for name, store in self.storage.items():
-            store[: self.size] = rows[name].to(store.device)
+            store[: self.size] = rows[name]

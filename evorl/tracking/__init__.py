@@ -21,11 +21,8 @@ class Tracker(Protocol):
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add points at `step`, the environment steps of all agents, which only grows."""
 
-    def log_lineage(self, rows: Sequence[Row]) -> None:
-        """Show who came from whom, so far."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Note how the run ended, and close."""
+    def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
+        """Note how the run ended and who came from whom, and close."""
 
 
 TRACKERS: Mapping[str, Callable[[AnyConfig, Path], Tracker]] = {
@@ -40,21 +37,19 @@ class Trackers:
 
     def __init__(self, config: AnyConfig, directory: Path) -> None:
         self._trackers: dict[str, Tracker] = {}
-        self._lineage: list[Row] = []
         for name in config.tracking.backends:
             try:
                 self._trackers[name] = TRACKERS[name](config, directory)
             except Exception as error:
                 self._drop(name, error)
 
-    def log(self, step: int, scalars: Mapping[str, float], lineage: Sequence[Row]) -> None:
-        """One generation's numbers and its agents."""
-        self._lineage += lineage
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add one generation's points."""
         self._each(lambda tracker: tracker.log(step, scalars))
-        self._each(lambda tracker: tracker.log_lineage(self._lineage))
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        self._each(lambda tracker: tracker.finish(summary))
+    def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
+        """Close all trackers."""
+        self._each(lambda tracker: tracker.finish(summary, lineage))
 
     def _each(self, use: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -69,16 +64,4 @@ class Trackers:
         warnings.warn(f"tracking.backends: {name} failed and is off from here on: {reason}", EvorlWarning, stacklevel=2)
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested numbers as `a/b/c: number`."""
-    flat: dict[str, float] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            flat[name] = float(value)
-    return flat
-
-
-__all__ = ["TRACKERS", "Row", "Tracker", "Trackers", "flatten"]
+__all__ = ["TRACKERS", "Row", "Tracker", "Trackers"]

@@ -27,12 +27,10 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def log_lineage(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         lines = ["| generation | agent | parent | mutation | fitness |", "|---|---|---|---|---|"]
         columns = ("generation", "id", "parent", "mutation", "fitness")
-        lines += ["| " + " | ".join(str(row.get(column)) for column in columns) + " |" for row in rows]
+        lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in lineage]
         self._writer.add_text("lineage", "\n".join(lines), self._step)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
         self._writer.add_text("summary", str(dict(summary)), self._step)
         self._writer.close()

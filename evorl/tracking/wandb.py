@@ -40,11 +40,9 @@ class WeightsAndBiases:
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log({**scalars, "global_steps": step})
 
-    def log_lineage(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        data = [[_cell(row.get(column)) for column in LINEAGE_COLUMNS] for row in rows]
-        self._run.summary["lineage"] = wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
+        data = [[_cell(row[column]) for column in LINEAGE_COLUMNS] for row in lineage]
+        self._run.log({"lineage": wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)})
         self._run.summary.update(dict(summary))
         self._run.finish()
 
