@@ -34,14 +34,11 @@ def draw(run: Path, picture: Path, hyperparameter: str) -> None:
     for (generation, agent), row in born.items():
         before = born.get((generation - 1, agent)) or born.get((generation - 1, row["parent"]))
         colour = colours.get(row["mutation"].split(" ")[0], "C2")
-        for axis, read_value in (
-            (above, lambda r: r["fitness"]),
-            (below, lambda r: r["hyperparameters"][hyperparameter]),
-        ):
+        for axis, value in ((above, fitness), (below, setting)):
             if before is not None:
                 places = [steps[generation - 1], steps[generation]]
-                axis.plot(places, [read_value(before), read_value(row)], color=colour, linewidth=1, zorder=1)
-            axis.scatter(steps[generation], read_value(row), color=colour, s=14, zorder=2)
+                axis.plot(places, [value(before), value(row)], color=colour, linewidth=1, zorder=1)
+            axis.scatter(steps[generation], value(row), color=colour, s=14, zorder=2)
     above.plot(steps.values(), [row["elite_fitness"] for row in metrics], color="k", linewidth=1.5, label="best so far")
     for name, colour in {**colours, "hyperparameters": "C2"}.items():
         if name != "founder":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import netrc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import wandb
 
@@ -48,10 +50,16 @@ class WeightsAndBiases:
 
 
 def _has_key() -> bool:
-    """Whether W&B could log in without asking."""
+    """Whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
     if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
         return False
-    return bool(os.environ.get("WANDB_API_KEY") or wandb.api.api_key)
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def _cell(value: Any) -> Any:
