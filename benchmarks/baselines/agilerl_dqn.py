@@ -5,7 +5,7 @@ AgileRL's distributed tutorial uses; `local` samples the buffer directly (AgileR
 Counts work only while learning is on. Prints one JSON line.
 
 Environment:  python -m venv V && V/bin/pip install torch==2.13.0 agilerl==2.58.0 peft "gymnasium[box2d]"
-Run:          OMP_NUM_THREADS=1 WANDB_MODE=offline V/bin/python benchmarks/baselines/agilerl_dqn.py --path local --seconds 20
+Run:          OMP_NUM_THREADS=1 V/bin/python benchmarks/baselines/agilerl_dqn.py --path local --seconds 20
 """
 
 import argparse
