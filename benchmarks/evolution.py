@@ -1,0 +1,63 @@
+"""Seconds of one evolution: select, mutate, write the checkpoint with a full replay, reload. Prints one JSON line.
+
+    OMP_NUM_THREADS=1 python benchmarks/evolution.py population.size=16
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.launch import load_config, run_program
+from evorl.timing import Stopwatch
+from evorl.training import Run
+from evorl.types import Transition
+
+DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
+GENERATIONS = 20
+
+
+def main(arguments: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        config = load_config([*arguments, f"run.directory={directory}", "tracking.backends=[]"], DEFAULT_CONFIG)
+        placement = Placement(Ranks(), config.population.placement, config.population.size)
+        environments = Environments(config.environment, 1, 1)
+        algorithm = make_algorithm(config, environments.observation_space, environments.action_space)
+        experience = algorithm.experience(placement, environments.always_valid, Stopwatch())
+        rows, shape = config.replay.capacity, environments.observation_space.shape or ()
+        flags = torch.zeros(1, rows, dtype=torch.bool)
+        some = torch.randn(1, rows, *shape)
+        transition = Transition(some, torch.randn(1, rows), some, flags, flags, ~flags)
+        experience.add(transition, {"action": torch.zeros(1, rows, dtype=torch.int64)})
+
+        run = Run(config, placement, algorithm, experience, Stopwatch())
+        rng, seconds = np.random.default_rng(0), []
+        for _ in range(GENERATIONS):
+            for agent in run.agents:
+                agent.fitness = float(rng.normal())
+            started = time.perf_counter()
+            run.progress.generation += 1
+            run.evolve(run.agents)
+            seconds.append(time.perf_counter() - started)
+        size = sum(path.stat().st_size for path in next((run.path / "checkpoints").iterdir()).iterdir())
+    line = {
+        "agents": config.population.size,
+        "replay": rows,
+        "checkpoint_mb": round(size / 2**20, 2),
+        "median_s": round(statistics.median(seconds), 4),
+        "max_s": round(max(seconds), 4),
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main, sys.argv[1:]))
