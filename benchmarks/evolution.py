@@ -1,6 +1,6 @@
 """Seconds of one evolution: select, mutate, write the checkpoint with a full replay, reload. Prints one JSON line.
 
-    OMP_NUM_THREADS=1 python benchmarks/evolution.py population.size=16
+OMP_NUM_THREADS=1 python benchmarks/evolution.py population.size=16
 """
 
 import json

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from evorl.types import Agent, Roles, Tensors, UserError
+from evorl.types import ROLES, Agent, Roles, Tensors, UserError
 
 CHECKPOINT = re.compile(r"generation-(\d{6,})")
 
@@ -71,7 +71,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
             index, module, role, name = key.split("/", 3)
             tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
         for roles in (roles for agent in tensors for roles in agent.values()):
-            for role in ("parameters", "buffers", "target", "mean", "square"):
+            for role in ROLES:
                 roles.setdefault(role, {})
         return [Agent.from_description(*pair) for pair in zip(descriptions, tensors, strict=True)]
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:

@@ -14,7 +14,7 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.evaluation import MOST_COPIES, evaluate
-from evorl.launch import run_program
+from evorl.launch import check, run_program
 from evorl.population import Population
 from evorl.randomness import derive_seed, torch_generator
 from evorl.run import load_elite
@@ -23,7 +23,7 @@ from evorl.run import load_elite
 def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int | str]:
     """Returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
     data, agent = load_elite(run)
-    config = validate(data, SETTINGS)
+    config = check(validate(data, SETTINGS))
     environments = Environments(config.environment, 1, min(episodes, MOST_COPIES))
     algorithm = make_algorithm(config, environments.observation_space, environments.action_space)
     generator = torch_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
@@ -50,9 +50,16 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("evaluate", help="the best agent's return on fresh episodes")
     command.add_argument("run", type=Path, help="the run's directory")
     command.add_argument("--episodes", type=_count, default=100)
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=_seed, default=0)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is out of range; it must be at least 0")
+    return value
 
 
 def _count(text: str) -> int:

@@ -39,7 +39,7 @@ class Run(Section):
     """The run's directory below `directory`; without it each run gets a fresh one."""
     directory: Path = Path("runs")
     resume: Literal["never", "auto"] = "never"
-    """`auto` goes on from the newest whole generation where there is one."""
+    """`auto` goes on from the newest checkpoint that is whole, where there is one."""
     timeout: Positive = 300.0
     """Seconds that a rank waits for the others before it gives up."""
 
@@ -89,7 +89,7 @@ class Selection(Section):
     size: Count = 2
     """Agents that meet in one tournament."""
     elitism: bool = True
-    """The best agent goes on unchanged."""
+    """For `tournament`: the best agent goes on unchanged. Under `truncation` it always does."""
     share: Annotated[float, Field(gt=0, le=0.5)] = 0.25
     """For `truncation`: the share of the population that is replaced."""
 
@@ -124,8 +124,8 @@ class Mutation(BaseModel):
 class HyperparameterRange(Section):
     """How evolution may turn one hyperparameter. The range bounds what a mutation may choose, not the first value."""
 
-    min: float
-    max: float
+    min: Annotated[float, Field(allow_inf_nan=False)]
+    max: Annotated[float, Field(allow_inf_nan=False)]
     scale: Literal["log", "linear"] = "log"
     """`log` multiplies by `grow` or `shrink`; `linear` moves by (factor - 1) of the range."""
     grow: Annotated[float, Field(gt=1)] = 1.2
@@ -180,7 +180,7 @@ class Evaluation(Section):
 
 class Training(Section):
     max_steps: Count = 1_000_000
-    """Environment steps of each agent, over all ranks."""
+    """Environment steps of each agent, over all ranks, after which no further generation begins."""
     target_fitness: float | None = None
 
 
@@ -238,7 +238,20 @@ class Config(Section, Generic[Settings]):
                 )
             if getattr(self.algorithm, name) is None:
                 raise ValueError(f"algorithm.{name}: evolution can only turn it from a number, and it is null")
+            self._check_ends(name)
         return self
+
+    def _check_ends(self, name: str) -> None:
+        """Raise ValueError unless the setting may take both ends of its range; whole numbers are rounded."""
+        settings, ends = self.algorithm, self.evolution.hyperparameters[name]
+        for end, value in (("min", ends.min), ("max", ends.max)):
+            whole = isinstance(getattr(settings, name), int) and type(settings).model_fields[name].annotation is int
+            changed = settings.model_dump() | {name: round(value) if whole else value}
+            try:
+                type(settings).model_validate(changed)
+            except ValidationError as error:
+                reason = explain(type(settings), error)
+                raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}") from error
 
     def to_yaml(self) -> str:
         """The whole configuration, defaults included; it reproduces the run."""

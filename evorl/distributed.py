@@ -30,7 +30,11 @@ class RankLost(RuntimeError):
 
 
 class Ranks:
-    """The processes that Accelerate started. Every wait ends after `timeout` seconds with RankLost."""
+    """The processes that Accelerate started.
+
+    Every wait ends after `timeout` seconds, with RankLost over gloo; NCCL ends the process itself. `on_host` counts
+    the ranks of this machine, the first of which `leads_host`.
+    """
 
     def __init__(self, timeout: float = 300.0) -> None:
         launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -40,6 +44,8 @@ class Ranks:
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=use_cpu, kwargs_handlers=[handler])
         self._timeout = timeout
+        self.on_host = local
+        self.leads_host = os.environ.get("LOCAL_RANK", "0") == "0"
         self.rank: int = self._accelerator.process_index
         self.size: int = self._accelerator.num_processes
         self.device: torch.device = self._accelerator.device
@@ -76,7 +82,7 @@ class Ranks:
         everyones = [torch.empty_like(mine) for _ in range(self.size)]
         with self._waiting(what):
             dist.all_gather(everyones, mine)
-        return torch.stack(everyones).cpu().numpy()
+            return torch.stack(everyones).cpu().numpy()
 
     def gather_bytes(self, payload: bytes, what: str) -> list[bytes]:
         """Every rank's payload, on all ranks. Payloads may differ in length."""

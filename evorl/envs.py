@@ -5,10 +5,7 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 
 from __future__ import annotations
 
-import importlib
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
+from evorl.plugins import import_from_here
 from evorl.types import Transition, UserError
 
 
@@ -148,7 +146,7 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
     try:
         module, _, name = settings.id.rpartition(":")
         if module:
-            _import(module)
+            import_from_here(module)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             native = gym.spec(name).vector_entry_point is not None
@@ -162,12 +160,5 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
             return gym.make_vec(settings.id, copies, vectorization_mode=mode, vector_kwargs=options, **settings.kwargs)
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
-    except TypeError as error:
+    except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
-
-
-def _import(module: str) -> None:
-    """Import the module of `module:Env-v0`, which registers the environment; it may lie in the working directory."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    importlib.import_module(module)

@@ -24,6 +24,10 @@ class Counts:
     loss: NDArray[np.float64]
     train_return: NDArray[np.float64]
 
+    def ordered(self, order: NDArray[np.intp]) -> Counts:
+        """The counts of the agents in another order."""
+        return Counts(self.steps[order], self.updates[order], self.loss[order], self.train_return[order])
+
 
 def count(population: Population, environments: Environments, placement: Placement) -> Counts:
     """Add up what the ranks counted since the last call; loss and return are means, NaN where nothing happened."""

@@ -43,7 +43,7 @@ class Population:
         self._average = average
         self._copies = copies
         self._stopwatch = stopwatch or Stopwatch()
-        for members, layout in plan_stacks([agent.architecture for agent in agents]):
+        for members, layout in plan_stacks([agent.architecture for agent in agents], *algorithm.widths):
             start = len(self.agents)
             self.agents += [agents[index] for index in members]
             self.stacks.append(self._stack(self.agents[start:], start, layout))

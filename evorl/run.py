@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import yaml
 
 from evorl.checkpoint import Checkpoints, decode_agents, encode_agents, write_atomically, write_json
 from evorl.config import AnyConfig, read_yaml
-from evorl.types import Agent, UserError
+from evorl.types import Agent, EvorlWarning, UserError
 
 FREE_TO_CHANGE = ("run", "training", "tracking", "checkpoint")
 """Sections in which a resumed run may differ from its first part."""
@@ -32,21 +36,17 @@ class RunDirectory:
         Raises UserError where it belongs to another run.
         """
         directory = config.run.directory
-        if config.run.name is None:
-            if config.run.resume == "auto":
-                raise UserError("run.name: resuming needs the name of the run to resume")
-            path = _fresh(directory, config)
-        else:
-            path = directory / config.run.name
-        run = cls(path, config.checkpoint.keep)
+        if config.run.name is None and config.run.resume == "auto":
+            raise UserError("run.name: resuming needs the name of the run to resume")
         try:
+            path = directory / config.run.name if config.run.name else _fresh(directory, config)
+            run = cls(path, config.checkpoint.keep)
             generation = run._resumable(config)
             path.mkdir(parents=True, exist_ok=True)
-            if generation is None:
-                write_atomically(path / "config.yaml", config.to_yaml().encode())
+            write_atomically(path / "config.yaml", config.to_yaml().encode())
             run.cut_back(generation or 0)
         except OSError as error:
-            raise UserError(f"run.directory: cannot write to {path}: {error.strerror}") from error
+            raise UserError(f"run.directory: cannot write to {error.filename}: {error.strerror}") from error
         return run, generation
 
     def _resumable(self, config: AnyConfig) -> int | None:
@@ -61,13 +61,21 @@ class RunDirectory:
         difference = _first_difference(read_yaml(self.path / "config.yaml"), yaml.safe_load(config.to_yaml()))
         if difference:
             raise UserError(f"run.resume: {self.path} was begun with another configuration: {difference}")
-        generations = self.checkpoints.generations()
-        return generations[-1] if generations else None
+        for generation in reversed(self.checkpoints.generations()):
+            try:
+                for name in self.checkpoints.files(generation):
+                    self.checkpoints.read(generation, name)
+                return generation
+            except UserError as error:
+                warnings.warn(f"{error}; going on from the checkpoint before it", EvorlWarning, stacklevel=2)
+        return None
 
     def append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add lines to a `.jsonl` file."""
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())  # The checkpoint that follows must not outlast these lines.
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """The lines of a `.jsonl` file."""
@@ -104,8 +112,13 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
 def _fresh(directory: Path, config: AnyConfig) -> Path:
     stem = f"{config.algorithm.name}-{config.environment.id.split(':')[-1]}-{time.strftime('%Y%m%d-%H%M%S')}"
-    candidates = [directory / stem, *(directory / f"{stem}-{number}" for number in range(2, 100))]
-    return next(path for path in candidates if not path.exists())
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = directory / (stem if number == 1 else f"{stem}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("itertools.count ended")
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -49,7 +49,7 @@ class Progress:
     next_id: int = 0
     elite_fitness: float | None = None
     solved: bool = False
-    seconds: float = 0.0
+    wall_clock_seconds: float = 0.0
     ranks: int = 1
 
 
@@ -82,7 +82,7 @@ class Run:
         self._bar: tqdm[Any] | None = None
         if generation is not None:
             self._restore(generation)
-        self._before = self.progress.seconds
+        self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
 
     @property
@@ -157,13 +157,17 @@ class Run:
 
     def judge(self, trained: list[Agent], fitness: NDArray[np.float64], evaluator: Evaluator) -> None:
         """Note each agent's fitness [P], keep the best agent there has been, and see whether the target is reached."""
+        fitness = np.where(np.isfinite(fitness), fitness, np.nan)
         for agent, value in zip(trained, fitness, strict=True):
-            agent.fitness = float(value) if np.isfinite(value) else None
-        best, progress = trained[elite(fitness)], self.progress
-        target = self.config.training.target_fitness
-        if self._reaches(best, target) and self.config.evaluation.confirmation_episodes:
+            agent.fitness = None if np.isnan(value) else float(value)
+        best, progress, target = trained[elite(fitness)], self.progress, self.config.training.target_fitness
+        confirmed: set[int] = set()
+        while self.config.evaluation.confirmation_episodes and self._reaches(best, target) and best.id not in confirmed:
             alone = Population([best], self.algorithm, generator=self.generator("confirmation"))
             best.fitness = evaluator.confirm(alone, self.generation)
+            confirmed.add(best.id)
+            # What was the best of noisy means may now be behind another.
+            best = trained[elite(np.array([np.nan if a.fitness is None else a.fitness for a in trained]))]
         if best.fitness is not None and (progress.elite_fitness is None or best.fitness > progress.elite_fitness):
             progress.elite_fitness = best.fitness
             if self.ranks.is_main:
@@ -176,20 +180,24 @@ class Run:
         progress.generation += 1
         progress.agent_steps += int(counts.steps.mean())
         progress.global_steps += int(counts.steps.sum())
-        progress.seconds = self._before + time.perf_counter() - self._began
+        progress.wall_clock_seconds = self._before + time.perf_counter() - self._began
         seconds = {"training": self._training_seconds, **self.stopwatch.seconds}
         self.stopwatch.clear()
         if not self.ranks.is_main:
             return
-        row = generation_row(trained, counts, asdict(progress), seconds)
+        # Stacks order the agents anew each generation; curves keep the places that evolution gave them.
+        place = {agent.id: number for number, agent in enumerate(self.agents)}
+        order = np.argsort([place[agent.id] for agent in trained])
+        trained = [trained[index] for index in order]
+        row = generation_row(trained, counts.ordered(order), asdict(progress), seconds)
         self._directory.append("metrics.jsonl", [row])
         self._directory.append("lineage.jsonl", lineage_rows(trained, progress.generation))
         if self._trackers is not None:
             self._trackers.log(progress.global_steps, curves(row))
         if self._bar is not None:
             self._bar.n = progress.agent_steps
-            best, mean = row["best_fitness"], row["mean_fitness"]
-            self._bar.set_postfix(best=f"{best:.0f}", mean=f"{mean:.0f}", rate=f"{row['env_steps_per_second']:.0f}/s")
+            shown = {"best": row["best_fitness"], "mean": row["mean_fitness"], "rate": row["env_steps_per_second"]}
+            self._bar.set_postfix({name: round(value) for name, value in shown.items() if value is not None})
 
     def evolve(self, trained: list[Agent]) -> None:
         """Select and mutate on the main process and checkpoint; every other rank reloads the new agents."""
@@ -220,8 +228,10 @@ class Run:
             listed = {name: value for part in everyones for name, value in json.loads(part).items()}
             checkpoints.complete(generation, listed)
         self.ranks.barrier("the checkpoint")
-        if not checkpoints.path(generation).exists():  # This host does not share the main process's file system.
-            checkpoints.complete(generation, mine)
+        if self.ranks.leads_host and not checkpoints.path(generation).exists():
+            # This host does not share the main process's file system: it keeps its own ranks' files.
+            here = everyones[self.ranks.rank : self.ranks.rank + self.ranks.on_host]
+            checkpoints.complete(generation, {name: value for part in here for name, value in json.loads(part).items()})
 
     def _reload(self, payload: bytes) -> list[Agent]:
         """The checkpoint's agents: from the file on ranks that can see it, else from the main process's bytes."""
@@ -247,15 +257,21 @@ class Run:
     def _restore(self, generation: int) -> None:
         """Take up the run after `generation`."""
         checkpoints = self._directory.checkpoints
-        self.progress = Progress(**json.loads(checkpoints.read(generation, "state.json")))
-        self.agents = decode_agents(
-            checkpoints.read(generation, "agents.safetensors"), str(checkpoints.path(generation))
+
+        def read(name: str) -> bytes:
+            return self.ranks.from_main(lambda: checkpoints.read(generation, name), f"{name} of the checkpoint")
+
+        self.progress = Progress(**json.loads(read("state.json")))
+        self.agents = decode_agents(read("agents.safetensors"), str(checkpoints.path(generation)))
+        files = json.loads(
+            self.ranks.from_main(lambda: json.dumps(checkpoints.files(generation)).encode(), "the checkpoint's files")
         )
         # A target that was reached may have been raised since.
         target, fitness = self.config.training.target_fitness, self.progress.elite_fitness
-        self.progress.solved = self.progress.solved and target is not None and (fitness or -np.inf) >= target
+        reached = target is not None and fitness is not None and fitness >= target
+        self.progress.solved = self.progress.solved and reached
         exact = self.progress.ranks == self.ranks.size and not self.config.environment.carry_over
-        parts = [name for name in checkpoints.files(generation) if name.startswith("replay-rank-")]
+        parts = [name for name in files if name.startswith("replay-rank-")]
         for name in parts[self.ranks.rank :: self.ranks.size]:
             self.experience.restore(*decode_tensors(checkpoints.read(generation, name)))
         self.progress.ranks = self.ranks.size

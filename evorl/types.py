@@ -11,8 +11,9 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 Roles = dict[str, Tensors]
-"""The tensors of one network of one agent: `parameters` and `buffers` (not trained), and for each trained parameter its
-`target` copy and Adam's moments `mean` and `square`."""
+"""The tensors of one network of one agent, by their role."""
+ROLES = ("parameters", "buffers", "target", "mean", "square")
+"""What is trained and what is not, and for each trained parameter its target copy and Adam's two moments."""
 
 Decision = Mapping[str, Tensor]
 """What an agent decided in each environment: `action` [P, E] and whatever else its algorithm wants to remember."""

@@ -80,6 +80,22 @@ def probe_network(inputs, outputs):
     return torch.nn.Sequential(torch.nn.Linear(inputs, 24), torch.nn.SiLU(), torch.nn.Linear(24, outputs))
 
 
+def no_module(inputs, outputs):
+    return 3
+
+
+def wrong_shape(inputs, outputs):
+    return torch.nn.Linear(inputs, outputs + 1)
+
+
+def partly_frozen(inputs, outputs):
+    """A network with a frozen layer, and a layer that nothing uses."""
+    model = torch.nn.Sequential(torch.nn.Linear(inputs, 24), torch.nn.Tanh(), torch.nn.Linear(24, outputs))
+    model[0].requires_grad_(False)
+    model[2].unused = torch.nn.Linear(2, 2)
+    return model
+
+
 def demo():
     """The `main` of demos/online.py."""
     spec = importlib.util.spec_from_file_location("online", ROOT / "demos" / "online.py")

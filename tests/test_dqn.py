@@ -15,7 +15,7 @@ from evorl.population import Population, found_population
 from evorl.randomness import torch_generator
 from evorl.returns import double_q_value, one_step_return
 from evorl.timing import Stopwatch
-from evorl.types import UserError
+from evorl.types import Architecture, UserError
 
 
 def test_one_step_return_bootstraps_unless_terminated():
@@ -161,6 +161,27 @@ def test_probe_two_steps_discount_the_second():
 def test_probe_variants_learn_the_same(overrides):
     q, _, _ = learned(*overrides)
     torch.testing.assert_close(q, torch.eye(2).expand(2, 2, 2), atol=0.15, rtol=0)
+
+
+def test_frozen_and_unused_parameters_of_a_module_stay():
+    dqn = algorithm("network={name: module, factory: 'support:partly_frozen'}")
+    members = [agent(Architecture(), id=index, dqn=dqn) for index in range(2)]
+    group = population(members, dqn)
+    group.learn(batch(members))
+    for before, after in zip(members, group.to_agents(), strict=True):
+        old, new = before.tensors["q"], after.tensors["q"]
+        torch.testing.assert_close(new["buffers"], old["buffers"], rtol=0, atol=0)
+        assert set(new["buffers"]) == {"0.weight", "0.bias"}
+        assert torch.equal(new["parameters"]["2.unused.weight"], old["parameters"]["2.unused.weight"])
+        assert not torch.equal(new["parameters"]["2.weight"], old["parameters"]["2.weight"])
+
+
+def test_observations_of_bytes_are_read_as_numbers():
+    dqn = make_algorithm(config(), gym.spaces.Box(0, 255, (5,), np.uint8), gym.spaces.Discrete(3))
+    group = population([agent(dqn=dqn)], dqn)
+    seen = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
+    assert group.act(seen)["action"].shape == (1, 4)
+    assert torch.equal(group.best(seen)["action"], group.best(seen.float())["action"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "evorl"
 FLOORS = [
-    {"config", "explain", "types", "randomness", "timing"},
+    {"config", "explain", "types", "plugins", "randomness", "timing"},
     {"networks", "returns", "losses", "envs"},
     {"replay", "distributed", "checkpoint", "tracking"},
     {"algorithms", "evolution"},

@@ -12,9 +12,9 @@ from support import EVERY_MUTATION, ROOT, lines, train
 from evorl.checkpoint import Checkpoints, decode_agents, encode_agents, entry, write_atomically
 from evorl.cli import evaluate_elite, run_command
 from evorl.launch import run_program
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
-MEASURED = ("seconds", "env_steps_per_second", "updates_per_second")
+MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_per_second")
 SHIPPED = sorted((ROOT / "configs" / "training").glob("*.yaml"))
 
 
@@ -169,6 +169,39 @@ def test_a_damaged_checkpoint_is_named(in_directory):
         with pytest.raises(UserError, match=f"{name}: damaged"):
             Checkpoints(checkpoint.parent, 2).read(3, name)
         (checkpoint / name).write_bytes(payload)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(in_directory):
+    assert train("run.name=whole", "training.max_steps=150") == 0
+    assert train("run.name=a", "training.max_steps=108") == 0
+    runs = in_directory / "runs"
+    (runs / "a" / "checkpoints" / "generation-000003" / "agents.safetensors").write_bytes(b"")
+    with pytest.warns(EvorlWarning, match=r"generation-000003/agents.safetensors: damaged.*the checkpoint before it"):
+        assert train("run.name=a", "training.max_steps=150", "run.resume=auto") == 0
+    assert told(runs / "a") == told(runs / "whole")
+
+
+def test_unnamed_runs_get_directories_of_their_own(in_directory):
+    for _ in range(2):
+        assert train("training.max_steps=40") == 0
+    assert len(list((in_directory / "runs").iterdir())) == 2
+
+
+def test_a_confirmation_that_fails_does_not_crown_the_next_best_untested(in_directory, monkeypatch):
+    """Four agents seem to reach the target; none does on fresh episodes, so none may count as having done so."""
+    confirmed = []
+
+    def fails(self, population, generation):
+        confirmed.append(population.agents[0].id)
+        return 1.0 + 0.1 * len(confirmed)
+
+    monkeypatch.setattr("evorl.evaluation.Evaluator.confirm", fails)
+    overrides = ["training.target_fitness=5", "evaluation.confirmation_episodes=3", "training.max_steps=40"]
+    assert train("run.name=a", *overrides) == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert set(confirmed[:4]) == {0, 1, 2, 3}
+    assert max(rows[0]["fitness"]) == rows[0]["elite_fitness"] == 1.4
+    assert not rows[0]["solved"]
 
 
 def test_agents_survive_the_file(in_directory):

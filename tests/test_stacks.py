@@ -148,6 +148,9 @@ def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
     assert len(plan_stacks([*small, Architecture((48, 64), (0, 0), "tanh")])) == 1
     plan = plan_stacks([*small, Architecture((512, 512), (0, 0), "relu")])
     assert sorted(len(members) for members, _ in plan) == [1, 5]
+    shallow = [Architecture((32,), (0,), "relu")] * 5
+    plan = plan_stacks([*shallow, Architecture((1024,), (0,), "relu")], inputs=8, outputs=4)
+    assert sorted(len(members) for members, _ in plan) == [1, 5]
 
 
 def test_a_plan_places_every_agent_once_and_gives_it_room():

@@ -54,6 +54,10 @@ class Algorithm(Protocol):
     def losses(self) -> Mapping[str, Callable[[Stack, Batch], Tensor]]:
         """For each network the loss [P] that its parameters minimise; an update takes them in this order."""
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """How wide the networks' inputs and outputs are, all networks together."""
+
     def first_hyperparameters(self) -> dict[str, float]:
         """A new agent's hyperparameters: `learning_rate`, `max_grad_norm` if gradients are clipped, and its own."""
 

@@ -32,7 +32,7 @@ class Exploration(Section):
     start: Fraction = 1.0
     end: Fraction = 0.1
     decay: Annotated[float, Field(gt=0, le=1)] = 0.9995
-    """The factor for each environment step of an agent, over all ranks."""
+    """The factor for each step of each of an agent's environments, over all ranks."""
 
 
 class DQNSettings(AlgorithmSettings):
@@ -77,6 +77,7 @@ class DQN:
         self.observation_space = observation_space
         self.actions = int(action_space.n)
         network = NETWORKS[config.network.name](config.network, observation_space.shape[0], self.actions)
+        self.widths = observation_space.shape[0], self.actions
         self.networks: Mapping[str, Network] = {"q": network}
         self.losses: Mapping[str, Callable[[Stack, Batch], Tensor]] = {"q": self.q_loss}
 
@@ -103,7 +104,7 @@ class DQN:
         }
         return ReplayExperience(
             ReplayBuffer(share, fields, ranks.device),
-            learning_starts=replay.learning_starts * placement.copies // ranks.size,
+            learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
             gather=placement.gather_copies,
             lockstep=always_valid,
             part=0 if placement.is_sharded else ranks.rank,

@@ -39,8 +39,12 @@ def joint(architectures: Sequence[Architecture]) -> Architecture:
     )
 
 
-def plan_stacks(architectures: Sequence[Architecture]) -> list[tuple[list[int], Layout]]:
+def plan_stacks(
+    architectures: Sequence[Architecture], inputs: int = 0, outputs: int = 0
+) -> list[tuple[list[int], Layout]]:
     """Divide agents into stacks so that a training step is cheap: the members of each stack, and its layout.
+
+    `inputs` and `outputs` are the widths of what the networks read and put out.
 
     A stack costs its calls plus the weights of all its members at their common padded size. Starting from one stack for
     each padded shape, the two whose union saves most are joined until no union saves anything.
@@ -53,7 +57,8 @@ def plan_stacks(architectures: Sequence[Architecture]) -> list[tuple[list[int], 
         first, second = stacks[pair[0]], stacks[pair[1]]
         if _kind(architectures[first[0]]) != _kind(architectures[second[0]]):
             return -1.0
-        cost = [_cost([architectures[i] for i in members]) for members in (first, second, first + second)]
+        groups = ([architectures[i] for i in members] for members in (first, second, first + second))
+        cost = [_cost(group, inputs, outputs) for group in groups]
         return cost[0] + cost[1] - cost[2]
 
     while len(stacks) > 1:
@@ -77,9 +82,9 @@ def _kind(architecture: Architecture) -> tuple[int, bool, bool]:
     return len(architecture.hidden_sizes), architecture.layer_norm, architecture.dueling
 
 
-def _cost(architectures: Sequence[Architecture]) -> float:
+def _cost(architectures: Sequence[Architecture], inputs: int, outputs: int) -> float:
     common = joint(architectures)
     widths = common.hidden_sizes
-    weights = sum(a * b for a, b in pairwise(widths))
+    weights = sum(a * b for a, b in pairwise((inputs, *widths, outputs)))
     weights += sum(width * width * depth for width, depth in zip(widths, common.residual_layers, strict=True))
     return STACK_OVERHEAD + len(architectures) * weights

@@ -42,15 +42,16 @@ class StackedModule:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[P, B, inputs] -> [P, B, outputs]."""
-        return self.network.forward(self.layout, self._online, x)
+        return self.network.forward(self.layout, self._online, x.to(self._rate.dtype))
 
     def target(self, x: Tensor) -> Tensor:
         """The same through the target copy."""
-        return self.network.forward(self.layout, self._target, x)
+        return self.network.forward(self.layout, self._target, x.to(self._rate.dtype))
 
     def gradient(self, loss: Tensor, out: Tensor) -> None:
-        """Write the flat gradient [D] of the loss, summed over agents, into `out`."""
-        gradients = torch.autograd.grad(loss.sum(), list(self.leaves.values()))
+        """Write the flat gradient [D] of the loss [P], summed over agents, into `out`."""
+        leaves = list(self.leaves.values())
+        gradients = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=out)
 
     @torch.no_grad()
@@ -63,7 +64,8 @@ class StackedModule:
         """Take over the tensors of the stack's agents."""
         for role, flat in self._roles().items():
             flat.load([agent.tensors[self.name][role] for agent in agents])
-        self.adam.updates.copy_(torch.tensor([agent.state[f"{self.name}.updates"] for agent in agents]))
+        updates = [agent.state[f"{self.name}.updates"] for agent in agents]
+        self.adam.updates.copy_(torch.tensor(updates, dtype=torch.float64))
 
     def unload(self, index: int, agent: Agent) -> None:
         """Write what member `index` of the stack has learned into `agent`."""

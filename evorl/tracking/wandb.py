@@ -6,7 +6,7 @@ import netrc
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlparse
 
 import wandb
@@ -21,8 +21,8 @@ class WeightsAndBiases:
 
     def __init__(self, config: AnyConfig, directory: Path) -> None:
         settings = config.tracking
-        mode = settings.mode
-        if mode == "auto":
+        mode: Literal["online", "offline"] | None = None if settings.mode == "auto" else settings.mode
+        if settings.mode == "auto" and not os.environ.get("WANDB_MODE"):  # W&B itself heeds the variable.
             mode = "online" if _has_key() else "offline"
         if mode == "offline" and settings.mode == "auto":
             print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {directory}/wandb/*`")
@@ -51,8 +51,6 @@ class WeightsAndBiases:
 
 def _has_key() -> bool:
     """Whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return False
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
