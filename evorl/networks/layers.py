@@ -30,8 +30,8 @@ Span = tuple[str, int, int]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[P, B, in], [P, in, out], [P, out] -> [P, B, out]."""
-    return torch.baddbmm(bias.unsqueeze(1), x, weight)
+    """[P, B, in], [P, in, out], [P, 1, out] -> [P, B, out]."""
+    return torch.baddbmm(bias, x, weight)
 
 
 def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
@@ -43,12 +43,12 @@ def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
 
 
 def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, counted: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """Layer normalisation (arXiv 1607.06450) of [P, B, N] with the statistics of the `counted` [P, N] units.
+    """Layer normalisation (arXiv 1607.06450) of [P, B, N] with the statistics of the `counted` [P, 1, N] units.
 
     A norm over part of the units is enough (arXiv 1910.07467), which lets a layer grow without changing what it puts
     out: padding never counts, nor do units that were added to a trained layer.
     """
-    share = (counted / counted.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+    share = (counted / counted.sum(-1, keepdim=True).clamp(min=1)).transpose(1, 2)
     centred = x - torch.bmm(x, share)
     variance = torch.bmm(centred.square(), share)
-    return centred * torch.rsqrt(variance + epsilon) * gain.unsqueeze(1) + shift.unsqueeze(1)
+    return centred * torch.rsqrt(variance + epsilon) * gain + shift

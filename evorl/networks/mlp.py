@@ -17,7 +17,8 @@ class MLP:
     """[P, B, inputs] -> [P, B, outputs] through hidden layers with optional layer norm and dueling head.
 
     The dueling head (arXiv 1511.06581) makes the last hidden layer twice, once for the state's value and once for the
-    advantages; both streams have the width of that layer.
+    advantages; both streams have the width of that layer. Biases and the like are [1, N] in an agent and [P, 1, N] in a
+    stack, so that they broadcast over the batch as they are: unsqueezing them took 2 % of an update.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -36,12 +37,12 @@ class MLP:
                 for depth in range(architecture.residual_layers[index]):
                     inner = f"{block}.residual.{depth}"
                     specs |= self._layer_specs(inner, group, group, architecture)
-                    specs[f"{inner}.scale"] = ParameterSpec((group,), "zeros")
+                    specs[f"{inner}.scale"] = ParameterSpec((1, group), "zeros")
             source = group
         for head, outputs in self._heads(architecture):
             width = _padded_outputs(outputs) if stacked else outputs
             specs[f"{head}.weight"] = ParameterSpec((source, width), "uniform")
-            specs[f"{head}.bias"] = ParameterSpec((width,), "zeros")
+            specs[f"{head}.bias"] = ParameterSpec((1, width), "zeros")
         return specs
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
@@ -95,19 +96,19 @@ class MLP:
     def _layer_specs(name: str, source: str | int, group: str, architecture: Architecture) -> Specs:
         specs = {
             f"{name}.weight": ParameterSpec((source, group), "uniform"),
-            f"{name}.bias": ParameterSpec((group,), "zeros"),
+            f"{name}.bias": ParameterSpec((1, group), "zeros"),
         }
         if architecture.layer_norm:
-            specs[f"{name}.gain"] = ParameterSpec((group,), "ones")
-            specs[f"{name}.shift"] = ParameterSpec((group,), "zeros")
-            specs[f"{name}.counted"] = ParameterSpec((group,), "ones", newborn="zeros", trained=False)
+            specs[f"{name}.gain"] = ParameterSpec((1, group), "ones")
+            specs[f"{name}.shift"] = ParameterSpec((1, group), "zeros")
+            specs[f"{name}.counted"] = ParameterSpec((1, group), "ones", newborn="zeros", trained=False)
         return specs
 
     def _block(self, layout: Layout, p: Mapping[str, Tensor], name: str, index: int, x: Tensor) -> Tensor:
         x = self._layer(layout, p, name, x)
         for depth in range(layout.architecture.residual_layers[index]):
             inner = f"{name}.residual.{depth}"
-            x = x + p[f"{inner}.scale"].unsqueeze(1) * self._layer(layout, p, inner, x)
+            x = x + p[f"{inner}.scale"] * self._layer(layout, p, inner, x)
         return x
 
     @staticmethod
