@@ -254,6 +254,13 @@ def test_wandb_without_a_key_records_offline_and_says_so(in_directory, monkeypat
     assert list((in_directory / "runs" / "a" / "wandb").glob("offline-run-*"))
 
 
+def test_digests_are_compared_before_and_after_every_evolution(in_directory, monkeypatch):
+    compared = []
+    monkeypatch.setattr("evorl.distributed.Ranks.agree", lambda self, digest, what: compared.append(what))
+    assert train("run.name=a", "training.max_steps=70") == 0
+    assert compared == ["trained agents", "evolved agents"] * 2
+
+
 def test_fitness_is_finite_in_every_line(in_directory):
     assert train("run.name=a") == 0
     for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):

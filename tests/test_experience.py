@@ -1,0 +1,87 @@
+"""What agents remember: only what happened, counted the same on all ranks that hold them."""
+
+import numpy as np
+import pytest
+import torch
+from support import agent
+
+from evorl.replay.buffer import ReplayBuffer
+from evorl.replay.experience import ReplayExperience
+from evorl.timing import Stopwatch
+from evorl.types import Transition
+
+P, E = 2, 3
+
+
+def experience(gather, lockstep, part=0, starts=1):
+    fields = {
+        "observation": ((2,), torch.float32),
+        "action": ((), torch.int64),
+        "reward": ((), torch.float32),
+        "next_observation": ((2,), torch.float32),
+        "terminated": ((), torch.bool),
+    }
+    return ReplayExperience(
+        ReplayBuffer(100, fields, torch.device("cpu")),
+        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, seed=0, rank=part, stopwatch=Stopwatch(),
+    )  # fmt: skip
+
+
+def members(**hyperparameters):
+    return [agent(id=index, batch_size=4.0, **hyperparameters) for index in range(P)]
+
+
+def transition(valid, reward=1.0):
+    flags = torch.zeros(P, E, dtype=torch.bool)
+    seen = torch.arange(P * E * 2.0).view(P, E, 2)
+    rewards = torch.where(valid, reward, -99.0)
+    return Transition(seen, rewards, seen + 1, flags, flags, valid, bool(valid.all()))
+
+
+def alone(numbers):
+    return numbers[None]
+
+
+def test_reset_steps_are_neither_stored_nor_counted():
+    memory = experience(alone, lockstep=False)
+    memory.begin(members(learn_step=1.0), 1)
+    valid = torch.tensor([[True, False, True], [True, True, True]])
+    memory.add(transition(valid), {"action": torch.zeros(P, E, dtype=torch.int64)})
+    assert memory.buffer.size == 5
+    assert (memory.buffer.storage["reward"][:5] == 1.0).all()
+    batches = list(memory.due())
+    assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
+
+
+def test_ranks_learn_when_their_steps_are_earned_on_average():
+    """This rank made 3 steps of each agent, the other rank 2 and 3."""
+    memory = experience(lambda numbers: np.stack([numbers, np.array([10.0, 2.0, 3.0][: len(numbers)])]), lockstep=False)
+    memory.begin(members(learn_step=1.0), 1)
+    everywhere = torch.ones(P, E, dtype=torch.bool)
+    memory.add(transition(everywhere), {"action": torch.zeros(P, E, dtype=torch.int64)})
+    batches = list(memory.due())
+    assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
+    assert memory._cadence.credit() == pytest.approx([0.5, 0.0])
+
+
+def test_nothing_is_learned_before_the_union_holds_enough():
+    memory = experience(alone, lockstep=True, starts=10)
+    memory.begin(members(learn_step=3.0), 1)
+    everywhere = torch.ones(P, E, dtype=torch.bool)
+    due = []
+    for _ in range(4):
+        memory.add(transition(everywhere), {"action": torch.zeros(P, E, dtype=torch.int64)})
+        due.append(len(list(memory.due())))
+    assert due == [0, 1, 1, 1]
+
+
+def test_agents_keep_the_share_of_an_update_that_they_have_earned():
+    memory, group = experience(alone, lockstep=True), members(learn_step=2.0)
+    updates = 0
+    for generation in range(4):
+        memory.begin(group, generation)
+        memory.add(transition(torch.ones(P, E, dtype=torch.bool)), {"action": torch.zeros(P, E, dtype=torch.int64)})
+        updates += len(list(memory.due()))
+        memory.end(group)
+    assert updates == 6, "12 steps at a learn step of 2"
+    assert group[0].state["credit"] == 0.0
