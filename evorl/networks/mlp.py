@@ -18,7 +18,7 @@ class MLP:
 
     The dueling head (arXiv 1511.06581) makes the last hidden layer twice, once for the state's value and once for the
     advantages; both streams have the width of that layer. Biases and the like are [1, N] in an agent and [P, 1, N] in a
-    stack, so that they broadcast over the batch as they are: unsqueezing them took 2 % of an update.
+    stack, so that they broadcast over the batch as they are: unsqueezing them took 3.6 % of a profile.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
