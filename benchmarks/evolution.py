@@ -31,12 +31,12 @@ def main(arguments: Sequence[str]) -> None:
         config = load_config([*arguments, f"run.directory={directory}", "tracking.backends=[]"], DEFAULT_CONFIG)
         placement = Placement(Ranks(), config.population.placement, config.population.size)
         environments = Environments(config.environment, 1, 1)
-        algorithm = make_algorithm(config, environments.observation_space, environments.action_space)
+        algorithm = make_algorithm(config, environments.interface)
         experience = algorithm.experience(placement, environments.always_valid, Stopwatch())
-        rows, shape = config.replay.capacity, environments.observation_space.shape or ()
+        rows, shape = config.replay.capacity, environments.interface.parts["observation"].shape
         flags = torch.zeros(1, rows, dtype=torch.bool)
-        some = torch.randn(1, rows, *shape)
-        transition = Transition(some, torch.randn(1, rows), some, flags, flags, ~flags)
+        seen = {"observation": torch.randn(1, rows, *shape), "started": flags}
+        transition = Transition(seen, torch.randn(1, rows), seen, flags, flags, ~flags)
         experience.add(transition, {"action": torch.zeros(1, rows, dtype=torch.int64)})
 
         run = Run(config, placement, algorithm, experience, Stopwatch())

@@ -39,7 +39,7 @@ class Trainer:
         self.environments = Environments(
             config.environment, self.placement.local_size, config.environment.num_envs, self.ranks.device
         )
-        algorithm = make_algorithm(config, self.environments.observation_space, self.environments.action_space)
+        algorithm = make_algorithm(config, self.environments.interface)
         self.experience = algorithm.experience(self.placement, self.environments.always_valid, self.stopwatch)
         self.population = Population(
             found_population(config, algorithm)[self.placement.local],
@@ -51,13 +51,14 @@ class Trainer:
             copies=self.placement.copies,
             stopwatch=self.stopwatch,
         )
-        self.experience.begin(self.population.agents, 1)
+        self.experience.begin(self.population, 1)
+        self.memory = self.population.memory(self.environments.num_envs)
         self.environments.reset(derive_seed(config.seed, generation=1, rank=self.ranks.rank, purpose="environments"))
 
     def step(self) -> int:
         """One step of every environment and the updates that fall due; how many there were."""
         with self.stopwatch("acting"):
-            decision = self.population.act(self.environments.observation)
+            decision = self.population.act(self.environments.observation, self.memory)
         with self.stopwatch("environments"):
             transition = self.environments.step(decision["action"])
         with self.stopwatch("sampling"):
@@ -69,11 +70,11 @@ class Trainer:
         return updates
 
     def run(self, seconds: float) -> None:
-        """Step for so long as the main process's clock says, asked once in 16 steps."""
+        """Step for so long as the main process's clock says, asked once in 16 steps or after each rollout."""
         end = time.perf_counter() + seconds
         running = True
         while running:
-            for _ in range(16):
+            for _ in range(max(16, self.experience.period)):
                 self.step()
             running = bool(self.ranks.gather(np.array([float(time.perf_counter() < end)]))[0, 0])
 

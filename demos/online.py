@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> None:
 
     environments = Environments(config.environment, placement.local_size, config.environment.num_envs, ranks.device)
     evaluator = Evaluator(config, placement)
-    algorithm = make_algorithm(config, environments.observation_space, environments.action_space)
+    algorithm = make_algorithm(config, environments.interface)
     experience = algorithm.experience(placement, environments.always_valid, stopwatch)
 
     with Run(config, placement, algorithm, experience, stopwatch) as run:
@@ -45,12 +45,13 @@ def main(arguments: Sequence[str]) -> None:
                 copies=placement.copies,
                 stopwatch=stopwatch,
             )
-            experience.begin(population.agents, run.generation)
+            experience.begin(population, run.generation)
             environments.begin(run.seed("environments"))
+            memory = population.memory(environments.num_envs)
 
             for _ in run.steps():
                 with stopwatch("acting"):
-                    decision = population.act(environments.observation)
+                    decision = population.act(environments.observation, memory)
                 with stopwatch("environments"):
                     transition = environments.step(decision["action"])
                 with stopwatch("sampling"):

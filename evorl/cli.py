@@ -13,7 +13,7 @@ import numpy as np
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
-from evorl.evaluation import MOST_COPIES, evaluate
+from evorl.evaluation import MOST_COPIES, evaluate, whole_games
 from evorl.launch import check, run_program
 from evorl.population import Population
 from evorl.randomness import derive_seed, torch_generator
@@ -24,8 +24,8 @@ def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int
     """Returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
     data, agent = load_elite(run)
     config = check(validate(data, SETTINGS))
-    environments = Environments(config.environment, 1, min(episodes, MOST_COPIES))
-    algorithm = make_algorithm(config, environments.observation_space, environments.action_space)
+    environments = Environments(whole_games(config.environment), 1, min(episodes, MOST_COPIES))
+    algorithm = make_algorithm(config, environments.interface)
     generator = torch_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
     population = Population([agent], algorithm, generator=generator)
     # A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed.

@@ -29,6 +29,8 @@ class AlgorithmSettings(Section):
     """What every algorithm's settings have; the rest stands in the algorithm's file."""
 
     name: str = "dqn"
+    reward_clip: Positive | None = None
+    """Agents learn from rewards cut to this much on either side of zero; fitness and returns count the true ones."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     """The settings that differ between agents and that evolution may turn."""
@@ -51,18 +53,39 @@ class Environment(Section):
     kwargs: dict[str, Any] = {}
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
+    visible: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    """The numbers of a vector observation that agents see, by their positions; without it all."""
+    life_loss_ends: bool = False
+    """Atari: what is learned from ends with each life. Returns and evaluation count whole games."""
     carry_over: bool = False
     """Let episodes run on over a generation's end. A resumed run is then not bit-identical."""
 
 
+class ConvolutionalLayer(Section):
+    """A convolution without bounds on the image, followed by the network's activation."""
+
+    channels: Annotated[int, Field(ge=1, le=4096)]
+    kernel: Annotated[int, Field(ge=1, le=64)]
+    stride: Annotated[int, Field(ge=1, le=64)] = 1
+
+
 class Network(Section):
-    name: str = "mlp"
+    name: str = "standard"
     hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1)] = (64, 64)
     activation: str = "relu"
     layer_norm: bool = False
-    dueling: bool = False
+    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1)] = (
+        ConvolutionalLayer(channels=32, kernel=8, stride=4),
+        ConvolutionalLayer(channels=64, kernel=4, stride=2),
+        ConvolutionalLayer(channels=64, kernel=3, stride=1),
+    )
+    """What reads images, where the environment shows any (Mnih et al. 2015)."""
+    recurrent: str | None = None
+    """A memory after the hidden layers: `lstm` or `gru`."""
+    recurrent_size: Annotated[int, Field(ge=1, le=65536)] = 64
     factory: str | None = None
-    """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`."""
+    """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
+    the width of a vector or the shape of an image."""
 
     @model_validator(mode="after")
     def _factory_where_it_belongs(self) -> Self:
@@ -148,12 +171,20 @@ class ArchitectureLimits(Section):
     min_units: Count = 16
     max_units: Count = 256
     unit_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (16, 32)
-    """How many units a mutation adds or removes."""
+    """How many units a mutation adds to a layer or a memory, or removes."""
+    min_channels: Count = 8
+    max_channels: Count = 128
+    channel_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (8, 16)
+    """How many channels a mutation adds to a convolution or removes."""
+    max_convolutions: Count = 6
+    """The most convolutional layers that mutations may come to."""
+    max_kernel: Count = 9
+    """Mutations let kernels grow to this and shrink to 1."""
     activations: Annotated[tuple[str, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
 
     @model_validator(mode="after")
     def _are_ranges(self) -> Self:
-        for what in ("layers", "units"):
+        for what in ("layers", "units", "channels"):
             low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
             if low > high:
                 raise ValueError(f"min_{what} {low} must not exceed max_{what} {high}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.config import AnyConfig
+from evorl.config import AnyConfig, Environment
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Population
@@ -33,10 +33,11 @@ def evaluate(
 
 def _one_episode_each(population: Population, environments: Environments, max_steps: int | None) -> NDArray[np.float64]:
     returns = np.zeros((environments.agents, environments.num_envs))
+    memory = population.memory(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
     steps = 0
     while playing.any() and (max_steps is None or steps < max_steps):
-        transition = environments.step(population.best(environments.observation)["action"])
+        transition = environments.step(population.best(environments.observation, memory)["action"])
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
         playing &= ~(transition.terminated | transition.truncated).cpu().numpy()
         steps += 1
@@ -46,6 +47,11 @@ def _one_episode_each(population: Population, environments: Environments, max_st
 def share_of_episodes(episodes: int, ranks: int, rank: int) -> int:
     """How many of the episodes this rank plays; shares differ by one at most."""
     return episodes // ranks + (rank < episodes % ranks)
+
+
+def whole_games(settings: Environment) -> Environment:
+    """The environment as it is evaluated: a lost life ends nothing."""
+    return settings.model_copy(update={"life_loss_ends": False})
 
 
 class Evaluator:
@@ -58,7 +64,7 @@ class Evaluator:
         copy = 0 if placement.is_sharded else ranks.rank
         self._episodes = share_of_episodes(config.evaluation.episodes, placement.copies, copy)
         columns = max(1, min(self._episodes, MOST_COPIES))
-        self._environments = Environments(config.environment, placement.local_size, columns, ranks.device)
+        self._environments = Environments(whole_games(config.environment), placement.local_size, columns, ranks.device)
 
     def fitness(self, population: Population, generation: int) -> NDArray[np.float64]:
         """The mean return [P] of every agent over all ranks' episodes."""
@@ -73,7 +79,7 @@ class Evaluator:
         ranks: Ranks = self._placement.ranks
         episodes = share_of_episodes(self._config.evaluation.confirmation_episodes, ranks.size, ranks.rank)
         columns = max(1, min(episodes, MOST_COPIES))
-        environments = Environments(self._config.environment, 1, columns, ranks.device)
+        environments = Environments(whole_games(self._config.environment), 1, columns, ranks.device)
         seed = self._seed(generation, "confirmation")
         returns = evaluate(population, environments, episodes, seed, self._config.evaluation.max_steps)
         environments.close()

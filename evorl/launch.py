@@ -13,7 +13,7 @@ from evorl.config import AnyConfig, check_name, override, read_yaml, validate
 from evorl.distributed import RankLost, have_met, leave
 from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
-from evorl.networks import ACTIVATIONS, NETWORKS
+from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.tracking import TRACKERS
 from evorl.types import UserError
 
@@ -33,6 +33,8 @@ def check(config: AnyConfig) -> AnyConfig:
     """Raise UserError unless all names are known and the algorithm fits the environment and the launch."""
     check_name("network.name", config.network.name, NETWORKS)
     check_name("network.activation", config.network.activation, ACTIVATIONS)
+    if config.network.recurrent:
+        check_name("network.recurrent", config.network.recurrent, CELLS)
     check_name("evolution.selection.name", config.evolution.selection.name, SELECTIONS)
     for kind in config.evolution.mutation.weights():
         check_name("evolution.mutation", kind, MUTATIONS)
@@ -48,7 +50,7 @@ def check(config: AnyConfig) -> AnyConfig:
         )
     one = Environments(config.environment, agents=1, num_envs=1)
     try:
-        make_algorithm(config, one.observation_space, one.action_space)
+        make_algorithm(config, one.interface)
     finally:
         one.close()
     return config

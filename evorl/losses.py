@@ -1,9 +1,13 @@
-"""How wrong a prediction was. Pure functions, elementwise. Axes: P agents, B batch."""
+"""What is minimised: errors of predictions and objectives of policies. Pure functions, elementwise.
+
+Axes: P agents, B batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,3 +23,38 @@ def huber(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 REGRESSION_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": squared_error, "huber": huber}
+
+
+def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """-log_prob * advantage (REINFORCE with a baseline, Williams 1992), of the inputs' shape [P, B]."""
+    return -log_prob * advantage
+
+
+def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
+    """The negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) [P, B]; `clip` is [P], the rest [P, B]."""
+    ratio = (log_prob - old_log_prob).exp()
+    bound = clip.unsqueeze(-1)
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - bound, 1 + bound) * advantage)
+
+
+def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> Tensor:
+    """Half the squared error [P, B], or that of the value kept within `clip` [P] of the old one where it is larger.
+
+    From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
+    """
+    bound = clip.unsqueeze(-1)
+    near = old_value + (value - old_value).clamp(-bound, bound)
+    return 0.5 * torch.maximum(squared_error(value, target), squared_error(near, target))
+
+
+def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """An estimate [P, B] of KL(old || new) that is never negative: (ratio - 1) - log ratio (Schulman 2020)."""
+    log_ratio = log_prob - old_log_prob
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def normalized(x: Tensor, weight: Tensor) -> Tensor:
+    """[P, B] with mean 0 and variance 1 for each agent, counting by `weight` [P, B], which sums to 1."""
+    centred = x - (x * weight).sum(-1, keepdim=True)
+    variance = (centred.square() * weight).sum(-1, keepdim=True)
+    return centred * torch.rsqrt(variance + 1e-8)

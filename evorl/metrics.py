@@ -21,22 +21,24 @@ class Counts:
 
     steps: NDArray[np.float64]
     updates: NDArray[np.float64]
-    loss: NDArray[np.float64]
     train_return: NDArray[np.float64]
+    statistics: Mapping[str, NDArray[np.float64]]
 
     def ordered(self, order: NDArray[np.intp]) -> Counts:
         """The counts of the agents in another order."""
-        return Counts(self.steps[order], self.updates[order], self.loss[order], self.train_return[order])
+        statistics = {name: values[order] for name, values in self.statistics.items()}
+        return Counts(self.steps[order], self.updates[order], self.train_return[order], statistics)
 
 
 def count(population: Population, environments: Environments, placement: Placement) -> Counts:
-    """Add up what the ranks counted since the last call; loss and return are means, NaN where nothing happened."""
-    loss, updates = population.losses()
-    local = np.stack([environments.pop_steps(), updates, loss, *environments.pop_returns()])
-    steps, updates, loss, returns, episodes = placement.total(local, "the other ranks' metrics")
+    """Add up what the ranks counted since the last call; means of statistics and returns, NaN where there were none."""
+    sums, updates = population.statistics()
+    local = np.stack([environments.pop_steps(), updates, *environments.pop_returns(), *sums.values()])
+    steps, updates, returns, episodes, *totals = placement.total(local, "the other ranks' metrics")
     with np.errstate(invalid="ignore"):
         # Ranks that hold the same agents count the same joint updates.
-        return Counts(steps, updates / placement.copies, loss / updates, returns / episodes)
+        means = {name: total / updates for name, total in zip(sums, totals, strict=True)}
+        return Counts(steps, updates / placement.copies, returns / episodes, means)
 
 
 def generation_row(
@@ -53,7 +55,7 @@ def generation_row(
         "best_fitness": max(known, default=None),
         "mean_fitness": float(np.mean(known)) if known else None,
         "train_return": _list(counts.train_return),
-        "loss": _list(counts.loss),
+        "statistics": {name: _list(values) for name, values in counts.statistics.items()},
         "updates": _list(counts.updates),
         "env_steps_per_second": float(counts.steps.sum()) / training,
         "updates_per_second": float(counts.updates.sum()) / training,
@@ -84,8 +86,8 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
         **{f"seconds/{name}": value for name, value in row["seconds"].items()},
     }
     for place in range(len(row["agents"])):
-        for name in ("fitness", "train_return", "loss"):
-            points[f"agent_{place}/{name}"] = row[name][place]
+        points |= {f"agent_{place}/{name}": row[name][place] for name in ("fitness", "train_return")}
+        points |= {f"agent_{place}/{name}": values[place] for name, values in row["statistics"].items()}
         numbers = row["hyperparameters"][place] | row["state"][place]
         points |= {f"agent_{place}/{name}": value for name, value in numbers.items()}
         architecture = row["architectures"][place]

@@ -11,12 +11,21 @@ from torch import Tensor
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.networks import first_architecture
+from evorl.moments import Moments
 from evorl.networks.layout import Layout, plan_stacks
 from evorl.networks.stacked import Stack, StackedModule, new_tensors
 from evorl.randomness import torch_generator
 from evorl.timing import Stopwatch
-from evorl.types import Agent, Batch, Decision
+from evorl.types import Agent, Architecture, Batch, Decision, Loss, Observation, Recall, Tensors
+
+Decide = Callable[[Stack, Observation, Recall | None], tuple[Decision, Tensor | None]]
+
+
+class Memory:
+    """What recurrent agents remember of the episodes they are in: `values` [P, E, K, N]; empty for other agents."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
 
 
 class Population:
@@ -43,61 +52,116 @@ class Population:
         self._average = average
         self._copies = copies
         self._stopwatch = stopwatch or Stopwatch()
-        for members, layout in plan_stacks([agent.architecture for agent in agents], *algorithm.widths):
+        for members, layout in plan_stacks([agent.architecture for agent in agents], self._cost):
             start = len(self.agents)
             self.agents += [agents[index] for index in members]
             self.stacks.append(self._stack(self.agents[start:], start, layout))
-        device = generator.device
+        device, count = generator.device, len(self.agents)
+        # The last places of each buffer carry every agent's divergence, so that one collective averages both.
         self._gradients = {
-            name: torch.zeros(sum(stack.modules[name].parameters.flat.numel() for stack in self.stacks), device=device)
+            name: torch.zeros(
+                sum(stack.modules[name].parameters.flat.numel() for stack in self.stacks) + count, device=device
+            )
             for name in algorithm.networks
         }
-        self._loss = torch.zeros(len(self.agents), device=device)
-        self._updates = torch.zeros(len(self.agents), device=device)
+        self._statistics: dict[str, Tensor] = {}
+        self._updates = torch.zeros(count, device=device)
+
+    def memory(self, num_envs: int) -> Memory:
+        """What agents remember before they have seen anything, for so many environments of each."""
+        shapes = [module.memory for stack in self.stacks for module in stack.modules.values()]
+        slots, units = (max(sizes) for sizes in zip(*shapes, strict=True))
+        return Memory(torch.zeros(len(self.agents), num_envs, slots, units, device=self._generator.device))
 
     @torch.no_grad()
-    def act(self, observation: Tensor) -> Decision:
-        """Decisions that explore, for observations [P, E, ...]."""
-        algorithm, steps = self.algorithm, observation.shape[1] * self._copies
-        parts = [algorithm.act(stack, observation[stack.members], self._generator) for stack in self.stacks]
+    def act(self, observation: Observation, memory: Memory) -> Decision:
+        """Decisions that explore, for observations [P, E, ...]; `memory` moves on.
+
+        Where agents remember something, the decision says what, as `memory` before and `next_memory` after it.
+        """
+        algorithm = self.algorithm
+
+        def act(stack: Stack, seen: Observation, recall: Recall | None) -> tuple[Decision, Tensor | None]:
+            return algorithm.act(stack, seen, recall, self._generator)
+
+        before = memory.values
+        decision = self._decide(act, observation, memory)
+        steps = observation["started"].shape[1] * self._copies
         for stack in self.stacks:
             algorithm.after_acting(stack, steps)
-        return _joined(parts)
+        return {**decision, "memory": before, "next_memory": memory.values} if before.numel() else decision
 
     @torch.no_grad()
-    def best(self, observation: Tensor) -> Decision:
-        """The best decisions known, for observations [P, E, ...]."""
-        return _joined([self.algorithm.best(stack, observation[stack.members]) for stack in self.stacks])
+    def best(self, observation: Observation, memory: Memory) -> Decision:
+        """The best decisions known, for observations [P, E, ...]; `memory` moves on."""
+        return self._decide(self.algorithm.best, observation, memory)
+
+    @torch.no_grad()
+    def value(self, observation: Observation, memory: Tensor | None) -> Tensor:
+        """What the agents expect [P, E] from observations [P, E, ...], remembering `memory` [P, E, K, N]."""
+        shape = next(iter(observation.values())).shape[:2]
+        started = torch.zeros(shape, dtype=torch.bool, device=self._generator.device)
+        parts = [
+            self.algorithm.value(stack, self._part(observation, stack), _recall(stack, memory, started))
+            for stack in self.stacks
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @torch.no_grad()
+    def absorb(self, part: str, moments: Moments) -> None:
+        """Add to the statistics by which each agent normalises a part of what it sees."""
+        for stack in self.stacks:
+            for module in stack.modules.values():
+                room = [module.buffers.views[f"normal.{part}.{name}"] for name in Moments._fields]
+                count, mean, variance = (view.flatten(1).double().cpu().numpy() for view in room)
+                merged = Moments(count[:, 0], mean, variance).merged(moments.part(stack.members))
+                for view, values in zip(room, merged, strict=True):
+                    view.copy_(torch.from_numpy(values).reshape(view.shape))
 
     def learn(self, batch: Batch) -> None:
         """Update all agents that are due, each from its own part of the batch."""
         with self._stopwatch("learning"):
             # Slicing costs 12 us, 1 % of an update of small networks; one stack needs none.
-            parts = [batch.part(stack.members) for stack in self.stacks] if len(self.stacks) > 1 else [batch]
+            parts = [batch]
+            if len(self.stacks) > 1:
+                parts = [batch.part(stack.members, stack.memory_units) for stack in self.stacks]
             for name, loss in self.algorithm.losses.items():
                 self._descend(name, [loss(stack, part) for stack, part in zip(self.stacks, parts, strict=True)], parts)
             for stack, part in zip(self.stacks, parts, strict=True):
                 self.algorithm.after_update(stack, part.due)
             self._updates += batch.due
 
-    def _descend(self, name: str, losses: list[Tensor], parts: list[Batch]) -> None:
-        """One gradient step of the network `name` in every stack, given the losses [P] of each."""
+    def _descend(self, name: str, losses: list[Loss], parts: list[Batch]) -> None:
+        """One gradient step of the network `name` in every stack, given the losses of each."""
         modules = [stack.modules[name] for stack in self.stacks]
-        gradients = self._gradients[name].split([module.parameters.flat.numel() for module in modules])
-        for module, loss, gradient in zip(modules, losses, gradients, strict=True):
-            module.gradient(loss, out=gradient)
+        flat, count = self._gradients[name], len(self.agents)
+        gradients = flat[:-count].split([module.parameters.flat.numel() for module in modules])
+        divergence = flat[-count:]
+        for stack, module, loss, gradient in zip(self.stacks, modules, losses, gradients, strict=True):
+            module.gradient(loss.value, out=gradient)
+            if loss.divergence is not None:
+                divergence[stack.members] = loss.divergence
         with self._stopwatch("communication"):
-            self._average(self._gradients[name])
-        for stack, part, gradient in zip(self.stacks, parts, gradients, strict=True):
-            module, numbers = stack.modules[name], stack.hyperparameters
-            rate, limit = numbers["learning_rate"], numbers.get("max_grad_norm")
+            self._average(flat)
+        for stack, part, loss, gradient in zip(self.stacks, parts, losses, gradients, strict=True):
+            if loss.limit is not None:
+                part.due.mul_(divergence[stack.members] <= loss.limit)
+            module, rate = stack.modules[name], self.algorithm.learning_rate(stack)
+            limit = stack.hyperparameters.get("max_grad_norm")
             module.adam.step(module.parameters.flat, gradient, rate, part.due, limit)
-        for stack, part, loss in zip(self.stacks, parts, losses, strict=True):
-            self._loss[stack.members].addcmul_(loss.detach(), part.due)
+            self._note(stack, part.due, {"loss": loss.value, **loss.statistics})
 
-    def losses(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums of losses and counts of updates [P] in this generation."""
-        return self._loss.cpu().numpy().astype(np.float64), self._updates.cpu().numpy().astype(np.float64)
+    @torch.no_grad()
+    def _note(self, stack: Stack, due: Tensor, statistics: Tensors) -> None:
+        for name, value in statistics.items():
+            if name not in self._statistics:
+                self._statistics[name] = torch.zeros_like(self._updates)
+            self._statistics[name][stack.members].addcmul_(value.detach(), due)
+
+    def statistics(self) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:
+        """Sums of what losses say, over the updates of each agent in this generation, and counts of those [P]."""
+        sums = {name: value.cpu().numpy().astype(np.float64) for name, value in self._statistics.items()}
+        return sums, self._updates.cpu().numpy().astype(np.float64)
 
     def to_agents(self) -> list[Agent]:
         """The agents with all that they have learned."""
@@ -107,6 +171,28 @@ class Population:
                     module.unload(index, agent)
                 agent.state |= {name: float(values[index]) for name, values in stack.state.items()}
         return self.agents
+
+    def _decide(self, decide: Decide, observation: Observation, memory: Memory) -> Decision:
+        decisions: list[Decision] = []
+        after = torch.empty_like(memory.values)
+        for stack in self.stacks:
+            seen = self._part(observation, stack)
+            recall = _recall(stack, memory.values, observation["started"])
+            decision, remembered = decide(stack, seen, recall)
+            decisions.append(decision)
+            if remembered is not None:
+                after[stack.members, :, :, : remembered.shape[-1]] = remembered
+        memory.values = after
+        return _joined(decisions)
+
+    def _part(self, observation: Observation, stack: Stack) -> Observation:
+        """What the agents of one stack see."""
+        if len(self.stacks) == 1:
+            return observation
+        return {name: value[stack.members] for name, value in observation.items()}
+
+    def _cost(self, architecture: Architecture) -> float:
+        return sum(network.cost(architecture) for network in self.algorithm.networks.values())
 
     def _stack(self, agents: list[Agent], start: int, layout: Layout) -> Stack:
         device = self._generator.device
@@ -137,7 +223,7 @@ def found_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
         generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
         agent = Agent(
             id=id,
-            architecture=first_architecture(config.network),
+            architecture=algorithm.first_architecture(),
             hyperparameters=algorithm.first_hyperparameters(),
             tensors={},
             state=algorithm.first_state(),
@@ -145,6 +231,13 @@ def found_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
     return agents
+
+
+def _recall(stack: Stack, memory: Tensor | None, started: Tensor) -> Recall | None:
+    """What a stack remembers, from the memory [P, E, K, N] and the starts [P, E] of all agents' environments."""
+    if memory is None or stack.memory_units == 0:
+        return None
+    return Recall(memory, started.unsqueeze(1)).part(stack.members, stack.memory_units)
 
 
 def _joined(parts: Sequence[Decision]) -> Decision:

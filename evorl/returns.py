@@ -1,7 +1,8 @@
-"""What a value should have been. Pure functions. Axes: P agents, B batch."""
+"""What a value should have been. Pure functions. Axes: T time, P agents, B batch."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -19,3 +20,40 @@ def double_q_value(online_next_q: Tensor, target_next_q: Tensor) -> Tensor:
     Both are [P, B, actions]; the value is [P, B].
     """
     return target_next_q.gather(-1, online_next_q.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    discount: Tensor,
+    trace: Tensor,
+) -> Tensor:
+    """Generalised advantage estimates [T, P, B] (arXiv 1506.02438, eq. 16).
+
+    `reward`, `value` of the state acted in, `next_value` of the state reached, and `terminated` are [T, P, B]; `ended`
+    says where an episode ended in either way, so that nothing flows back over it. `discount` and `trace` (lambda) are
+    [P]. The state reached by a truncated step is valued like any other.
+    """
+    error = one_step_return(reward, terminated, discount, next_value) - value
+    decay = (discount * trace).unsqueeze(-1) * (~ended)
+    advantage = torch.empty_like(error)
+    later = torch.zeros_like(error[0])
+    for time in range(error.shape[0] - 1, -1, -1):
+        later = torch.addcmul(error[time], decay[time], later, out=advantage[time])
+    return advantage
+
+
+def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Running sums [T, P, B] of discounted past rewards in each episode, and what to go on with [P, B].
+
+    `reward` and `ended` are [T, P, B], `discount` is [P], `before` [P, B] is what the last call gave to go on with.
+    """
+    sums = torch.empty_like(reward)
+    factor = discount.unsqueeze(-1)
+    for time in range(reward.shape[0]):
+        sums[time] = before * factor + reward[time]
+        before = sums[time].masked_fill(ended[time], 0.0)
+    return sums, before

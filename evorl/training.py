@@ -140,7 +140,8 @@ class Run:
         """The vector steps of one generation, shown on the bar."""
         started = time.perf_counter()
         each = self.config.environment.num_envs * self.placement.copies
-        for step in range(-(-self.config.evolution.steps // each)):
+        period = self.experience.period
+        for step in range(-(-self.config.evolution.steps // (each * period)) * period):
             yield step
             if self._bar is not None:
                 self._bar.update(each)

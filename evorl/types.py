@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -16,7 +17,8 @@ ROLES = ("parameters", "buffers", "target", "mean", "square")
 """What is trained and what is not, and for each trained parameter its target copy and Adam's two moments."""
 
 Decision = Mapping[str, Tensor]
-"""What an agent decided in each environment: `action` [P, E] and whatever else its algorithm wants to remember."""
+"""What an agent decided in each environment: `action` [P, E, ...] for the environment, and whatever else its algorithm
+wants to remember, such as the log-probability."""
 
 
 class UserError(Exception):
@@ -34,19 +36,61 @@ class EvorlWarning(UserWarning):
     """Something the user should know although the run goes on."""
 
 
+Observation = Mapping[str, Tensor]
+"""What agents see, part by part [P, E, ...], with `action_mask` [P, E, A] where actions can be forbidden, and `started`
+[P, E], true where an episode has just begun."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """An output of a network: `outputs` numbers for each observation.
+
+    A `constant` head is a learned vector that does not depend on the observation. `near_zero` first weights make its
+    first outputs almost the same everywhere.
+    """
+
+    name: str
+    outputs: int
+    constant: bool = False
+    near_zero: bool = False
+
+
+Streams = Literal["shared", "last", "all"]
+"""Which hidden layers each head has for itself."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolutional layer without bounds at the left and top; `padding` zeros at the right and bottom.
+
+    A kernel grows to the right and down and its padding with it, so what it puts out keeps its size. `residual_layers`
+    3x3 layers follow, as in `Architecture`.
+    """
+
+    channels: int
+    kernel: int
+    stride: int
+    padding: int = 0
+    residual_layers: int = 0
+
+
 @dataclass(frozen=True)
 class Architecture:
     """The shapes of an agent's networks.
 
-    `hidden_sizes` are the widths of the hidden layers; `residual_layers[k]` layers of the same width follow hidden
-    layer k, each added to its input through a learned scale that starts at zero (ReZero, arXiv 2003.04887).
+    `convolutions` read each image. `hidden_sizes` are the widths of the hidden layers; `residual_layers[k]` layers of
+    the same width follow hidden layer k, each added to its input through a learned scale that starts at zero (ReZero,
+    arXiv 2003.04887). A `recurrent` cell of `recurrent_size` units follows them.
     """
 
     hidden_sizes: tuple[int, ...] = ()
     residual_layers: tuple[int, ...] = ()
     activation: str | None = None
     layer_norm: bool = False
-    dueling: bool = False
+    streams: Streams = "shared"
+    convolutions: tuple[Convolution, ...] = ()
+    recurrent: str | None = None
+    recurrent_size: int = 0
 
     @property
     def layers(self) -> int:
@@ -54,21 +98,60 @@ class Architecture:
         return len(self.hidden_sizes) + sum(self.residual_layers)
 
     def sizes(self) -> dict[str, int]:
-        """The width of each group of units, by the group's name."""
-        return {f"hidden.{index}": width for index, width in enumerate(self.hidden_sizes)}
+        """The width of each group of units, by the group's name, and the kernels'."""
+        sizes = {f"hidden.{index}": width for index, width in enumerate(self.hidden_sizes)}
+        sizes |= {f"channels.{index}": layer.channels for index, layer in enumerate(self.convolutions)}
+        sizes |= {f"kernel.{index}": layer.kernel for index, layer in enumerate(self.convolutions)}
+        return sizes | ({"recurrent": self.recurrent_size} if self.recurrent else {})
 
-    def resized(self, group: str, width: int) -> Architecture:
-        """The same architecture with another width for one group of units."""
-        sizes = self.sizes() | {group: width}
-        return replace(self, hidden_sizes=tuple(sizes.values()))
+    def resized(self, group: str, size: int) -> Architecture:
+        """The same architecture with another size for one group."""
+        kind, _, number = group.partition(".")
+        if kind == "recurrent":
+            return replace(self, recurrent_size=size)
+        index = int(number)
+        if kind == "hidden":
+            return replace(self, hidden_sizes=_put(self.hidden_sizes, index, size))
+        layer = self.convolutions[index]
+        if kind == "kernel":
+            layer = replace(layer, kernel=size, padding=layer.padding + size - layer.kernel)
+        else:
+            layer = replace(layer, channels=size)
+        return replace(self, convolutions=_put(self.convolutions, index, layer))
+
+    def deepened(self, group: str, change: int) -> Architecture:
+        """The same architecture with more or fewer residual layers after the layer of a group."""
+        kind, _, number = group.partition(".")
+        index = int(number)
+        if kind == "hidden":
+            depths = _put(self.residual_layers, index, self.residual_layers[index] + change)
+            return replace(self, residual_layers=depths)
+        layer = self.convolutions[index]
+        layer = replace(layer, residual_layers=layer.residual_layers + change)
+        return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"hidden_sizes": list(self.hidden_sizes), "residual_layers": list(self.residual_layers)}
+        """As JSON has it: lists for tuples."""
+        value: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Architecture:
         lists = {key: tuple(value[key]) for key in ("hidden_sizes", "residual_layers")}
-        return cls(**{**value, **lists})
+        convolutions = tuple(Convolution(**layer) for layer in value["convolutions"])
+        return cls(**{**value, **lists, "convolutions": convolutions})
+
+
+def seen_in(fields: Tensors, prefix: str) -> Tensors:
+    """The observation whose parts stand among `fields` with this prefix."""
+    return {name[len(prefix) :]: value for name, value in fields.items() if name.startswith(prefix)}
+
+
+Item = TypeVar("Item")
+
+
+def _put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
+    return (*items[:index], item, *items[index + 1 :])
 
 
 @dataclass
@@ -115,16 +198,33 @@ class Transition:
 
     `next_observation` is what the action led to, also at the end of an episode. `terminated` means that nothing follows
     it (do not bootstrap), `truncated` that the episode was cut there (do). Where `valid` is false the environment only
-    reset itself and there is no transition; `all_valid` says that this happened nowhere.
+    reset itself and there is no transition; `all_valid` says that this happened nowhere, `any_truncated` that an
+    episode was cut somewhere.
     """
 
-    observation: Tensor
+    observation: Observation
     reward: Tensor
-    next_observation: Tensor
+    next_observation: Observation
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
     all_valid: bool = True
+    any_truncated: bool = False
+
+
+@dataclass
+class Recall:
+    """What recurrent agents need beside what they see. Axes: T time, S sequences, K numbers for each of N units.
+
+    `memory` [P, S, K, N] is what was remembered before the first step, `started` [P, T, S] where episodes begin.
+    """
+
+    memory: Tensor
+    started: Tensor
+
+    def part(self, agents: slice, units: int) -> Recall:
+        """That of some of the agents, whose memory has so many units."""
+        return Recall(self.memory[agents, ..., :units], self.started[agents])
 
 
 @dataclass
@@ -132,15 +232,36 @@ class Batch:
     """What one update of the population learns from.
 
     `fields` are [P, B, ...]. A loss is the sum over B of `weight` [P, B] times its elements, which makes it the mean
-    over each agent's own batch whatever its size. Agents whose `due` [P] is 0 sit this update out.
+    over each agent's own batch whatever its size. Agents whose `due` [P] is 0 sit this update out; one that stops
+    learning from this experience before its end gets its `due` set to 0.
+
+    Sequences for recurrent agents stand time-major in B = T * S, with their `recall`.
     """
 
     fields: Tensors
     weight: Tensor
     due: Tensor
+    recall: Recall | None = None
 
-    def part(self, agents: slice) -> Batch:
-        """The batch of some of the agents."""
+    def part(self, agents: slice, units: int = 0) -> Batch:
+        """The batch of some of the agents, whose memory has so many units."""
         return Batch(
-            {name: value[agents] for name, value in self.fields.items()}, self.weight[agents], self.due[agents]
+            {name: value[agents] for name, value in self.fields.items()},
+            self.weight[agents],
+            self.due[agents],
+            None if self.recall is None else self.recall.part(agents, units),
         )
+
+
+@dataclass
+class Loss:
+    """What a stack of agents minimises: `value` [P].
+
+    `statistics` [P] are for people. An agent whose `divergence` [P] from the policy that gathered the batch, averaged
+    over ranks, exceeds `limit` [P] is not updated and learns no more from this experience.
+    """
+
+    value: Tensor
+    statistics: Tensors = field(default_factory=dict)
+    divergence: Tensor | None = None
+    limit: Tensor | None = None

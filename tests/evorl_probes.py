@@ -13,12 +13,9 @@ class Counter(gym.Env):
     observation_space = gym.spaces.Box(-1e6, 1e6, (2,))
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self):
-        self.episode = -1
-
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.episode += 1
+        self.episode = 0 if seed is not None else self.episode + 1
         self.step_number = 0
         return self._observation(), {}
 

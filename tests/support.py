@@ -18,6 +18,7 @@ from evorl.launch import run_program
 from evorl.networks.stacked import new_tensors
 from evorl.population import Population
 from evorl.randomness import torch_generator
+from evorl.spaces import Interface, parts_of
 from evorl.types import Agent, Architecture, Batch
 
 ROOT = Path(__file__).parent.parent
@@ -37,14 +38,18 @@ def config(*overrides):
     return validate(override(read_yaml(ROOT / "tests" / "small.yaml"), overrides), SETTINGS)
 
 
-def algorithm(*overrides):
-    return make_algorithm(config(*overrides), OBSERVATIONS, ACTIONS)
+def interface(observations=OBSERVATIONS, actions=ACTIONS, masked=False):
+    return Interface("Some-v0", parts_of(observations), actions, masked)
+
+
+def algorithm(*overrides, **spaces):
+    return make_algorithm(config(*overrides), interface(**spaces))
 
 
 def agent(architecture=None, id=0, dqn=None, **hyperparameters):
     """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
     dqn = dqn or algorithm()
-    architecture = architecture or Architecture((16, 16), (0, 0), "relu")
+    architecture = architecture or dqn.first_architecture()
     made = Agent(id, architecture, dqn.first_hyperparameters() | hyperparameters, {}, dqn.first_state())
     generator = torch.Generator().manual_seed(id)
     new_tensors(dqn.networks, made, generator)
@@ -61,13 +66,18 @@ def population(agents, dqn=None, **options):
     return Population(copies, dqn or algorithm(), generator=generator, **options)
 
 
+def seen(values):
+    """An observation of one vector part."""
+    return {"observation": values, "started": torch.zeros(values.shape[:2], dtype=torch.bool)}
+
+
 def batch(agents, size=8, seed=0):
     """A random batch [P, B] for `agents`, all of whom are due."""
     generator = torch.Generator().manual_seed(seed)
     count = len(agents)
     fields = {
-        "observation": torch.randn(count, size, 5, generator=generator),
-        "next_observation": torch.randn(count, size, 5, generator=generator),
+        "observation.observation": torch.randn(count, size, 5, generator=generator),
+        "next_observation.observation": torch.randn(count, size, 5, generator=generator),
         "action": torch.randint(3, (count, size), generator=generator),
         "reward": torch.randn(count, size, generator=generator),
         "terminated": torch.rand(count, size, generator=generator) < 0.2,

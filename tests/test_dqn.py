@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from support import agent, algorithm, batch, config, population
+from support import agent, algorithm, batch, config, interface, population, seen
 
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
@@ -46,11 +46,11 @@ def test_the_loss_is_the_papers_for_each_agent(double):
     agents = [agent(id=0, dqn=dqn, gamma=0.9), agent(id=1, dqn=dqn, gamma=0.5)]
     stack = population(agents, dqn).stacks[0]
     some = batch(agents)
-    losses = dqn.q_loss(stack, some).detach()
+    losses = dqn.loss(stack, some).value.detach()
     module = stack.modules["q"]
     with torch.no_grad():
-        q, next_q = module(some.fields["observation"]), module(some.fields["next_observation"])
-        target_q = module.target(some.fields["next_observation"])
+        now, following = seen(some.fields["observation.observation"]), seen(some.fields["next_observation.observation"])
+        q, next_q, target_q = (dqn.q(outputs) for outputs in (module(now), module(following), module.target(following)))
     for p, gamma in enumerate((0.9, 0.5)):
         total = 0.0
         for b in range(8):
@@ -78,9 +78,10 @@ def test_each_agent_explores_with_its_own_epsilon():
     for member, epsilon in zip(agents, (0.0, 0.3, 1.0), strict=True):
         member.state["epsilon"] = epsilon
     group = population(agents, dqn)
-    observation = torch.randn(1, 1, 5).expand(3, 40_000, 5)
-    best = group.best(observation)["action"]
-    actions = group.act(observation)["action"]
+    observation = seen(torch.randn(1, 1, 5).expand(3, 40_000, 5))
+    memory = group.memory(40_000)
+    best = group.best(observation, memory)["action"]
+    actions = group.act(observation, memory)["action"]
     different = (actions != best).float().mean(1)
     # A random action is the greedy one in a third of cases.
     torch.testing.assert_close(different, torch.tensor([0.0, 0.2, 2 / 3]), atol=0.02, rtol=0)
@@ -89,10 +90,10 @@ def test_each_agent_explores_with_its_own_epsilon():
 def test_epsilon_decays_by_steps_and_stays_with_the_agent():
     dqn = algorithm("algorithm.exploration={start: 1.0, end: 0.1, decay: 0.9}")
     group = population([agent(dqn=dqn)], dqn, copies=2)
-    group.act(torch.zeros(1, 3, 5))
+    group.act(seen(torch.zeros(1, 3, 5)), group.memory(3))
     assert group.to_agents()[0].state["epsilon"] == pytest.approx(0.9**6)
     for _ in range(20):
-        group.act(torch.zeros(1, 3, 5))
+        group.act(seen(torch.zeros(1, 3, 5)), group.memory(3))
     member = group.to_agents()[0]
     assert member.state["epsilon"] == pytest.approx(0.1)
     assert population([member.child(9)], dqn).stacks[0].state["epsilon"].item() == pytest.approx(0.1)
@@ -106,21 +107,22 @@ def learned(*overrides, steps=400):
         "algorithm.exploration={start: 1.0, end: 1.0}", "replay.capacity=2000", *overrides,
     )  # fmt: skip
     environments = Environments(settings.environment, 2, 4)
-    dqn = make_algorithm(settings, environments.observation_space, environments.action_space)
+    dqn = make_algorithm(settings, environments.interface)
     group = Population(
         found_population(settings, dqn), dqn, generator=torch_generator(0, generation=0, rank=0, purpose="test")
     )
     experience = make_experience(dqn)
-    experience.begin(group.agents, 0)
+    experience.begin(group, 0)
     environments.reset(0)
+    memory = group.memory(4)
     for _ in range(steps):
-        decision = group.act(environments.observation)
+        decision = group.act(environments.observation, memory)
         experience.add(environments.step(decision["action"]), decision)
         for due in experience.due():
             group.learn(due)
     shown = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).expand(2, 2, 2)
     with torch.no_grad():
-        q = torch.cat([stack.modules["q"](shown[stack.members]) for stack in group.stacks])
+        q = torch.cat([dqn.q(stack.modules["q"](seen(shown[stack.members]))) for stack in group.stacks])
     return q, group, environments
 
 
@@ -153,7 +155,7 @@ def test_probe_two_steps_discount_the_second():
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("network.dueling=true", "network.layer_norm=true", "algorithm.loss=huber"),
+        ("algorithm.dueling=true", "network.layer_norm=true", "algorithm.loss=huber"),
         ("network={name: module, factory: 'support:probe_network'}",),
         ("algorithm.double=false", "network.activation=tanh", "algorithm.max_grad_norm=10"),
     ],
@@ -176,22 +178,24 @@ def test_frozen_and_unused_parameters_of_a_module_stay():
         assert not torch.equal(new["parameters"]["2.weight"], old["parameters"]["2.weight"])
 
 
-def test_observations_of_bytes_are_read_as_numbers():
-    dqn = make_algorithm(config(), gym.spaces.Box(0, 255, (5,), np.uint8), gym.spaces.Discrete(3))
+def test_observations_of_bytes_are_read_as_shares_of_255():
+    dqn = algorithm(observations=gym.spaces.Box(0, 255, (5,), np.uint8))
     group = population([agent(dqn=dqn)], dqn)
-    seen = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
-    assert group.act(seen)["action"].shape == (1, 4)
-    assert torch.equal(group.best(seen)["action"], group.best(seen.float())["action"])
+    memory, bytes_ = group.memory(4), torch.randint(256, (1, 4, 5), dtype=torch.uint8)
+    assert group.act(seen(bytes_), memory)["action"].shape == (1, 4)
+    q = group.stacks[0].modules["q"]
+    torch.testing.assert_close(q(seen(bytes_)), q(seen(bytes_.float() / 255)))
 
 
 @pytest.mark.parametrize(
     ("observations", "actions", "message"),
     [
         (gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (2,)), "needs discrete actions"),
-        (gym.spaces.Discrete(3), gym.spaces.Discrete(2), "reads vectors"),
-        (gym.spaces.Box(0, 255, (8, 8, 3), np.uint8), gym.spaces.Discrete(2), "reads vectors"),
+        (gym.spaces.Text(3), gym.spaces.Discrete(2), "environment.id: the observation is Text.*no encoder reads"),
+        (gym.spaces.Dict(a=gym.spaces.Text(3)), gym.spaces.Discrete(2), "environment.id: part 'a' of the observation"),
+        (gym.spaces.Box(0, 1, (2, 3, 4, 5)), gym.spaces.Discrete(2), "environment.id: .* no encoder"),
     ],
 )
 def test_spaces_it_cannot_handle_are_named(observations, actions, message):
     with pytest.raises(UserError, match=message):
-        make_algorithm(config(), observations, actions)
+        make_algorithm(config(), interface(observations, actions))

@@ -28,17 +28,19 @@ def test_every_transition_stays_inside_its_episode(vectorization):
         assert environments.always_valid
         for now in made:
             assert now.all_valid
-            assert torch.equal(now.next_observation[..., 0], now.observation[..., 0]), "an episode leaked into the next"
-            assert torch.equal(now.next_observation[..., 1], now.observation[..., 1] + 1)
-            assert torch.equal(now.reward, now.next_observation[..., 1])
-            ended = now.next_observation[..., 1] == 3 + now.observation[..., 0] % 3
-            odd = now.observation[..., 0] % 2 == 1
+            assert torch.equal(now.next_observation["observation"][..., 0], now.observation["observation"][..., 0]), (
+                "an episode leaked into the next"
+            )
+            assert torch.equal(now.next_observation["observation"][..., 1], now.observation["observation"][..., 1] + 1)
+            assert torch.equal(now.reward, now.next_observation["observation"][..., 1])
+            ended = now.next_observation["observation"][..., 1] == 3 + now.observation["observation"][..., 0] % 3
+            odd = now.observation["observation"][..., 0] % 2 == 1
             assert torch.equal(now.terminated, ended & ~odd)
             assert torch.equal(now.truncated, ended & odd)
         for now, then in itertools.pairwise(made):
             ended = now.terminated | now.truncated
-            assert torch.equal(then.observation[~ended], now.next_observation[~ended])
-            assert (then.observation[ended][:, 1] == 0).all()
+            assert torch.equal(then.observation["observation"][~ended], now.next_observation["observation"][~ended])
+            assert (then.observation["observation"][ended][:, 1] == 0).all()
         assert sum(int(now.truncated.sum()) for now in made) > 0
         steps, (returns, episodes) = environments.pop_steps(), environments.pop_returns()
         assert (steps == 40 * E).all()
@@ -60,10 +62,10 @@ def test_a_native_environment_marks_its_reset_steps(vectorization):
         assert torch.equal(~then.valid, ended), "the step after an end, and only that, is a reset"
         assert then.all_valid == bool(then.valid.all())
         resets += int(ended.sum())
-        moved = then.observation[then.valid] - now.next_observation[then.valid]
+        moved = then.observation["observation"][then.valid] - now.next_observation["observation"][then.valid]
         assert not moved.any()
         # A real step of CartPole integrates the velocity it starts with: x' = x + 0.02 v.
-        real, after = then.observation[then.valid], then.next_observation[then.valid]
+        real, after = then.observation["observation"][then.valid], then.next_observation["observation"][then.valid]
         torch.testing.assert_close(after[:, 0], real[:, 0] + 0.02 * real[:, 1])
     assert resets > 20
     valid = sum(int(now.valid.sum()) for now in made)
@@ -84,7 +86,7 @@ def test_the_same_seed_gives_the_same_start_and_another_another():
     starts = []
     for seed in (5, 5, 6):
         environments.reset(seed)
-        starts.append(environments.observation.clone())
+        starts.append(environments.observation["observation"].clone())
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
     assert len(starts[0].flatten(0, 1).unique(dim=0)) == P * E
@@ -106,7 +108,7 @@ def test_carry_over_keeps_episodes_running():
         environments.begin(0)
         environments.step(torch.zeros(1, 1, dtype=torch.int64))
         environments.begin(0)
-        assert environments.observation[0, 0, 1] == (1 if carries else 0)
+        assert environments.observation["observation"][0, 0, 1] == (1 if carries else 0)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """What agents remember: only what happened, counted the same on all ranks that hold them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from support import agent
+from support import agent, seen
 
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
@@ -13,29 +15,29 @@ from evorl.types import Transition
 P, E = 2, 3
 
 
-def experience(gather, lockstep, part=0, starts=1):
+def experience(gather, lockstep, part=0, starts=1, clip=None):
     fields = {
-        "observation": ((2,), torch.float32),
+        "observation.observation": ((2,), torch.float32),
         "action": ((), torch.int64),
         "reward": ((), torch.float32),
-        "next_observation": ((2,), torch.float32),
+        "next_observation.observation": ((2,), torch.float32),
         "terminated": ((), torch.bool),
     }
     return ReplayExperience(
         ReplayBuffer(100, fields, torch.device("cpu")),
-        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, seed=0, rank=part, stopwatch=Stopwatch(),
+        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, reward_clip=clip, seed=0, rank=part, stopwatch=Stopwatch(),
     )  # fmt: skip
 
 
 def members(**hyperparameters):
-    return [agent(id=index, batch_size=4.0, **hyperparameters) for index in range(P)]
+    return SimpleNamespace(agents=[agent(id=index, batch_size=4.0, **hyperparameters) for index in range(P)])
 
 
 def transition(valid, reward=1.0):
     flags = torch.zeros(P, E, dtype=torch.bool)
-    seen = torch.arange(P * E * 2.0).view(P, E, 2)
+    shown = torch.arange(P * E * 2.0).view(P, E, 2)
     rewards = torch.where(valid, reward, -99.0)
-    return Transition(seen, rewards, seen + 1, flags, flags, valid, bool(valid.all()))
+    return Transition(seen(shown), rewards, {"observation": shown + 1}, flags, flags, valid, bool(valid.all()))
 
 
 def alone(numbers):
@@ -64,6 +66,13 @@ def test_ranks_learn_when_their_steps_are_earned_on_average():
     assert memory._cadence.credit() == pytest.approx([0.5, 0.0])
 
 
+def test_learning_may_cut_rewards():
+    memory = experience(alone, lockstep=True, clip=0.5)
+    memory.begin(members(learn_step=1.0), 1)
+    memory.add(transition(torch.ones(P, E, dtype=torch.bool), reward=-7.0), {"action": torch.zeros(P, E).long()})
+    assert (memory.buffer.storage["reward"][:6] == -0.5).all()
+
+
 def test_nothing_is_learned_before_the_union_holds_enough():
     memory = experience(alone, lockstep=True, starts=10)
     memory.begin(members(learn_step=3.0), 1)
@@ -82,6 +91,6 @@ def test_agents_keep_the_share_of_an_update_that_they_have_earned():
         memory.begin(group, generation)
         memory.add(transition(torch.ones(P, E, dtype=torch.bool)), {"action": torch.zeros(P, E, dtype=torch.int64)})
         updates += len(list(memory.due()))
-        memory.end(group)
+        memory.end(group.agents)
     assert updates == 6, "12 steps at a learn step of 2"
-    assert group[0].state["credit"] == 0.0
+    assert group.agents[0].state["credit"] == 0.0

@@ -7,8 +7,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "evorl"
 FLOORS = [
-    {"config", "explain", "types", "plugins", "randomness", "timing"},
-    {"networks", "returns", "losses", "envs"},
+    {"config", "explain", "types", "plugins", "randomness", "spaces", "timing"},
+    {"networks", "distributions", "moments", "returns", "losses", "envs"},
     {"replay", "distributed", "checkpoint", "tracking"},
     {"algorithms", "evolution"},
     {"population"},

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from support import agent, algorithm, batch, population
+from support import agent, algorithm, batch, population, seen
 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import architecture as operations
@@ -19,11 +19,15 @@ def outputs(member, dqn, seed=0):
     stack = population([member], dqn).stacks[0]
     observation = torch.randn(1, 50, 5, generator=torch.Generator().manual_seed(seed))
     module = stack.modules["q"]
-    return module(observation), module.target(observation)
+    return dqn.q(module(seen(observation))), dqn.q(module.target(seen(observation)))
 
 
-def trained(activation, layer_norm, dueling, dqn):
-    group = population([agent(Architecture((20, 24), (1, 0), activation, layer_norm, dueling), dqn=dqn)], dqn)
+def made(dueling):
+    return algorithm(f"algorithm.dueling={dueling}"), "last" if dueling else "shared"
+
+
+def trained(activation, layer_norm, streams, dqn):
+    group = population([agent(Architecture((20, 24), (1, 0), activation, layer_norm, streams), dqn=dqn)], dqn)
     for seed in range(3):
         group.learn(batch(group.agents, seed=seed))
     return group.to_agents()[0]
@@ -31,15 +35,15 @@ def trained(activation, layer_norm, dueling, dqn):
 
 @pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
 def test_growth_preserves_the_function(activation, layer_norm, dueling):
-    dqn, rng = algorithm(), np.random.default_rng(3)
-    member = trained(activation, layer_norm, dueling, dqn)
+    (dqn, streams), rng = made(dueling), np.random.default_rng(3)
+    member = trained(activation, layer_norm, streams, dqn)
     before = outputs(member, dqn)
     for grow in (
-        lambda: operations.add_units(member, dqn.networks, "hidden.0", 37, rng),
-        lambda: operations.add_units(member, dqn.networks, "hidden.1", 50, rng),
-        lambda: operations.add_layer(member, dqn.networks, 0, rng),
-        lambda: operations.add_layer(member, dqn.networks, 1, rng),
-        lambda: operations.add_units(member, dqn.networks, "hidden.1", 70, rng),
+        lambda: operations.enlarge(member, dqn.networks, "hidden.0", 37, rng),
+        lambda: operations.enlarge(member, dqn.networks, "hidden.1", 50, rng),
+        lambda: operations.add_layer(member, dqn.networks, "hidden.0", rng),
+        lambda: operations.add_layer(member, dqn.networks, "hidden.1", rng),
+        lambda: operations.enlarge(member, dqn.networks, "hidden.1", 70, rng),
     ):
         grow()
         for was, now in zip(before, outputs(member, dqn), strict=True):
@@ -50,35 +54,33 @@ def test_growth_preserves_the_function(activation, layer_norm, dueling):
 
 @pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
 def test_what_has_grown_learns(activation, layer_norm, dueling):
-    dqn, rng = algorithm(), np.random.default_rng(3)
-    member = trained(activation, layer_norm, dueling, dqn)
-    operations.add_units(member, dqn.networks, "hidden.1", 30, rng)
-    operations.add_layer(member, dqn.networks, 1, rng)
+    (dqn, streams), rng = made(dueling), np.random.default_rng(3)
+    member = trained(activation, layer_norm, streams, dqn)
+    operations.enlarge(member, dqn.networks, "hidden.1", 30, rng)
+    operations.add_layer(member, dqn.networks, "hidden.1", rng)
     born = {name: value.clone() for name, value in member.tensors["q"]["parameters"].items()}
     group = population([member], dqn)
     for seed in range(3):
         group.learn(batch(group.agents, seed=seed))
     after = group.to_agents()[0].tensors["q"]["parameters"]
-    head = "advantage.head" if dueling else "head"
-    block = "advantage.hidden" if dueling else "hidden.1"
-    read = (after[f"{head}.weight"][24:] != 0).all(1)
+    read = (after["action.weight"][24:] != 0).all(1)
     assert read.sum() >= 4, "new units are read after a few steps, but for those whose ReLU is off for the whole batch"
-    assert (after[f"{block}.residual.0.scale"] != 0).any(), "so is the new layer"
-    assert (after[f"{block}.weight"][:, 24:] != born[f"{block}.weight"][:, 24:]).any()
+    assert (after["hidden.1.residual.0.scale"] != 0).any(), "so is the new layer"
+    assert (after["hidden.1.weight"][..., 24:] != born["hidden.1.weight"][..., 24:]).any()
 
 
 def test_moments_of_surviving_weights_survive():
     dqn = algorithm()
-    member = trained("relu", False, False, dqn)
+    member = trained("relu", False, "shared", dqn)
     before = {role: dict(member.tensors["q"][role]) for role in ("mean", "square", "target")}
-    operations.add_units(member, dqn.networks, "hidden.1", 40, np.random.default_rng(0))
+    operations.enlarge(member, dqn.networks, "hidden.1", 40, np.random.default_rng(0))
     for role in ("mean", "square"):
         moments = member.tensors["q"][role]
         assert before[role]["hidden.1.weight"].any()
         torch.testing.assert_close(moments["hidden.1.weight"][:, :24], before[role]["hidden.1.weight"])
         assert not moments["hidden.1.weight"][:, 24:].any()
-        torch.testing.assert_close(moments["head.weight"][:24], before[role]["head.weight"])
-    operations.remove_units(member, dqn.networks, "hidden.1", 24)
+        torch.testing.assert_close(moments["action.weight"][:24], before[role]["action.weight"])
+    operations.reduce(member, dqn.networks, "hidden.1", 24)
     for role in ("mean", "square", "target"):
         for name, value in before[role].items():
             torch.testing.assert_close(member.tensors["q"][role][name], value)
@@ -88,9 +90,9 @@ def test_the_units_that_are_read_least_go_first():
     dqn = algorithm()
     member = agent(dqn=dqn)
     for role in ("parameters", "target"):
-        member.tensors["q"][role]["head.weight"][[3, 7]] = 0
+        member.tensors["q"][role]["action.weight"][[3, 7]] = 0
     before = outputs(member, dqn)
-    operations.remove_units(member, dqn.networks, "hidden.1", 14)
+    operations.reduce(member, dqn.networks, "hidden.1", 14)
     assert member.architecture.hidden_sizes == (16, 14)
     torch.testing.assert_close(outputs(member, dqn), before)
 
@@ -98,8 +100,8 @@ def test_the_units_that_are_read_least_go_first():
 @pytest.mark.parametrize("dueling", [False, True])
 def test_merging_layers_multiplies_them(dueling):
     """Where the activation between two layers changes nothing, neither does the merge."""
-    dqn = algorithm()
-    member = agent(Architecture((16, 12, 10), (0, 1, 0), "relu", False, dueling), dqn=dqn)
+    dqn, streams = made(dueling)
+    member = agent(Architecture((16, 12, 10), (0, 1, 0), "relu", False, streams), dqn=dqn)
     for role in ("parameters", "target"):
         member.tensors["q"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
     before = outputs(member, dqn)
@@ -112,7 +114,7 @@ def test_merging_layers_multiplies_them(dueling):
 def test_a_removed_layer_leaves_no_tensor_behind():
     dqn = algorithm()
     member = agent(Architecture((16, 16), (1, 2), "relu", True), dqn=dqn)
-    operations.remove_residual_layer(member, dqn.networks, 1)
+    operations.remove_residual_layer(member, dqn.networks, "hidden.1")
     assert member.architecture.residual_layers == (1, 1)
     specs = dqn.networks["q"].specs(member.architecture)
     for role, named in member.tensors["q"].items():
@@ -123,9 +125,9 @@ def test_a_removed_layer_leaves_no_tensor_behind():
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_norm, dueling):
-    dqn, rng = algorithm(), np.random.default_rng(5)
+    (dqn, streams), rng = made(dueling), np.random.default_rng(5)
     limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40, unit_steps=(1, 9))
-    member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, dueling), dqn=dqn)
+    member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, streams), dqn=dqn)
     seen = set()
     for _ in range(150):
         mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units

@@ -35,15 +35,17 @@ def test_a_run_leaves_what_the_readme_promises(in_directory):
     metrics, lineage = lines(run / "metrics.jsonl"), lines(run / "lineage.jsonl")
     assert [row["generation"] for row in metrics] == [1, 2, 3]
     expected = {
-        "generation", "global_steps", "agent_steps", "fitness", "best_fitness", "mean_fitness", "train_return", "loss",
+        "generation", "global_steps", "agent_steps", "fitness", "best_fitness", "mean_fitness", "train_return",
+        "statistics",
         "env_steps_per_second", "updates_per_second", "parents", "mutations", "hyperparameters", "architectures",
     }  # fmt: skip
     for row in metrics:
         assert expected <= row.keys()
         assert row["best_fitness"] == max(row["fitness"])
         assert row["global_steps"] == pytest.approx(4 * row["agent_steps"], abs=4 * row["generation"])
-        for key in ("fitness", "parents", "mutations", "hyperparameters", "architectures", "train_return", "loss"):
+        for key in ("fitness", "parents", "mutations", "hyperparameters", "architectures", "train_return"):
             assert len(row[key]) == 4
+        assert {name: len(values) for name, values in row["statistics"].items()} == {"loss": 4}
     assert len(lineage) == 12
     ids = {row["id"] for row in lineage}
     assert all(row["parent"] is None or row["parent"] in ids for row in lineage)
@@ -98,7 +100,7 @@ def test_every_shipped_configuration_runs(path, in_directory):
     short = ["evolution.steps=160", "training.max_steps=320", "evaluation.episodes=1", "evaluation.max_steps=20"]
     assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=200", *short, configuration=path) == 0
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
-    assert rows[-1]["loss"][0] is not None, "it is meant to have learned"
+    assert rows[-1]["statistics"]["loss"][0] is not None, "it is meant to have learned"
 
 
 @pytest.mark.parametrize(

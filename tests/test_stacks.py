@@ -1,10 +1,11 @@
 """A stack of agents computes what each of its agents computes alone."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
-from support import agent, algorithm, batch, population
+from support import agent, algorithm, batch, population, seen
 
 from evorl.networks.layers import ACTIVATIONS
 from evorl.networks.layout import joint, padded, plan_stacks
@@ -22,9 +23,13 @@ MIXED = [
 
 def variants():
     return [
-        [Architecture(a.hidden_sizes, a.residual_layers, a.activation, layer_norm, dueling) for a in MIXED]
-        for layer_norm, dueling in itertools.product((False, True), repeat=2)
+        [replace(a, layer_norm=layer_norm, streams=streams) for a in MIXED]
+        for layer_norm, streams in itertools.product((False, True), ("shared", "last"))
     ]
+
+
+def dqn_for(architectures, *overrides):
+    return algorithm(f"algorithm.dueling={architectures[0].streams == 'last'}", *overrides)
 
 
 def family(architectures, dqn):
@@ -54,21 +59,21 @@ def one_stack(monkeypatch):
 @pytest.mark.parametrize("architectures", variants())
 def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures, overhead, monkeypatch):
     monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
-    dqn = algorithm("algorithm.max_grad_norm=1.0")
+    dqn = dqn_for(architectures, "algorithm.max_grad_norm=1.0")
     agents = family(architectures, dqn)
     together = population(agents, dqn)
     assert (len(together.stacks) == 1) == (overhead > 0)
     order = [member.id for member in together.agents]
     batches = [batch(agents, seed=seed) for seed in range(4)]
     observation = torch.randn(len(agents), 3, 5)
-    outputs = torch.cat([s.modules["q"](observation[order][s.members]) for s in together.stacks])
+    outputs = torch.cat([dqn.q(s.modules["q"](seen(observation[order][s.members]))) for s in together.stacks])
     for whole in batches:
         together.learn(Batch({k: v[order] for k, v in whole.fields.items()}, whole.weight[order], whole.due[order]))
     trained = {member.id: member for member in together.to_agents()}
 
     for index, single in enumerate(agents):
         alone = population([single], dqn)
-        expected = alone.stacks[0].modules["q"](observation[index : index + 1])
+        expected = dqn.q(alone.stacks[0].modules["q"](seen(observation[index : index + 1])))
         torch.testing.assert_close(outputs[order.index(index)], expected[0])
         for whole in batches:
             alone.learn(only(whole, index))
@@ -78,7 +83,7 @@ def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures, ove
 
 @pytest.mark.parametrize("architectures", variants())
 def test_the_padding_stays_zero(architectures, one_stack):
-    dqn = algorithm()
+    dqn = dqn_for(architectures)
     together = population(family(architectures, dqn), dqn)
     for seed in range(5):
         together.learn(batch(together.agents, seed=seed))
@@ -145,11 +150,12 @@ def test_widths_are_padded_to_powers_of_two(width, expected):
 
 def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
     small = [Architecture((32, 32), (0, 0), "relu")] * 5
-    assert len(plan_stacks([*small, Architecture((48, 64), (0, 0), "tanh")])) == 1
-    plan = plan_stacks([*small, Architecture((512, 512), (0, 0), "relu")])
+    cost = algorithm().networks["q"].cost
+    assert len(plan_stacks([*small, Architecture((48, 64), (0, 0), "tanh")], cost)) == 1
+    plan = plan_stacks([*small, Architecture((512, 512), (0, 0), "relu")], cost)
     assert sorted(len(members) for members, _ in plan) == [1, 5]
     shallow = [Architecture((32,), (0,), "relu")] * 5
-    plan = plan_stacks([*shallow, Architecture((1024,), (0,), "relu")], inputs=8, outputs=4)
+    plan = plan_stacks([*shallow, Architecture((1024,), (0,), "relu")], cost)
     assert sorted(len(members) for members, _ in plan) == [1, 5]
 
 
@@ -158,7 +164,7 @@ def test_a_plan_places_every_agent_once_and_gives_it_room():
         Architecture((width, other), (depth, 0), name)
         for width, other, depth, name in itertools.product((8, 200, 40), (16, 90), (0, 2), ("relu", "elu"))
     ] + [Architecture((30,), (1,), "relu"), Architecture((30, 30), (0, 0), "relu", layer_norm=True)]
-    plan = plan_stacks(architectures)
+    plan = plan_stacks(architectures, algorithm().networks["q"].cost)
     assert sorted(index for members, _ in plan for index in members) == list(range(len(architectures)))
     for members, layout in plan:
         assert layout.architecture == joint([architectures[i] for i in members])

@@ -5,26 +5,33 @@ Axes: P agents of a stack, E environments, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
-import gymnasium as gym
 import torch
 from torch import Tensor
 
+from evorl.algorithms.a2c import A2C, A2CSettings
 from evorl.algorithms.dqn import DQN, DQNSettings
+from evorl.algorithms.ppo import PPO, PPOSettings
 from evorl.config import AlgorithmSettings, AnyConfig
 from evorl.distributed import Placement
 from evorl.networks import Network
 from evorl.networks.stacked import Stack
+from evorl.replay import Actors
+from evorl.spaces import Interface
 from evorl.timing import Stopwatch
-from evorl.types import Agent, Batch, Decision, Tensors, Transition
+from evorl.types import Agent, Architecture, Batch, Decision, Loss, Observation, Recall, Tensors, Transition
 
 
 class Experience(Protocol):
     """What the agents remember between steps, and which batches are due."""
 
-    def begin(self, agents: Sequence[Agent], generation: int) -> None:
+    @property
+    def period(self) -> int:
+        """A generation has a multiple of so many steps of each environment."""
+
+    def begin(self, population: Actors, generation: int) -> None:
         """Start a generation of these agents."""
 
     def add(self, transition: Transition, decision: Decision) -> None:
@@ -33,7 +40,7 @@ class Experience(Protocol):
     def due(self) -> Iterator[Batch]:
         """The batches to learn from now; every rank that holds the same agents gives equally many."""
 
-    def end(self, agents: Sequence[Agent]) -> None:
+    def end(self, agents: list[Agent]) -> None:
         """End the generation, leaving with the agents what is theirs."""
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
@@ -51,12 +58,11 @@ class Algorithm(Protocol):
         """Each agent's networks by name; each has parameters, a target copy and an optimiser."""
 
     @property
-    def losses(self) -> Mapping[str, Callable[[Stack, Batch], Tensor]]:
-        """For each network the loss [P] that its parameters minimise; an update takes them in this order."""
+    def losses(self) -> Mapping[str, Callable[[Stack, Batch], Loss]]:
+        """For each network the loss that its parameters minimise; an update takes them in this order."""
 
-    @property
-    def widths(self) -> tuple[int, int]:
-        """How wide the networks' inputs and outputs are, all networks together."""
+    def first_architecture(self) -> Architecture:
+        """A new agent's architecture."""
 
     def first_hyperparameters(self) -> dict[str, float]:
         """A new agent's hyperparameters: `learning_rate`, `max_grad_norm` if gradients are clipped, and its own."""
@@ -67,11 +73,19 @@ class Algorithm(Protocol):
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """What this rank remembers; `always_valid` says that every step of every environment is a transition."""
 
-    def act(self, stack: Stack, observation: Tensor, generator: torch.Generator) -> Decision:
-        """Decisions that explore, for observations [P, E, ...]."""
+    def act(
+        self, stack: Stack, observation: Observation, recall: Recall | None, generator: torch.Generator
+    ) -> tuple[Decision, Tensor | None]:
+        """Decisions that explore, for observations [P, E, ...], and the memory after them."""
 
-    def best(self, stack: Stack, observation: Tensor) -> Decision:
-        """The best decisions known, for observations [P, E, ...]."""
+    def best(self, stack: Stack, observation: Observation, recall: Recall | None) -> tuple[Decision, Tensor | None]:
+        """The best decisions known, for observations [P, E, ...], and the memory after them."""
+
+    def value(self, stack: Stack, observation: Observation, recall: Recall | None) -> Tensor:
+        """What is expected [P, E] from observations [P, E, ...]."""
+
+    def learning_rate(self, stack: Stack) -> Tensor:
+        """The learning rate [P] of the next update."""
 
     def after_acting(self, stack: Stack, steps: int) -> None:
         """Note `steps` further environment steps of each agent."""
@@ -81,17 +95,19 @@ class Algorithm(Protocol):
 
 
 ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]]] = {
+    "a2c": (A2CSettings, A2C),
     "dqn": (DQNSettings, DQN),
+    "ppo": (PPOSettings, PPO),
 }
 """Settings and constructor of each algorithm."""
 
 SETTINGS: Mapping[str, type[AlgorithmSettings]] = {name: settings for name, (settings, _) in ALGORITHMS.items()}
 
 
-def make_algorithm(config: AnyConfig, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Algorithm:
-    """The configured algorithm for these spaces. Raises UserError where it cannot handle them."""
+def make_algorithm(config: AnyConfig, interface: Interface) -> Algorithm:
+    """The configured algorithm for what the environment shows and takes. Raises UserError where it cannot handle it."""
     _, constructor = ALGORITHMS[config.algorithm.name]
-    return constructor(config, observation_space, action_space)
+    return constructor(config, interface)
 
 
 __all__ = ["ALGORITHMS", "SETTINGS", "Algorithm", "Experience", "make_algorithm"]

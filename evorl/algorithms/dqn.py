@@ -6,24 +6,35 @@ Axes: P agents, E environments, B batch, A actions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import gymnasium as gym
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from evorl.config import AlgorithmSettings, Config, Count, Fraction, Positive, Section
 from evorl.distributed import Placement
+from evorl.distributions import FORBIDDEN
 from evorl.losses import REGRESSION_LOSSES
-from evorl.networks import NETWORKS, Network
+from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
-from evorl.replay.buffer import ReplayBuffer
-from evorl.replay.experience import ReplayExperience
+from evorl.replay.experience import ReplayExperience, make_replay
 from evorl.returns import double_q_value, one_step_return
+from evorl.spaces import Interface
 from evorl.timing import Stopwatch
-from evorl.types import Batch, Decision, UserError
+from evorl.types import (
+    Architecture,
+    Batch,
+    Decision,
+    Head,
+    Loss,
+    Observation,
+    Recall,
+    Tensors,
+    UserError,
+    seen_in,
+)
 
 
 class Exploration(Section):
@@ -38,6 +49,8 @@ class Exploration(Section):
 class DQNSettings(AlgorithmSettings):
     name: Literal["dqn"] = "dqn"
     double: bool = True
+    dueling: bool = False
+    """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
     batch_size: Count = 128
     """Transitions in an agent's update, on each rank."""
     learning_rate: Positive = 1e-3
@@ -63,23 +76,27 @@ class DQNSettings(AlgorithmSettings):
 class DQN:
     """How a stack of DQN agents acts and what it minimises."""
 
-    def __init__(
-        self, config: Config[DQNSettings], observation_space: gym.Space[Any], action_space: gym.Space[Any]
-    ) -> None:
+    def __init__(self, config: Config[DQNSettings], interface: Interface) -> None:
         self.config = config
         self.settings = config.algorithm
-        if not isinstance(action_space, gym.spaces.Discrete):
-            raise UserError(f"algorithm.name: dqn needs discrete actions; {config.environment.id} has {action_space}")
-        if not isinstance(observation_space, gym.spaces.Box) or len(observation_space.shape) != 1:
+        self.interface = interface
+        if not isinstance(interface.action, gym.spaces.Discrete):
             raise UserError(
-                f"algorithm.name: dqn reads vectors of numbers; {config.environment.id} shows {observation_space}"
+                f"algorithm.name: dqn needs discrete actions; {interface.environment} has {interface.action}"
             )
-        self.observation_space = observation_space
-        self.actions = int(action_space.n)
-        network = NETWORKS[config.network.name](config.network, observation_space.shape[0], self.actions)
-        self.widths = observation_space.shape[0], self.actions
+        if config.network.recurrent:
+            raise UserError(f"network.recurrent: dqn has no memory; leave {config.network.recurrent!r} out, or use ppo")
+        self.actions = int(interface.action.n)
+        heads = [Head("action", self.actions), *([Head("value", 1)] if self.settings.dueling else [])]
+        network = NETWORKS[config.network.name](config.network, interface.parts, heads, False)
+        network.cost(self.first_architecture())
         self.networks: Mapping[str, Network] = {"q": network}
-        self.losses: Mapping[str, Callable[[Stack, Batch], Tensor]] = {"q": self.q_loss}
+        self.losses: Mapping[str, Callable[[Stack, Batch], Loss]] = {"q": self.loss}
+
+    def first_architecture(self) -> Architecture:
+        """The architecture that the configuration asks for; dueling networks part before the last hidden layer."""
+        streams: Literal["last", "shared"] = "last" if self.settings.dueling else "shared"
+        return first_architecture(self.config.network, self.interface.parts, streams)
 
     def first_hyperparameters(self) -> dict[str, float]:
         """An agent's hyperparameters as the configuration gives them."""
@@ -92,57 +109,79 @@ class DQN:
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
         """This rank's part of the replay, which capacity and start of learning divide over the ranks."""
-        ranks, replay, space = placement.ranks, self.config.replay, self.observation_space
+        ranks, replay = placement.ranks, self.config.replay
         share = max(1, replay.capacity // ranks.size)
-        observation = space.shape, torch.uint8 if space.dtype == np.uint8 else torch.float32
-        fields = {
-            "observation": observation,
-            "action": ((), torch.int64),
-            "reward": ((), torch.float32),
-            "next_observation": observation,
-            "terminated": ((), torch.bool),
-        }
         return ReplayExperience(
-            ReplayBuffer(share, fields, ranks.device),
+            make_replay(share, self.interface, ((), torch.int64), ranks.device),
             learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
             gather=placement.gather_copies,
             lockstep=always_valid,
             part=0 if placement.is_sharded else ranks.rank,
+            reward_clip=self.settings.reward_clip,
             seed=self.config.seed,
             rank=ranks.rank,
             stopwatch=stopwatch,
         )
 
-    def act(self, stack: Stack, observation: Tensor, generator: torch.Generator) -> Decision:
+    def act(
+        self, stack: Stack, observation: Observation, recall: Recall | None, generator: torch.Generator
+    ) -> tuple[Decision, Tensor | None]:
         """Epsilon-greedy actions [P, E] for observations [P, E, ...]."""
-        greedy = self.best(stack, observation)["action"]
+        greedy = self.best(stack, observation, recall)[0]["action"]
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
-        random = torch.randint(self.actions, greedy.shape, generator=generator, device=greedy.device)
-        return {"action": torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy)}
+        mask = observation.get("action_mask")
+        if mask is None:
+            random = torch.randint(self.actions, greedy.shape, generator=generator, device=greedy.device)
+        else:
+            scores = torch.rand(mask.shape, generator=generator, device=mask.device)
+            random = scores.masked_fill(~mask, -1.0).argmax(-1)
+        return {"action": torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy)}, None
 
-    def best(self, stack: Stack, observation: Tensor) -> Decision:
+    def best(self, stack: Stack, observation: Observation, recall: Recall | None) -> tuple[Decision, Tensor | None]:
         """Greedy actions [P, E] for observations [P, E, ...]."""
-        return {"action": stack.modules["q"](observation).argmax(-1)}
+        return {"action": allowed(self.q(stack.modules["q"](observation)), observation).argmax(-1)}, None
+
+    def value(self, stack: Stack, observation: Observation, recall: Recall | None) -> Tensor:
+        """The value [P, E] of the best action for observations [P, E, ...]."""
+        return allowed(self.q(stack.modules["q"](observation)), observation).amax(-1)
+
+    def q(self, outputs: Tensors) -> Tensor:
+        """The values of all actions [P, B, A] from what the heads put out."""
+        if not self.settings.dueling:
+            return outputs["action"]
+        advantage = outputs["action"]
+        return outputs["value"] + advantage - advantage.mean(-1, keepdim=True)
+
+    def learning_rate(self, stack: Stack) -> Tensor:
+        """The learning rate [P]."""
+        return stack.hyperparameters["learning_rate"]
 
     def after_acting(self, stack: Stack, steps: int) -> None:
         """Decay exploration by `steps` further environment steps of each agent."""
         exploration = self.settings.exploration
         stack.state["epsilon"].mul_(exploration.decay**steps).clamp_(min=exploration.end)
 
-    def q_loss(self, stack: Stack, batch: Batch) -> Tensor:
+    def loss(self, stack: Stack, batch: Batch) -> Loss:
         """The temporal-difference loss [P] of a batch."""
         q = stack.modules["q"]
         fields = batch.fields
+        seen, following = seen_in(fields, "observation."), seen_in(fields, "next_observation.")
         with torch.no_grad():
-            target_next = q.target(fields["next_observation"])
+            target_next = allowed(self.q(q.target(following)), following)
             if self.settings.double:
-                next_value = double_q_value(q(fields["next_observation"]), target_next)
+                next_value = double_q_value(allowed(self.q(q(following)), following), target_next)
             else:
                 next_value = target_next.amax(-1)
             target = one_step_return(fields["reward"], fields["terminated"], stack.hyperparameters["gamma"], next_value)
-        chosen = q(fields["observation"]).gather(-1, fields["action"].unsqueeze(-1)).squeeze(-1)
-        return (REGRESSION_LOSSES[self.settings.loss](chosen, target) * batch.weight).sum(-1)
+        chosen = self.q(q(seen)).gather(-1, fields["action"].unsqueeze(-1)).squeeze(-1)
+        return Loss((REGRESSION_LOSSES[self.settings.loss](chosen, target) * batch.weight).sum(-1))
 
     def after_update(self, stack: Stack, due: Tensor) -> None:
         """Let the target networks of the agents that learned follow."""
         stack.modules["q"].follow(stack.hyperparameters["tau"] * due)
+
+
+def allowed(q: Tensor, observation: Observation) -> Tensor:
+    """The values [P, B, A] with those of forbidden actions below all others."""
+    mask = observation.get("action_mask")
+    return q if mask is None else q.masked_fill(~mask, FORBIDDEN)

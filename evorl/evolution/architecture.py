@@ -13,83 +13,94 @@ from evorl.config import ArchitectureLimits
 from evorl.networks import Network
 from evorl.networks.growth import MOMENTS, fresh_roles, grow, importance, joined, shrink
 from evorl.networks.parameters import initialise
-from evorl.types import Agent, Architecture
+from evorl.types import Agent
 
 Networks = Mapping[str, Network]
 
 
 def mutate_layers(agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator) -> str | None:
-    """Add a layer or remove one; None where the limits allow neither."""
+    """Add a layer or remove one, hidden or convolutional; None where the limits allow neither."""
     architecture = agent.architecture
-    count, hidden = architecture.layers, len(architecture.hidden_sizes)
-    residual = [index for index, depth in enumerate(architecture.residual_layers) if depth]
+    hidden = {f"hidden.{index}": depth for index, depth in enumerate(architecture.residual_layers)}
+    images = {f"channels.{index}": layer.residual_layers for index, layer in enumerate(architecture.convolutions)}
     choices: list[Callable[[], str]] = []
-    if hidden and count < limits.max_layers:
-        choices.append(lambda: add_layer(agent, networks, int(rng.integers(hidden)), rng))
-    if residual and count > limits.min_layers:
-        choices.append(lambda: remove_residual_layer(agent, networks, int(rng.choice(residual))))
-    elif hidden > 1 and count > limits.min_layers:
-        choices.append(lambda: merge_layer(agent, networks, int(rng.integers(hidden - 1))))
+    for depths, fewest, most in ((hidden, limits.min_layers, limits.max_layers), (images, 0, limits.max_convolutions)):
+        count, residual = len(depths) + sum(depths.values()), [group for group, depth in depths.items() if depth]
+        if depths and count < most:
+            choices.append(partial(add_layer, agent, networks, str(rng.choice(list(depths))), rng))
+        if residual and count > fewest:
+            choices.append(partial(remove_residual_layer, agent, networks, str(rng.choice(residual))))
+        elif depths is hidden and len(hidden) > 1 and count > fewest:
+            choices.append(partial(merge_layer, agent, networks, int(rng.integers(len(hidden) - 1))))
     return choices[rng.integers(len(choices))]() if choices else None
 
 
 def mutate_units(agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator) -> str | None:
-    """Add units to a layer or remove some; None where the limits allow neither."""
+    """Make a layer, a memory or a kernel larger or smaller; None where the limits allow neither."""
     choices: list[Callable[[], str]] = []
-    step = int(rng.choice(limits.unit_steps))
-    for group, width in agent.architecture.sizes().items():
-        more, fewer = min(width + step, limits.max_units), max(width - step, limits.min_units)
-        if more > width:
-            choices.append(partial(add_units, agent, networks, group, more, rng))
-        if fewer < width:
-            choices.append(partial(remove_units, agent, networks, group, fewer))
+    rules = {
+        "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),
+        "channels": (int(rng.choice(limits.channel_steps)), limits.min_channels, limits.max_channels),
+        "kernel": (1, 1, limits.max_kernel),
+    }
+    rules["recurrent"] = rules["hidden"]
+    for group, size in agent.architecture.sizes().items():
+        step, least, most = rules[group.split(".")[0]]
+        more, fewer = min(size + step, most), max(size - step, least)
+        if more > size:
+            choices.append(partial(enlarge, agent, networks, group, more, rng))
+        if fewer < size:
+            choices.append(partial(reduce, agent, networks, group, fewer))
     return choices[rng.integers(len(choices))]() if choices else None
 
 
-def add_units(agent: Agent, networks: Networks, group: str, width: int, rng: np.random.Generator) -> str:
-    """Widen a layer. Nothing reads the new units yet, so the agent acts as before."""
+def enlarge(agent: Agent, networks: Networks, group: str, size: int, rng: np.random.Generator) -> str:
+    """Widen a layer or a kernel. Nothing reads the new units yet, so the agent acts as before."""
     before = agent.architecture.sizes()[group]
-    agent.architecture = agent.architecture.resized(group, width)
+    agent.architecture = agent.architecture.resized(group, size)
     sizes = agent.architecture.sizes()
     for module, network in networks.items():
         specs = network.specs(agent.architecture)
         agent.tensors[module] = grow(specs, sizes, agent.tensors[module], group, _torch_generator(rng))
-    return f"{group}: {before} -> {width} units"
+    return f"{group}: {before} -> {size}"
 
 
-def remove_units(agent: Agent, networks: Networks, group: str, width: int) -> str:
-    """Narrow a layer by the units that are read least."""
+def reduce(agent: Agent, networks: Networks, group: str, size: int) -> str:
+    """Narrow a layer by the units that are read least, or a kernel by its last rows and columns."""
     before = agent.architecture.sizes()[group]
     specs = {module: network.specs(agent.architecture) for module, network in networks.items()}
-    read = [importance(specs[module], agent.tensors[module]["parameters"], group) for module in networks]
-    kept = torch.stack(read).sum(0).argsort(descending=True, stable=True)[:width].sort().values
+    if group.startswith("kernel."):
+        kept = torch.arange(size)
+    else:
+        read = [importance(specs[module], agent.tensors[module]["parameters"], group) for module in networks]
+        kept = torch.stack(read).sum(0).argsort(descending=True, stable=True)[:size].sort().values
     for module in networks:
         agent.tensors[module] = shrink(specs[module], agent.tensors[module], group, kept)
-    agent.architecture = agent.architecture.resized(group, width)
-    return f"{group}: {before} -> {width} units"
+    agent.architecture = agent.architecture.resized(group, size)
+    return f"{group}: {before} -> {size}"
 
 
-def add_layer(agent: Agent, networks: Networks, index: int, rng: np.random.Generator) -> str:
-    """Add a residual layer after hidden layer `index`. Its scale is zero, so the agent acts as before."""
-    old, agent.architecture = agent.architecture, _with_residual(agent, index, +1)
+def add_layer(agent: Agent, networks: Networks, group: str, rng: np.random.Generator) -> str:
+    """Add a residual layer after the layer of `group`. Its scale is zero, so the agent acts as before."""
+    old, agent.architecture = agent.architecture, agent.architecture.deepened(group, +1)
     for module, network in networks.items():
         specs = network.specs(agent.architecture)
         added = {name: spec for name, spec in specs.items() if name not in network.specs(old)}
         values = initialise(added, agent.architecture.sizes(), _torch_generator(rng))
         agent.tensors[module] = joined(agent.tensors[module], fresh_roles(added, values))
-    return f"hidden.{index}: layer added"
+    return f"{group}: layer added"
 
 
-def remove_residual_layer(agent: Agent, networks: Networks, index: int) -> str:
-    """Remove the last residual layer after hidden layer `index`."""
-    agent.architecture = _with_residual(agent, index, -1)
+def remove_residual_layer(agent: Agent, networks: Networks, group: str) -> str:
+    """Remove the last residual layer after the layer of `group`."""
+    agent.architecture = agent.architecture.deepened(group, -1)
     for module, network in networks.items():
         left = network.specs(agent.architecture)
         agent.tensors[module] = {
             role: {name: value for name, value in tensors.items() if name in left}
             for role, tensors in agent.tensors[module].items()
         }
-    return f"hidden.{index}: layer removed"
+    return f"{group}: layer removed"
 
 
 def merge_layer(agent: Agent, networks: Networks, index: int) -> str:
@@ -110,12 +121,6 @@ def merge_layer(agent: Agent, networks: Networks, index: int) -> str:
         residual_layers=old.residual_layers[:index] + old.residual_layers[index + 1 :],
     )
     return f"hidden.{index}: layer merged into the next"
-
-
-def _with_residual(agent: Agent, index: int, change: int) -> Architecture:
-    depths = list(agent.architecture.residual_layers)
-    depths[index] += change
-    return replace(agent.architecture, residual_layers=tuple(depths))
 
 
 def _torch_generator(rng: np.random.Generator) -> torch.Generator:

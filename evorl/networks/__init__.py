@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 from evorl.config import Network as NetworkSettings
 from evorl.networks.layers import ACTIVATIONS
 from evorl.networks.layout import Layout
-from evorl.networks.mlp import MLP
 from evorl.networks.module import module_network
 from evorl.networks.parameters import Specs
-from evorl.types import Architecture, Tensors
+from evorl.networks.recurrent import CELLS
+from evorl.networks.standard import StandardNetwork
+from evorl.spaces import Parts
+from evorl.types import Architecture, Convolution, Head, Observation, Recall, Streams, Tensors
 
 
 class Network(Protocol):
@@ -26,31 +28,47 @@ class Network(Protocol):
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """Fresh parameters of one agent."""
 
-    def forward(self, layout: Layout, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """[P, B, inputs] -> [P, B, outputs] with the stack's parameters `p`."""
+    def cost(self, architecture: Architecture) -> float:
+        """Multiplications for one observation. Raises UserError where the shapes do not fit."""
+
+    def memory(self, architecture: Architecture) -> tuple[int, int]:
+        """How many numbers each unit of the memory has, and how many units there are; zeros without a memory."""
+
+    def forward(
+        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recall: Recall | None = None
+    ) -> tuple[Tensors, Tensor | None]:
+        """The heads' outputs [P, B, outputs] for observations [P, B, ...], and the memory after them.
+
+        `p` are the stack's parameters, each [P * copies, read, produced].
+        """
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, set[str]]:
         """`tensors` of one agent after hidden layer `index`, not the last, went out, and the names that are new."""
 
 
-NETWORKS: Mapping[str, Callable[[NetworkSettings, int, int], Network]] = {
-    "mlp": lambda settings, inputs, outputs: MLP(inputs, outputs),
-    "module": lambda settings, inputs, outputs: module_network(settings.factory or "", inputs, outputs),
+NETWORKS: Mapping[str, Callable[[NetworkSettings, Parts, Sequence[Head], bool], Network]] = {
+    "standard": lambda settings, parts, heads, normalize: StandardNetwork(parts, heads, normalize),
+    "module": lambda settings, parts, heads, normalize: module_network(settings.factory or "", parts, heads, normalize),
 }
-"""From (settings, inputs, outputs) to the network."""
+"""From (settings, what agents see, heads, whether vectors are normalised) to the network."""
 
 
-def first_architecture(settings: NetworkSettings) -> Architecture:
+def first_architecture(settings: NetworkSettings, parts: Parts, streams: Streams = "shared") -> Architecture:
     """The architecture that the configuration asks for."""
     if settings.name == "module":
         return Architecture()
+    images = any(part.kind == "image" for part in parts.values())
+    layers = [Convolution(**layer.model_dump()) for layer in settings.convolutions] if images else []
     return Architecture(
         hidden_sizes=settings.hidden_sizes,
         residual_layers=(0,) * len(settings.hidden_sizes),
         activation=settings.activation,
         layer_norm=settings.layer_norm,
-        dueling=settings.dueling,
+        streams=streams,
+        convolutions=tuple(layers),
+        recurrent=settings.recurrent,
+        recurrent_size=settings.recurrent_size if settings.recurrent else 0,
     )
 
 
-__all__ = ["ACTIVATIONS", "NETWORKS", "Layout", "Network", "first_architecture"]
+__all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Layout", "Network", "first_architecture"]

@@ -6,13 +6,12 @@ Adam's `mean` and `square`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from evorl.networks.parameters import ParameterSpec, Specs, filled
+from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.types import Roles, Tensors
 
 MOMENTS = ("mean", "square")
@@ -69,8 +68,8 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
     read = [
         parameters[name].abs().movedim(axis, 0).flatten(1).sum(1)
         for name, spec in specs.items()
-        for axis in range(len(spec.axes) - 1)
-        if spec.axes[axis] == group
+        if spec.trained
+        for axis in spec.axes_read(group)
     ]
     return torch.stack(read).sum(0)
 
@@ -79,11 +78,9 @@ def _template(
     spec: ParameterSpec, sizes: Mapping[str, int], group: str, old: torch.Size, generator: torch.Generator
 ) -> Tensor:
     """The grown parameter with the values of the new units; the old ones are written over the leading corner."""
-    shape = spec.shape(sizes)
-    template = filled(spec.newborn or spec.fill, shape, math.prod(shape[:-1]), generator)
-    for axis in range(len(spec.axes) - 1):
-        if spec.axes[axis] == group:
-            template.narrow(axis, old[axis], shape[axis] - old[axis]).zero_()
+    template = spec.filled(spec.newborn or spec.fill, sizes, generator)
+    for axis in spec.axes_read(group):
+        template.narrow(axis, old[axis], template.shape[axis] - old[axis]).zero_()
     return template
 
 

@@ -35,11 +35,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Apply each agent's own activation to [P, B, N]; agents that share one stand side by side."""
+    """Apply each agent's own activation to [P * copies, ...]; agents that share one stand side by side."""
     if len(spans) == 1:
         name = spans[0][0]
         return IN_PLACE.get(name, ACTIVATIONS[name])(x)
-    return torch.cat([ACTIVATIONS[name](x[start:stop]) for name, start, stop in spans])
+    copies = x.shape[0] // spans[-1][2]
+    return torch.cat([ACTIVATIONS[name](x[start * copies : stop * copies]) for name, start, stop in spans])
+
+
+def repeated(x: Tensor, copies: int) -> Tensor:
+    """[P, ...] -> [P * copies, ...], each agent's values `copies` times."""
+    return x if copies == 1 else x.unsqueeze(1).expand(-1, copies, *x.shape[1:]).flatten(0, 1)
 
 
 def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, counted: Tensor, epsilon: float = 1e-5) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, groupby
+from typing import Any
 
 from evorl.networks.layers import Span
-from evorl.types import Architecture
+from evorl.types import Architecture, Convolution
 
 SMALLEST_WIDTH = 32
+CHANNEL_STEP = 8
 STACK_OVERHEAD = 20_000
-"""The fixed cost of one more stack, in weights trained: an update of [32, 32] networks spends about 0.7 ms on calls,
+"""The fixed cost of one more stack, in multiplications: an update of [32, 32] networks spends about 0.7 ms on calls,
 and 30 ns on each weight of each agent (batch 128, one core)."""
 
 
@@ -29,37 +31,50 @@ def padded(width: int) -> int:
 
 
 def joint(architectures: Sequence[Architecture]) -> Architecture:
-    """The smallest padded architecture that has room for all of these; they must have equally many hidden sizes."""
+    """The smallest padded architecture that has room for all of these, which are of one kind."""
+    first = architectures[0]
     widths = zip(*(a.hidden_sizes for a in architectures), strict=True)
     depths = zip(*(a.residual_layers for a in architectures), strict=True)
+    layers = zip(*(a.convolutions for a in architectures), strict=True)
     return replace(
-        architectures[0],
+        first,
         hidden_sizes=tuple(padded(max(column)) for column in widths),
         residual_layers=tuple(max(column) for column in depths),
+        convolutions=tuple(_joint_convolution(column) for column in layers),
+        recurrent_size=padded(max(a.recurrent_size for a in architectures)) if first.recurrent else 0,
+    )
+
+
+def _joint_convolution(layers: Sequence[Convolution]) -> Convolution:
+    channels = max(layer.channels for layer in layers)
+    return replace(
+        layers[0],
+        channels=-(-channels // CHANNEL_STEP) * CHANNEL_STEP,
+        residual_layers=max(layer.residual_layers for layer in layers),
     )
 
 
 def plan_stacks(
-    architectures: Sequence[Architecture], inputs: int = 0, outputs: int = 0
+    architectures: Sequence[Architecture], cost: Callable[[Architecture], float]
 ) -> list[tuple[list[int], Layout]]:
     """Divide agents into stacks so that a training step is cheap: the members of each stack, and its layout.
 
-    `inputs` and `outputs` are the widths of what the networks read and put out.
-
-    A stack costs its calls plus the weights of all its members at their common padded size. Starting from one stack for
-    each padded shape, the two whose union saves most are joined until no union saves anything.
+    `cost` is the number of multiplications for one observation. A stack costs its calls plus those of all its members
+    at their common padded size. Starting from one stack for each padded shape, the two whose union saves most are
+    joined until no union saves anything.
     """
-    shapes = [(_kind(architecture), joint([architecture]).hidden_sizes) for architecture in architectures]
+    shapes: list[Any] = [(_kind(architecture), _widths(joint([architecture]))) for architecture in architectures]
     order = sorted(range(len(shapes)), key=shapes.__getitem__)
     stacks = [list(members) for _, members in groupby(order, key=shapes.__getitem__)]
+
+    def together(members: list[int]) -> float:
+        return STACK_OVERHEAD + len(members) * cost(joint([architectures[i] for i in members]))
 
     def saving(pair: tuple[int, int]) -> float:
         first, second = stacks[pair[0]], stacks[pair[1]]
         if _kind(architectures[first[0]]) != _kind(architectures[second[0]]):
             return -1.0
-        groups = ([architectures[i] for i in members] for members in (first, second, first + second))
-        cost = [_cost(group, inputs, outputs) for group in groups]
-        return cost[0] + cost[1] - cost[2]
+        return together(first) + together(second) - together(first + second)
 
     while len(stacks) > 1:
         best = max(combinations(range(len(stacks)), 2), key=saving)
@@ -78,13 +93,13 @@ def _laid_out(members: list[int], architectures: Sequence[Architecture]) -> tupl
     return members, Layout(joint([architectures[i] for i in members]), tuple(spans))
 
 
-def _kind(architecture: Architecture) -> tuple[int, bool, bool]:
-    return len(architecture.hidden_sizes), architecture.layer_norm, architecture.dueling
+def _widths(architecture: Architecture) -> tuple[int, ...]:
+    channels = (layer.channels for layer in architecture.convolutions)
+    return *architecture.hidden_sizes, *channels, architecture.recurrent_size
 
 
-def _cost(architectures: Sequence[Architecture], inputs: int, outputs: int) -> float:
-    common = joint(architectures)
-    widths = common.hidden_sizes
-    weights = sum(a * b for a, b in pairwise((inputs, *widths, outputs)))
-    weights += sum(width * width * depth for width, depth in zip(widths, common.residual_layers, strict=True))
-    return STACK_OVERHEAD + len(architectures) * weights
+def _kind(architecture: Architecture) -> tuple[object, ...]:
+    """What agents of a stack have in common: a smaller kernel cannot be padded, as the padding would learn."""
+    kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
+    flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.streams, architecture.recurrent or ""
+    return *flags, kernels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +11,30 @@ from torch.func import functional_call, vmap
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.plugins import import_from_here
-from evorl.types import Architecture, Tensors, UserError
+from evorl.spaces import Part, Parts
+from evorl.types import Architecture, Head, Observation, Recall, Tensors, UserError
 
-Factory = Callable[[int, int], nn.Module]
+Inputs = int | tuple[int, ...]
+Factory = Callable[[Inputs, int], nn.Module]
 
 
 class ModuleNetwork:
-    """[P, B, inputs] -> [P, B, outputs] through copies of one module, which `factory(inputs, outputs)` makes.
+    """[P, B, inputs] -> all heads' outputs through copies of one module, which `factory(inputs, outputs)` makes.
 
-    The module runs in evaluation mode, with its buffers as the first copy made them; parameters that do not require
-    gradients stay as they are. Its shapes are its own: architecture mutations leave it alone.
+    `inputs` is the width of a vector, or the shape of an image. The module runs in evaluation mode, with its buffers as
+    the first copy made them; parameters that do not require gradients stay as they are. Its shapes are its own:
+    architecture mutations leave it alone. It puts out the heads side by side; constant heads are kept beside it.
     """
 
-    def __init__(self, factory: Factory, inputs: int, outputs: int) -> None:
+    def __init__(self, factory: Factory, name: str, part: Part, heads: Sequence[Head]) -> None:
         self.factory = factory
-        self.inputs = inputs
-        self.outputs = outputs
+        self.part = part
+        self.heads = heads
+        self.inputs: Inputs = part.shape if part.kind == "image" else part.width
+        self.outputs = [head.outputs for head in heads if not head.constant]
         self.module = self._make(seed=0)
+        self._part_name = name
+        self._shapes = {name: tuple(p.shape) for name, p in self.module.named_parameters()}
         self._frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
         self.module.requires_grad_(False)
         self._device = torch.device("cpu")
@@ -35,22 +42,46 @@ class ModuleNetwork:
 
     def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
         """The parameters of one agent, with nothing to pad."""
-        return {
-            name: ParameterSpec(tuple(p.shape), "zeros", trained=name not in self._frozen)
-            for name, p in self.module.named_parameters()
+        specs = {
+            name: ParameterSpec((), shape, "zeros", trained=name not in self._frozen)
+            for name, shape in self._shapes.items()
         }
+        constants = (head for head in self.heads if head.constant)
+        return specs | {_constant(head): ParameterSpec((1,), (head.outputs,), "zeros") for head in constants}
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """Fresh parameters of one agent, as the module itself initialises them."""
         module = self._make(seed=int(torch.randint(2**62, (), generator=generator)))
-        return {name: value.detach().float() for name, value in module.named_parameters()}
+        values = {name: value.detach().float() for name, value in module.named_parameters()}
+        return values | {_constant(head): torch.zeros(1, head.outputs) for head in self.heads if head.constant}
 
-    def forward(self, layout: Layout, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """[P, B, inputs] -> [P, B, outputs] with the stack's parameters `p`."""
-        if self._device != x.device:
-            self._device = x.device
-            self.module.to(x.device)
-        return self._forward(dict(p), x)
+    def cost(self, architecture: Architecture) -> float:
+        """All copies are alike and share one stack, whatever they cost."""
+        return 0.0
+
+    def memory(self, architecture: Architecture) -> tuple[int, int]:
+        """It has none."""
+        return 0, 0
+
+    def forward(
+        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recall: Recall | None = None
+    ) -> tuple[Tensors, Tensor | None]:
+        """The heads' outputs [P, B, outputs] with the stack's parameters `p`."""
+        outputs = self.joined(p, x).split(self.outputs, -1)
+        names = [head.name for head in self.heads if not head.constant]
+        constants = {head.name: p[_constant(head)] for head in self.heads if head.constant}
+        return dict(zip(names, outputs, strict=True)) | constants, None
+
+    def joined(self, p: Mapping[str, Tensor], x: Observation) -> Tensor:
+        """What the modules put out, all heads side by side."""
+        seen = x[self._part_name]
+        if self._device != seen.device:
+            self._device = seen.device
+            self.module.to(seen.device)
+        seen = seen.float() / 255 if seen.dtype == torch.uint8 and self.part.kind == "image" else seen.float()
+        own = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
+        outputs: Tensor = self._forward(own, seen)
+        return outputs
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, set[str]]:
         """A module has no layer that could go."""
@@ -64,10 +95,14 @@ class ModuleNetwork:
         # A module draws its first values from the global generator; fork it so that nothing else notices.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = self.factory(self.inputs, self.outputs)
+            module = self.factory(self.inputs, sum(self.outputs))
         if not isinstance(module, nn.Module):
             raise TypeError(f"the factory returned a {type(module).__name__}, not an nn.Module")
         return module.eval()
+
+
+def _constant(head: Head) -> str:
+    return f"constant.{head.name}"
 
 
 def load_factory(path: str) -> Factory:
@@ -84,16 +119,25 @@ def load_factory(path: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def module_network(factory: str, inputs: int, outputs: int) -> ModuleNetwork:
-    """The network of a factory given by name. Raises UserError where it does not map vectors to vectors."""
+def module_network(factory: str, parts: Parts, heads: Sequence[Head], normalize: bool) -> ModuleNetwork:
+    """The network of a factory given by name. Raises UserError where it does not map one part to the heads."""
     make = load_factory(factory)
+    if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):
+        raise UserError(f"network.name: a module reads one vector or image; the environment shows {', '.join(parts)}")
+    if normalize:
+        raise UserError("algorithm.normalize_observations: a module has to normalise what it reads by itself")
+    ((name, part),) = parts.items()
+    outputs = sum(head.outputs for head in heads if not head.constant)
     try:
-        network = ModuleNetwork(make, inputs, outputs)
+        network = ModuleNetwork(make, name, part, heads)
         values = network.initialise(Architecture(), torch.Generator())
-        two_agents = {name: torch.stack([value, value]) for name, value in values.items()}
-        got = network.forward(Layout(Architecture(), ()), two_agents, torch.zeros(2, 3, inputs)).shape[1:]
+        two_agents = {name: torch.stack([value, value]).view(2, 1, -1) for name, value in values.items()}
+        shape = part.shape if part.kind == "image" else (part.width,)
+        got = network.joined(two_agents, {name: torch.zeros(2, 3, *shape)}).shape[1:]
     except Exception as error:  # Whatever a user's code may raise.
         raise UserError(f"network.factory: {factory!r} fails under vmap: {' '.join(str(error).split())}") from error
     if got != (3, outputs):
-        raise UserError(f"network.factory: {factory!r} maps [3, {inputs}] to {list(got)}; it must give [3, {outputs}]")
+        raise UserError(
+            f"network.factory: {factory!r} maps [3, {part.width}] to {list(got)}; it must give [3, {outputs}]"
+        )
     return network

@@ -12,46 +12,64 @@ from torch import Tensor
 
 from evorl.types import Tensors
 
-Fill = Literal["uniform", "zeros", "ones"]
+Fill = Literal["uniform", "near_zero", "zeros", "ones"]
 Shape = tuple[int, ...]
+NEAR_ZERO = 0.01
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What one parameter of one agent is.
+    """What one parameter of one agent is: a linear map from the axes that it `reads` to those that it `produces`.
 
-    `axes` are group names, whose width the architecture gives, or fixed sizes. A parameter reads all axes but the last
-    and produces the last: what grows on an axis that is read starts at zero, so that growth changes nothing.
-    `fill` is the first value: `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with n the size of the axes read (LeCun 1998).
-    `newborn` is the value of units that are added later, where it differs.
+    Axes are group names, whose width the architecture gives, or fixed sizes. What grows on an axis that is read starts
+    at zero, so that growth changes nothing. There may be several `copies`, on a first axis of their own. `fill` is the
+    first value: `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with n the size of the axes read (LeCun 1998), `near_zero` a
+    hundredth of that. `newborn` is the value of units that are added later, where it differs.
     """
 
-    axes: tuple[str | int, ...]
+    reads: tuple[str | int, ...]
+    produces: tuple[str | int, ...]
     fill: Fill
     newborn: Fill | None = None
     trained: bool = True
+    copies: int | None = None
+
+    @property
+    def axes(self) -> tuple[str | int, ...]:
+        return (*(() if self.copies is None else (self.copies,)), *self.reads, *self.produces)
+
+    def axes_read(self, group: str) -> list[int]:
+        """The positions of the axes on which this parameter reads `group`."""
+        first = 0 if self.copies is None else 1
+        return [first + position for position, axis in enumerate(self.reads) if axis == group]
 
     def shape(self, sizes: Mapping[str, int]) -> Shape:
-        return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.axes)
+        return _sizes(self.axes, sizes)
+
+    def matrix(self, sizes: Mapping[str, int]) -> Shape:
+        """Copies, and how much is read and produced: the shape in which a stack computes with it."""
+        return self.copies or 1, math.prod(_sizes(self.reads, sizes)), math.prod(_sizes(self.produces, sizes))
+
+    def filled(self, fill: Fill, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
+        """New values."""
+        shape = self.shape(sizes)
+        if fill in ("zeros", "ones"):
+            return torch.full(shape, float(fill == "ones"))
+        bound = 1 / math.sqrt(math.prod(_sizes(self.reads, sizes)))
+        values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return values.mul_(NEAR_ZERO) if fill == "near_zero" else values
 
 
 Specs = dict[str, ParameterSpec]
 
 
-def filled(fill: Fill, shape: Shape, fan_in: int, generator: torch.Generator) -> Tensor:
-    """A new parameter of this shape."""
-    if fill == "uniform":
-        bound = 1 / math.sqrt(fan_in)
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-    return torch.zeros(shape) if fill == "zeros" else torch.ones(shape)
+def _sizes(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> Shape:
+    return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in axes)
 
 
 def initialise(specs: Specs, sizes: Mapping[str, int], generator: torch.Generator) -> Tensors:
     """Fresh parameters of one agent."""
-    shapes = {name: spec.shape(sizes) for name, spec in specs.items()}
-    return {
-        name: filled(spec.fill, shapes[name], math.prod(shapes[name][:-1]), generator) for name, spec in specs.items()
-    }
+    return {name: spec.filled(spec.fill, sizes, generator) for name, spec in specs.items()}
 
 
 class FlatTensors:
@@ -72,9 +90,12 @@ class FlatTensors:
             self.views[name] = self.flat[offset : offset + size].view(agents, *shape)
             offset += size
 
-    def trainable(self) -> Tensors:
-        """The same memory as leaves of the autograd graph."""
-        return {name: view.detach().requires_grad_() for name, view in self.views.items()}
+    def matrices(self, shapes: Mapping[str, Shape]) -> Tensors:
+        """The same memory as [P * copies, read, produced], given each tensor's copies, read and produced."""
+        return {
+            name: view.detach().view(self.agents * shapes[name][0], *shapes[name][1:])
+            for name, view in self.views.items()
+        }
 
     def agent_index(self) -> Tensor:
         """The agent [D] that each value of `flat` belongs to."""

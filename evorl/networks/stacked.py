@@ -13,7 +13,7 @@ from evorl.networks.growth import fresh_roles
 from evorl.networks.layout import Layout
 from evorl.networks.optimizer import StackedAdam
 from evorl.networks.parameters import FlatTensors, Shape
-from evorl.types import Agent
+from evorl.types import Agent, Observation, Recall, Tensors
 
 
 class StackedModule:
@@ -28,25 +28,33 @@ class StackedModule:
         self.layout = layout
         sizes = layout.architecture.sizes()
         specs = network.specs(layout.architecture, stacked=True)
-        trained = {key: spec.shape(sizes) for key, spec in specs.items() if spec.trained}
-        untrained = {key: spec.shape(sizes) for key, spec in specs.items() if not spec.trained}
+        shapes = {key: spec.shape(sizes) for key, spec in specs.items()}
+        trained = {key: shapes[key] for key, spec in specs.items() if spec.trained}
+        untrained = {key: shapes[key] for key, spec in specs.items() if not spec.trained}
+        matrices = {key: spec.matrix(sizes) for key, spec in specs.items()}
         self.parameters = FlatTensors(trained, agents, device)
         self.target_parameters = FlatTensors(trained, agents, device)
         self.buffers = FlatTensors(untrained, agents, device)
         self.adam = StackedAdam(trained, agents, device)
-        self.leaves = self.parameters.trainable()
-        self._online = self.leaves | self.buffers.views
-        self._target = self.target_parameters.views | self.buffers.views
+        self.leaves = {key: view.requires_grad_() for key, view in self.parameters.matrices(matrices).items()}
+        buffers = self.buffers.matrices(matrices)
+        self._online = self.leaves | buffers
+        self._target = self.target_parameters.matrices(matrices) | buffers
         self._agent = self.parameters.agent_index()
         self._rate = torch.empty_like(self.parameters.flat)
+        self.memory = network.memory(layout.architecture)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[P, B, inputs] -> [P, B, outputs]."""
-        return self.network.forward(self.layout, self._online, x.to(self._rate.dtype))
+    def __call__(self, x: Observation, recall: Recall | None = None) -> Tensors:
+        """The heads' outputs [P, B, outputs] for observations [P, B, ...]."""
+        return self.network.forward(self.layout, self._online, x, recall)[0]
 
-    def target(self, x: Tensor) -> Tensor:
+    def remember(self, x: Observation, recall: Recall | None) -> tuple[Tensors, Tensor | None]:
+        """The same, and the memory [P, S, K, N] after the observations."""
+        return self.network.forward(self.layout, self._online, x, recall)
+
+    def target(self, x: Observation) -> Tensors:
         """The same through the target copy."""
-        return self.network.forward(self.layout, self._target, x.to(self._rate.dtype))
+        return self.network.forward(self.layout, self._target, x)[0]
 
     def gradient(self, loss: Tensor, out: Tensor) -> None:
         """Write the flat gradient [D] of the loss [P], summed over agents, into `out`."""
@@ -94,6 +102,11 @@ class Stack:
     modules: dict[str, StackedModule]
     hyperparameters: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def memory_units(self) -> int:
+        """The units of the agents' memory; 0 without one."""
+        return max(module.memory[1] for module in self.modules.values())
 
 
 def new_tensors(networks: Mapping[str, Network], agent: Agent, generator: torch.Generator) -> None:

@@ -1,1 +1,28 @@
 """What agents remember, and which of it is due to be learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evorl.moments import Moments
+from evorl.types import Agent, Observation
+
+Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""Every rank's numbers [R, ...] from this rank's [...]; of this rank alone where agents are not replicated."""
+
+
+class Actors(Protocol):
+    """The population, as far as its experience needs it."""
+
+    agents: list[Agent]
+
+    def value(self, observation: Observation, memory: Tensor | None) -> Tensor:
+        """What the agents expect [P, E] from observations [P, E, ...], remembering `memory` [P, E, K, N]."""
+
+    def absorb(self, part: str, moments: Moments) -> None:
+        """Add to the statistics by which each agent normalises a part of what it sees."""

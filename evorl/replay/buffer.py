@@ -27,6 +27,17 @@ class ReplayBuffer:
             name: torch.zeros((capacity, *shape), dtype=dtype, device=device) for name, (shape, dtype) in fields.items()
         }
 
+    def begin(self) -> None:
+        """Start a generation; transitions need not follow each other here."""
+
+    def add_step(self, fields: Mapping[str, Tensor], valid: Tensor, started: Tensor) -> None:
+        """Append the transitions of one step of all copies, fields [P, E, ...], where they are `valid` [P, E]."""
+        rows = {name: value.flatten(0, 1) for name, value in fields.items()}
+        if not valid.all():
+            kept = valid.flatten()
+            rows = {name: value[kept] for name, value in rows.items()}
+        self.add(rows)
+
     def add(self, rows: Mapping[str, Tensor]) -> None:
         """Append rows [N, ...]; the oldest give way. Of more than `capacity` rows the last ones stay."""
         count = next(iter(rows.values())).shape[0]

@@ -2,21 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from evorl.randomness import numpy_generator, torch_generator
+from evorl.replay import Actors, Gather
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.cadence import UpdateCadence
+from evorl.replay.frames import FrameReplay
 from evorl.replay.sampler import DistributedSampler
+from evorl.spaces import Interface, choices
 from evorl.timing import Stopwatch
 from evorl.types import Agent, Batch, Decision, Tensors, Transition
 
-Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Every rank's numbers [R, K] from this rank's [K]; of this rank alone where agents are not replicated."""
+Field = tuple[tuple[int, ...], torch.dtype]
+
+
+def replay_fields(interface: Interface, action: Field) -> dict[str, Field]:
+    """Shape and type of everything that a replay of these environments keeps."""
+    seen: dict[str, Field] = {name: (part.shape, part.dtype) for name, part in interface.parts.items()}
+    if interface.masked:
+        seen["action_mask"] = (sum(choices(interface.action)),), torch.bool
+    fields: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
+    return fields | {
+        prefix + name: field for prefix in ("observation.", "next_observation.") for name, field in seen.items()
+    }
+
+
+class Replay(Protocol):
+    """Where transitions are kept."""
+
+    @property
+    def capacity(self) -> int:
+        """The most transitions that are kept."""
+
+    @property
+    def size(self) -> int:
+        """How many can be drawn."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are kept."""
+
+    def begin(self) -> None:
+        """Start a generation: what comes next does not follow what came last."""
+
+    def add_step(self, fields: Mapping[str, Tensor], valid: Tensor, started: Tensor) -> None:
+        """Append one step of all copies, fields [P, E, ...], a transition where `valid` [P, E]."""
+
+    def gather(self, index: Tensor) -> Tensors:
+        """The transitions at `index` [...], each below `size`, as fields [..., ...]."""
+
+    def state(self) -> tuple[Tensors, dict[str, int]]:
+        """What a checkpoint keeps."""
+
+    def restore(self, rows: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Take over what `state` gave."""
+
+
+def make_replay(capacity: int, interface: Interface, action: Field, device: torch.device) -> Replay:
+    """A replay for what agents see here; stacked frames are kept once."""
+    fields = replay_fields(interface, action)
+    frames = {name: part.frames for name, part in interface.parts.items() if part.frames}
+    return FrameReplay(capacity, frames, fields, device) if frames else ReplayBuffer(capacity, fields, device)
 
 
 class ReplayExperience:
@@ -27,12 +80,13 @@ class ReplayExperience:
 
     def __init__(
         self,
-        buffer: ReplayBuffer,
+        buffer: Replay,
         *,
         learning_starts: int,
         gather: Gather,
         lockstep: bool,
         part: int,
+        reward_clip: float | None,
         seed: int,
         rank: int,
         stopwatch: Stopwatch,
@@ -43,6 +97,7 @@ class ReplayExperience:
         self._gather = gather
         self._lockstep = lockstep
         self._part = part
+        self._reward_clip = reward_clip
         self._seed = seed
         self._rank = rank
         self._stopwatch = stopwatch
@@ -51,11 +106,18 @@ class ReplayExperience:
         self._steps: NDArray[np.float64]
         self._sizes: NDArray[np.int64]
 
-    def begin(self, agents: Sequence[Agent], generation: int) -> None:
+    @property
+    def period(self) -> int:
+        """A generation may have any number of steps."""
+        return 1
+
+    def begin(self, population: Actors, generation: int) -> None:
         """Start a generation of these agents."""
+        agents = population.agents
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
         credit = np.array([agent.state.get("credit", 0.0) for agent in agents])
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
+        self.buffer.begin()
         self._cadence = UpdateCadence(learn_step, credit)
         self._sizes = self._gather(np.array([float(self.buffer.size)]))[:, 0].astype(np.int64)
         self._sampler = DistributedSampler(
@@ -69,21 +131,22 @@ class ReplayExperience:
 
     def add(self, transition: Transition, decision: Decision) -> None:
         """Remember what one step of all environments brought; resets are left out."""
+        clip = self._reward_clip
         fields = {
-            "observation": transition.observation,
             "action": decision["action"],
-            "reward": transition.reward,
-            "next_observation": transition.next_observation,
+            "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
             "terminated": transition.terminated,
         }
-        rows = {name: value.flatten(0, 1) for name, value in fields.items()}
+        for prefix, seen in (
+            ("observation.", transition.observation),
+            ("next_observation.", transition.next_observation),
+        ):
+            fields |= {prefix + name: value for name, value in seen.items() if name != "started"}
+        self.buffer.add_step(fields, transition.valid, transition.observation["started"])
         if transition.all_valid:
             self._steps = np.full(transition.valid.shape[0], float(transition.valid.shape[1]))
         else:
-            kept = transition.valid.flatten()
-            rows = {name: value[kept] for name, value in rows.items()}
             self._steps = transition.valid.sum(1).cpu().numpy().astype(np.float64)
-        self.buffer.add(rows)
 
     def due(self) -> Iterator[Batch]:
         """The batches that the steps since the last call make due, one for each update of the population."""
@@ -111,7 +174,7 @@ class ReplayExperience:
         self._sizes = known[:, 0].astype(np.int64)
         return np.asarray(known[:, 1:].mean(0))
 
-    def end(self, agents: Sequence[Agent]) -> None:
+    def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""
         for agent, credit in zip(agents, self._cadence.credit(), strict=True):
             agent.state["credit"] = float(credit)

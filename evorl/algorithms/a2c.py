@@ -1,0 +1,188 @@
+"""Synchronous advantage actor-critic, A2C (arXiv 1602.01783, with workers in step), and what its relatives share.
+
+Axes: P agents, E environments, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from evorl.config import AlgorithmSettings, Config, Count, Fraction, Positive, Weight
+from evorl.distributed import Placement
+from evorl.distributions import DISTRIBUTIONS, Likelihood
+from evorl.losses import normalized, policy_gradient, squared_error
+from evorl.networks import NETWORKS, Network, first_architecture
+from evorl.networks.stacked import Stack
+from evorl.replay.minibatches import check_rollout
+from evorl.replay.rollout import RolloutExperience, RolloutSettings
+from evorl.spaces import Interface
+from evorl.timing import Stopwatch
+from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, Recall, UserError, seen_in
+
+
+class A2CSettings(AlgorithmSettings):
+    name: Literal["a2c"] = "a2c"
+    rollout_steps: Count = 16
+    """Steps of each environment that an update learns from."""
+    sequence_length: Count = 16
+    """Steps through which a recurrent agent's gradient flows; without a memory it does not matter."""
+    learning_rate: Positive = 7e-4
+    annealing: bool = False
+    """Let the learning rate fall linearly to 0 at `training.max_steps`."""
+    gamma: Fraction = 0.99
+    gae_lambda: Fraction = 1.0
+    entropy_coefficient: Weight = 0.01
+    value_coefficient: Weight = 0.5
+    max_grad_norm: Positive | None = 0.5
+    normalize_advantage: bool = False
+    """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
+    critic: Literal["separate", "shared"] = "separate"
+    """Whether the value has hidden layers of its own. Encoders of images are always shared."""
+    normalize_observations: bool = False
+    """Shift and scale vectors by each agent's running mean and variance."""
+    normalize_rewards: bool = False
+    """Divide rewards by the standard deviation of their running discounted sum."""
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "gamma",
+        "gae_lambda",
+        "entropy_coefficient",
+        "value_coefficient",
+        "max_grad_norm",
+    )
+
+
+class A2C:
+    """How a stack of actor-critic agents acts and what it minimises: one update with each fresh rollout."""
+
+    def __init__(self, config: Config[Any], interface: Interface) -> None:
+        self.config = config
+        self.settings = config.algorithm
+        self.interface = interface
+        kind = type(interface.action)
+        if kind not in DISTRIBUTIONS:
+            known = ", ".join(sorted(space.__name__ for space in DISTRIBUTIONS))
+            raise UserError(
+                f"algorithm.name: {self.settings.name} cannot act in {interface.action} of {interface.environment}; "
+                f"it takes {known}"
+            )
+        self.distribution = DISTRIBUTIONS[kind](interface.action)
+        heads = (*self.distribution.heads, Head("value", 1))
+        make = NETWORKS[config.network.name]
+        network = make(config.network, interface.parts, heads, self.settings.normalize_observations)
+        self.networks: Mapping[str, Network] = {"policy": network}
+        self.losses: Mapping[str, Callable[[Stack, Batch], Loss]] = {"policy": self.loss}
+        architecture = self.first_architecture()
+        network.cost(architecture)
+        self._sequence = self.settings.sequence_length if architecture.recurrent else 1
+        batch_size = getattr(self.settings, "batch_size", None)
+        wrong = check_rollout(self.settings.rollout_steps, config.environment.num_envs, self._sequence, batch_size)
+        if wrong:
+            raise UserError(wrong)
+
+    def first_architecture(self) -> Architecture:
+        """The architecture that the configuration asks for."""
+        streams: Literal["all", "shared"] = "all" if self.settings.critic == "separate" else "shared"
+        return first_architecture(self.config.network, self.interface.parts, streams)
+
+    def first_hyperparameters(self) -> dict[str, float]:
+        """An agent's hyperparameters as the configuration gives them."""
+        values = {name: getattr(self.settings, name) for name in self.settings.hyperparameters}
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    def first_state(self) -> dict[str, float]:
+        """What acting moves: the steps made, by which the learning rate may fall."""
+        return {"steps": 0.0}
+
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> RolloutExperience:
+        """This rank's rollouts."""
+        settings, ranks = self.settings, placement.ranks
+        vectors = [name for name, part in self.interface.parts.items() if part.kind == "vector"]
+        return RolloutExperience(
+            RolloutSettings(
+                steps=settings.rollout_steps,
+                num_envs=self.config.environment.num_envs,
+                sequence=self._sequence,
+                reward_clip=settings.reward_clip,
+                normalize_rewards=settings.normalize_rewards,
+                normalized=tuple(vectors) if settings.normalize_observations else (),
+            ),
+            self.interface.parts,
+            gather=placement.gather_copies,
+            seed=self.config.seed,
+            rank=ranks.rank,
+            device=ranks.device,
+            stopwatch=stopwatch,
+        )
+
+    def act(
+        self, stack: Stack, observation: Observation, recall: Recall | None, generator: torch.Generator
+    ) -> tuple[Decision, Tensor | None]:
+        """Sampled actions for observations [P, E, ...], what else to remember of them, and the memory after them."""
+        outputs, memory = stack.modules["policy"].remember(observation, recall)
+        mask = observation.get("action_mask")
+        raw = self.distribution.sample(outputs, mask, generator)
+        decision = {
+            "action": self.distribution.to_environment(raw),
+            "raw": raw,
+            "log_prob": self.distribution.likelihood(outputs, mask, raw).log_prob,
+            "value": outputs["value"].squeeze(-1),
+        }
+        return decision, memory
+
+    def best(self, stack: Stack, observation: Observation, recall: Recall | None) -> tuple[Decision, Tensor | None]:
+        """The most likely actions for observations [P, E, ...], and the memory after them."""
+        outputs, memory = stack.modules["policy"].remember(observation, recall)
+        raw = self.distribution.mode(outputs, observation.get("action_mask"))
+        return {"action": self.distribution.to_environment(raw)}, memory
+
+    def value(self, stack: Stack, observation: Observation, recall: Recall | None) -> Tensor:
+        """The value [P, E] of observations [P, E, ...]."""
+        return stack.modules["policy"](observation, recall)["value"].squeeze(-1)
+
+    def after_acting(self, stack: Stack, steps: int) -> None:
+        """Count `steps` further environment steps of each agent."""
+        stack.state["steps"] += steps
+
+    def learning_rate(self, stack: Stack) -> Tensor:
+        """The learning rate [P] now."""
+        rate = stack.hyperparameters["learning_rate"]
+        if not self.settings.annealing:
+            return rate
+        return rate * (1 - stack.state["steps"] / self.config.training.max_steps).clamp(min=0)
+
+    def loss(self, stack: Stack, batch: Batch) -> Loss:
+        """The policy's objective, the value's error and the entropy bonus [P] of a batch."""
+        numbers, fields, weight = stack.hyperparameters, batch.fields, batch.weight
+        seen = seen_in(fields, "observation.")
+        outputs = stack.modules["policy"](seen, batch.recall)
+        likelihood = self.distribution.likelihood(outputs, seen.get("action_mask"), fields["raw"])
+        policy, loss = self.policy_loss(stack, batch, likelihood)
+        value = (self.value_loss(stack, batch, outputs["value"].squeeze(-1)) * weight).sum(-1)
+        entropy = (likelihood.entropy * weight).sum(-1)
+        loss.value = policy + numbers["value_coefficient"] * value - numbers["entropy_coefficient"] * entropy
+        loss.statistics |= {"policy_loss": policy, "value_loss": value, "entropy": entropy}
+        return loss
+
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Loss]:
+        """What improves the policy [P], and a loss with what else there is to say about it."""
+        objective = policy_gradient(likelihood.log_prob, self.advantage(batch))
+        policy = (objective * batch.weight).sum(-1)
+        return policy, Loss(policy)
+
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
+        """Half the squared error of each value [P, B]."""
+        return 0.5 * squared_error(value, batch.fields["return"])
+
+    def advantage(self, batch: Batch) -> Tensor:
+        """The batch's advantages [P, B], normalised if that is wanted."""
+        advantage = batch.fields["advantage"]
+        return normalized(advantage, batch.weight) if self.settings.normalize_advantage else advantage
+
+    def after_update(self, stack: Stack, due: Tensor) -> None:
+        """Nothing follows an update."""

@@ -1,0 +1,68 @@
+"""Proximal policy optimisation (arXiv 1707.06347): A2C that goes several times over each rollout, within bounds.
+
+Axes: P agents, B batch.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from evorl.algorithms.a2c import A2C, A2CSettings
+from evorl.config import Count, Fraction, Positive
+from evorl.distributions import Likelihood
+from evorl.losses import approximate_kl, clipped_surrogate, clipped_value_error
+from evorl.networks.stacked import Stack
+from evorl.types import Batch, Loss
+
+KL_MARGIN = 1.5
+"""An agent stops learning from a rollout once it is so many times `target_kl` away from the policy that made it."""
+
+
+class PPOSettings(A2CSettings):
+    name: Literal["ppo"] = "ppo"  # type: ignore[assignment]
+    rollout_steps: Count = 256
+    learning_rate: Positive = 3e-4
+    gae_lambda: Fraction = 0.95
+    normalize_advantage: bool = True
+    epochs: Count = 10
+    """Passes over each rollout."""
+    batch_size: Count = 64
+    """Steps in a minibatch of an agent, on each rank."""
+    clip: Positive = 0.2
+    """How far the ratio of new to old probability may move before its gradient vanishes."""
+    value_clip: Positive | None = None
+    """The same for the value."""
+    target_kl: Positive | None = None
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (
+        *A2CSettings.hyperparameters,
+        "epochs",
+        "batch_size",
+        "clip",
+        "value_clip",
+        "target_kl",
+    )
+
+
+class PPO(A2C):
+    """A2C with the clipped surrogate instead of the policy gradient."""
+
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Loss]:
+        """The clipped surrogate [P], and how far the policy has come from the one that acted."""
+        numbers, old = stack.hyperparameters, batch.fields["log_prob"]
+        objective = clipped_surrogate(likelihood.log_prob, old, self.advantage(batch), numbers["clip"])
+        policy = (objective * batch.weight).sum(-1)
+        with torch.no_grad():
+            kl = (approximate_kl(likelihood.log_prob, old) * batch.weight).sum(-1)
+        limit = numbers.get("target_kl")
+        return policy, Loss(policy, {"kl": kl}, kl, None if limit is None else KL_MARGIN * limit)
+
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
+        """Half the squared error of each value [P, B], clipped if that is wanted."""
+        clip = stack.hyperparameters.get("value_clip")
+        if clip is None:
+            return super().value_loss(stack, batch, value)
+        return clipped_value_error(value, batch.fields["value"], batch.fields["return"], clip)

@@ -1,0 +1,137 @@
+"""Distributions over actions, as heads of a network put them out. Axes: P agents, B batch, A action numbers, K choices.
+
+A distribution's `raw` actions are what it samples and what log-probabilities are of; `to_environment` makes of them
+what the environment takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evorl.types import Head, Tensors
+
+FORBIDDEN = -1e8
+"""The logit of a forbidden action: its probability is 0, and 0 times it is not NaN."""
+
+
+class Likelihood(NamedTuple):
+    """Log-probability and entropy, both [P, B]."""
+
+    log_prob: Tensor
+    entropy: Tensor
+
+
+class Distribution(Protocol):
+    """A family of distributions; `outputs` are what its `heads` put out, `mask` [P, B, A] the allowed actions."""
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """What a network must put out."""
+
+    def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Raw actions [P, B, ...]."""
+
+    def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        """The most likely raw actions [P, B, ...]."""
+
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
+        """Of raw actions [P, B, ...]."""
+
+    def to_environment(self, raw: Tensor) -> Tensor:
+        """What the environment takes [P, B, ...], counted from 0 where it is a choice."""
+
+
+class Categorical:
+    """One action of several, or independent choices, each from its own number (`sizes`), with logits side by side."""
+
+    def __init__(self, sizes: tuple[int, ...], shape: tuple[int, ...] = ()) -> None:
+        self.sizes = sizes
+        self.shape = shape
+        self.single = not shape
+        self.heads = (Head("action", sum(sizes), near_zero=True),)
+
+    def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
+        logits = self._logits(outputs, mask)
+        gumbel = -torch.empty_like(logits).exponential_(generator=generator).log()
+        return self._best(logits + gumbel)
+
+    def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        return self._best(self._logits(outputs, mask))
+
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
+        columns = raw.unsqueeze(-1) if self.single else raw
+        log_prob, entropy = 0.0, 0.0
+        for index, logits in enumerate(self._logits(outputs, mask).split(self.sizes, -1)):
+            logs = logits.log_softmax(-1)
+            log_prob = log_prob + logs.gather(-1, columns[..., index : index + 1]).squeeze(-1)
+            entropy = entropy - (logs.exp() * logs).sum(-1)
+        return Likelihood(log_prob, entropy)  # type: ignore[arg-type]
+
+    def to_environment(self, raw: Tensor) -> Tensor:
+        return raw if self.single else raw.view(*raw.shape[:-1], *self.shape)
+
+    def _logits(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        logits = outputs["action"]
+        return logits if mask is None else logits.masked_fill(~mask, FORBIDDEN)
+
+    def _best(self, scores: Tensor) -> Tensor:
+        if self.single:
+            return scores.argmax(-1)
+        return torch.stack([part.argmax(-1) for part in scores.split(self.sizes, -1)], -1)
+
+
+class Gaussian:
+    """Independent normal distributions with learned means, and a learned scale that is the same in every state.
+
+    Raw actions are unbounded. Where a dimension has two bounds, -1 and 1 stand for them; what lies beyond a bound acts
+    as the bound. Cutting is the environment's side of the matter: densities are those of the raw actions, so they are
+    exact.
+    """
+
+    def __init__(self, low: NDArray[Any], high: NDArray[Any]) -> None:
+        self.shape = low.shape
+        low, high = low.astype(np.float32).ravel(), high.astype(np.float32).ravel()
+        both = np.isfinite(low) & np.isfinite(high)
+        with np.errstate(invalid="ignore"):
+            self._centre = torch.from_numpy(np.where(both, (low + high) / 2, 0.0).astype(np.float32))
+            self._scale = torch.from_numpy(np.where(both, (high - low) / 2, 1.0).astype(np.float32))
+        self._low, self._high = torch.from_numpy(low), torch.from_numpy(high)
+        size = low.size
+        self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, constant=True))
+
+    def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        mean = outputs["action"]
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        return mean + outputs["log_scale"].exp() * noise
+
+    def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        return outputs["action"]
+
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
+        log_scale = outputs["log_scale"]
+        z = (raw - outputs["action"]) * (-log_scale).exp()
+        log_prob = (-0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)).sum(-1)
+        entropy = (log_scale + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        return Likelihood(log_prob, entropy.expand_as(log_prob))
+
+    def to_environment(self, raw: Tensor) -> Tensor:
+        centre, scale, low, high = (value.to(raw) for value in (self._centre, self._scale, self._low, self._high))
+        bounded = (centre + scale * raw).clamp(low, high)
+        return bounded.view(*raw.shape[:-1], *self.shape)
+
+
+DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {
+    gym.spaces.Discrete: lambda space: Categorical((int(space.n),)),
+    gym.spaces.MultiDiscrete: lambda space: Categorical(tuple(map(int, space.nvec.flatten())), space.shape),
+    gym.spaces.Box: lambda space: Gaussian(space.low, space.high),
+}
+"""The distribution for each kind of action space."""

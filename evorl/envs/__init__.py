@@ -1,0 +1,219 @@
+"""Vector environments whose transitions are true: what resets do is decided here and nowhere else.
+
+Axes: P agents, E environments of each agent. Environment e of agent p is copy p * E + e.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evorl.config import Environment
+from evorl.envs.vector import make_vector, stacked_frames
+from evorl.spaces import Interface, Parts, choices, parts_of, split
+from evorl.types import Observation, Tensors, Transition, UserError
+
+TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
+MASK = "action_mask"
+"""What the environment calls its mask, and the observation's part that holds it."""
+
+
+class Environments:
+    """P * E copies of one environment, stepped together.
+
+    `observation` is what to act on next, each part [P, E, ...]. `step` returns the transitions just made, and never one
+    from the end of an episode to the start of the next:
+
+    - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
+    - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false.
+    """
+
+    def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str = "cpu") -> None:
+        self.agents = agents
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self._carries_over = settings.carry_over
+        self._vector = make_vector(settings, agents * num_envs)
+        self._lives = settings.life_loss_ends
+        self._space: gym.Space[Any] = self._vector.single_observation_space
+        self._actions_of: gym.Space[Any] = self._vector.single_action_space
+        # Atari environments share one `metadata`, in which the last one made writes its mode.
+        known = self._vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        mode = getattr(self._vector, "autoreset_mode", known)
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+            raise UserError(f"environment.id: {settings.id} never resets by itself (autoreset mode {mode})")
+        self._resets_in_step = mode == AutoresetMode.SAME_STEP
+        self.always_valid = self._resets_in_step
+        copies = agents * num_envs
+        self._resetting = np.zeros(copies, dtype=bool)
+        self._running_return = np.zeros(copies)
+        self._return_sum = np.zeros(agents)
+        self._return_count = np.zeros(agents)
+        self._steps = np.zeros(agents)
+        self._id = settings.id
+        self._visible = None if settings.visible is None else list(settings.visible)
+        self.observation: Observation
+        _, info = self._vector.reset(seed=0)
+        # Whether actions can be forbidden shows only in what a reset says.
+        self._masked = MASK in info
+        self.interface = Interface(settings.id, self._parts(settings), self._actions_of, self._masked)
+
+    def begin(self, seed: int) -> None:
+        """Begin a generation: with new episodes, unless the configuration lets the old ones run on."""
+        if not (self._carries_over and hasattr(self, "observation")):
+            self.reset(seed)
+
+    def reset(self, seed: int) -> None:
+        """Start a new episode everywhere."""
+        observation, info = self._vector.reset(seed=seed % 2**31)
+        self._resetting[:] = False
+        self._running_return[:] = 0.0
+        self.observation = self._seen(observation, info) | {"started": self._tensor(np.ones_like(self._resetting))}
+
+    def step(self, action: Tensor) -> Transition:
+        """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
+        observation, reward, terminated, truncated, info = self._vector.step(self._actions(action))
+        ended = terminated | truncated
+        valid = ~self._resetting
+        truncated = truncated & ~terminated
+        seen = self._seen(observation, info)
+        transition = Transition(
+            observation=self.observation,
+            reward=self._tensor(np.asarray(reward, dtype=np.float32)),
+            next_observation=self._with_last(seen, ended, info),
+            terminated=self._tensor(np.asarray(terminated, dtype=bool)),
+            truncated=self._tensor(np.asarray(truncated, dtype=bool)),
+            valid=self._tensor(valid),
+            all_valid=bool(valid.all()),
+            any_truncated=bool(truncated.any()),
+        )
+        self._steps += valid.reshape(self.agents, self.num_envs).sum(1)
+        # Where a lost life ends what is learned from, the game goes on until the last one.
+        over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
+        self._count(np.asarray(reward, dtype=np.float64), over)
+        started = over if self._resets_in_step else self._resetting
+        if not self._resets_in_step:
+            self._resetting = over.copy()
+        self.observation = seen | {"started": self._tensor(np.array(started))}
+        return transition
+
+    def pop_steps(self) -> NDArray[np.float64]:
+        """Transitions [P] made since the last call."""
+        steps = self._steps.copy()
+        self._steps[:] = 0.0
+        return steps
+
+    def pop_returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Sums and counts [P] of the returns of episodes that ended since the last call."""
+        result = self._return_sum.copy(), self._return_count.copy()
+        self._return_sum[:] = 0.0
+        self._return_count[:] = 0.0
+        return result
+
+    def close(self) -> None:
+        self._vector.close()
+
+    def _count(self, reward: NDArray[np.float64], ended: NDArray[np.bool_]) -> None:
+        self._running_return += reward
+        if ended.any():
+            agent = np.flatnonzero(ended) // self.num_envs
+            np.add.at(self._return_sum, agent, self._running_return[ended])
+            np.add.at(self._return_count, agent, 1)
+            self._running_return[ended] = 0.0
+
+    def _parts(self, settings: Environment) -> Parts:
+        space = self._space
+        if self._visible is not None:
+            if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+                raise UserError(f"environment.visible: it picks numbers of a vector; {settings.id} shows {space}")
+            if max(self._visible) >= space.shape[0]:
+                raise UserError(
+                    f"environment.visible: there is no number {max(self._visible)}; {settings.id} shows 0 to "
+                    f"{space.shape[0] - 1}"
+                )
+            space = gym.spaces.Box(space.low[self._visible], space.high[self._visible], dtype=space.dtype.type)
+        parts = parts_of(space)
+        if MASK in parts or "started" in parts:
+            raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r} or 'started'")
+        frames = stacked_frames(self._vector)
+        return {name: replace(part, frames=frames) for name, part in parts.items()} if frames else parts
+
+    def _stored(self, observation: Any) -> dict[str, NDArray[Any]]:
+        """Copies of the parts of one observation or a batch of them, in the types that they are kept in.
+
+        Copies, because vector environments may reuse the array that they return.
+        """
+        parts = split(self._space, observation)
+        if self._visible is not None:
+            parts = {name: array[..., self._visible] for name, array in parts.items()}
+        types = {name: TYPES[part.dtype] for name, part in self.interface.parts.items()}
+        return {name: np.array(array, dtype=types[name]) for name, array in parts.items()}
+
+    def _with_last(self, seen: Tensors, ended: NDArray[np.bool_], info: dict[str, Any]) -> Tensors:
+        """What the step led to: where it also reset the environment, the true last observation."""
+        if not (self._resets_in_step and ended.any()):
+            return seen
+        last = {name: value.clone() for name, value in seen.items()}
+        for copy in np.flatnonzero(ended):
+            agent, place = divmod(int(copy), self.num_envs)
+            for name, array in self._stored(info["final_obs"][copy]).items():
+                last[name][agent, place] = torch.as_tensor(array)
+            if self._masked:
+                mask = info["final_info"].get(MASK)
+                last[MASK][agent, place] = True if mask is None else torch.as_tensor(np.asarray(mask[copy], dtype=bool))
+        return last
+
+    def _seen(self, observation: Any, info: dict[str, Any]) -> Tensors:
+        seen = {name: self._tensor(array) for name, array in self._stored(observation).items()}
+        if self._masked:
+            seen[MASK] = self._tensor(self._mask(info))
+        return seen
+
+    def _mask(self, info: dict[str, Any]) -> NDArray[np.bool_]:
+        """The allowed actions [N, A] of all copies; an environment that gives no mask at a step allows all."""
+        copies = self.agents * self.num_envs
+        mask = np.array(info.get(MASK, np.ones((copies, 1))), dtype=bool).reshape(copies, -1)
+        given = info.get(f"_{MASK}", np.ones(copies, dtype=bool)) if MASK in info else np.zeros(copies, dtype=bool)
+        sizes = choices(self._actions_of)
+        mask = np.broadcast_to(mask, (copies, sum(sizes))) if mask.shape[1] == 1 else mask
+        mask = mask | ~given[:, None]
+        if mask.shape[1] != sum(sizes):
+            raise UserError(
+                f"environment.id: {self._id} gives masks of {mask.shape[1]} actions; its space has {sum(sizes)}"
+            )
+        allowed = np.logical_or.reduceat(mask, np.cumsum([0, *sizes[:-1]]), axis=1).all(1)
+        if not allowed.all():
+            agent, place = divmod(int(np.flatnonzero(~allowed)[0]), self.num_envs)
+            raise UserError(
+                f"environment.id: {self._id} forbids every action in environment {place} of agent {agent} "
+                "(info['action_mask'] is all zero); at least one must be allowed"
+            )
+        return np.asarray(mask)
+
+    def _actions(self, action: Tensor) -> NDArray[Any]:
+        values = action.detach().cpu().numpy()
+        values = values.reshape(self.agents * self.num_envs, *values.shape[2:])
+        space = self._actions_of
+        if isinstance(space, gym.spaces.Box):
+            return np.asarray(values, dtype=space.dtype)
+        # An Atari environment that is given an action outside its space hangs for ever.
+        sizes = np.array(choices(space)).reshape(values.shape[1:])
+        outside = ((values < 0) | (values >= sizes)).reshape(len(values), -1).any(1)
+        if outside.any():
+            wrong = int(np.flatnonzero(outside)[0])
+            raise ValueError(
+                f"agent {wrong // self.num_envs} chose action {values[wrong]} in environment "
+                f"{wrong % self.num_envs}; the space has actions 0 to {(sizes - 1).tolist()}"
+            )
+        return np.asarray(values + space.start)  # type: ignore[attr-defined]
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array).to(self.device)
+        return tensor.view(self.agents, self.num_envs, *array.shape[1:])

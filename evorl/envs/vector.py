@@ -1,0 +1,75 @@
+"""From an environment's name to its vector environment."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from evorl.config import Environment
+from evorl.plugins import import_from_here
+from evorl.types import UserError
+
+ATARI = "ALE/"
+
+
+def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
+    """The vector environment that the configuration asks for. Raises UserError where there is none."""
+    try:
+        module, _, name = settings.id.rpartition(":")
+        if module or settings.id.startswith(ATARI):
+            import_from_here(module or "ale_py")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if _mode(settings, name) == "native":
+                options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
+                return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
+            if settings.life_loss_ends:
+                raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
+            vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
+            mode = _mode(settings, name)
+            return gym.make_vec(name, copies, vectorization_mode=mode, vector_kwargs=vector, **settings.kwargs)
+    except ModuleNotFoundError as error:
+        if error.name == "ale_py":
+            raise UserError(
+                f"environment.id: {settings.id!r} needs the Atari extra: pip install -e '.[atari]'"
+            ) from error
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {error}") from error
+    except (gym.error.Error, ImportError) as error:
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
+
+
+def stacked_frames(vector: VectorEnv[Any, Any, Any]) -> int:
+    """How many successive frames an Atari environment shows at once, the newest last; 0 for other environments.
+
+    Its episodes start with frames of zeros before the first one.
+    """
+    frames = getattr(vector, "stack_num", 0)
+    return int(frames) if frames > 1 else 0
+
+
+def _mode(settings: Environment, name: str) -> Any:
+    native = gym.spec(name).vector_entry_point is not None
+    if settings.vectorization == "native" and not native:
+        raise UserError(f"environment.vectorization: {settings.id} has no native vector implementation")
+    if settings.vectorization != "auto":
+        return settings.vectorization
+    # Atari's native implementation has images only.
+    return "native" if native and "obs_type" not in settings.kwargs else "sync"
+
+
+def _atari_options(settings: Environment) -> dict[str, Any]:
+    """Preprocessing as usual, but true scores; each process of this machine takes its share of the cores."""
+    cores, ranks = os.cpu_count() or 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return {
+        "reward_clipping": False,
+        "num_threads": max(1, cores // ranks),
+        "life_loss_info": settings.life_loss_ends,
+        **settings.kwargs,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }

@@ -1,0 +1,60 @@
+"""Recurrent cells of a stack. Axes: P agents (times copies), T time, B sequences, N units, K numbers per unit.
+
+As in every layer, units beyond an agent's own width stay at zero: both cells map zero weights and zero memory to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`gates` numbers are computed for each unit, and `memory` [P, B, K, N] keeps `slots` of them, the output first.
+
+    `step` maps what the input gives to the gates [P, B, gates * N], the recurrent weight [P, N, gates * N] and the
+    memory [P, B, K, N] to the next memory.
+    """
+
+    gates: int
+    slots: int
+    step: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _lstm(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
+    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
+    output, state = memory.unbind(2)
+    entry, forget, candidate, exit_ = torch.baddbmm(given, output, weight).chunk(4, -1)
+    state = torch.sigmoid(forget) * state + torch.sigmoid(entry) * torch.tanh(candidate)
+    return torch.stack((torch.sigmoid(exit_) * torch.tanh(state), state), 2)
+
+
+def _gru(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
+    """Gated recurrent unit (arXiv 1406.1078), the reset gate behind the product as in cuDNN."""
+    output = memory[:, :, 0]
+    reset, update, candidate = given.chunk(3, -1)
+    from_reset, from_update, from_candidate = torch.bmm(output, weight).chunk(3, -1)
+    proposal = torch.tanh(candidate + torch.sigmoid(reset + from_reset) * from_candidate)
+    keep = torch.sigmoid(update + from_update)
+    return (proposal + keep * (output - proposal)).unsqueeze(2)
+
+
+CELLS: Mapping[str, Cell] = {"lstm": Cell(4, 2, _lstm), "gru": Cell(3, 1, _gru)}
+
+
+def unroll(cell: Cell, given: Tensor, weight: Tensor, memory: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [P, T, B, N] and the memory [P, B, K, N] after them.
+
+    `given` [P, T, B, gates * N] is what the inputs contribute to the gates. Where `started` [P, T, B] an episode
+    begins, and what was remembered before is forgotten.
+    """
+    kept = (~started).to(given.dtype)[..., None, None]
+    outputs = []
+    for time in range(given.shape[1]):
+        memory = cell.step(given[:, time], weight, memory * kept[:, time])
+        outputs.append(memory[:, :, 0])
+    return torch.stack(outputs, 1), memory

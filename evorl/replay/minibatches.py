@@ -1,0 +1,74 @@
+"""Which parts of a rollout each update learns from.
+
+Axes: U updates, P agents, B sequences of a minibatch, N sequences of a rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evorl.types import Agent
+
+
+class Minibatches:
+    """Each agent passes `epochs` times over its rollout, each time in a new order and in parts of `batch_size` steps.
+
+    Parts are as equal as they can be where evolution has turned the batch size to what does not divide. Agents with
+    fewer updates than others sit the last ones out.
+    """
+
+    def __init__(self, agents: Sequence[Agent], steps: int, sequence: int, device: torch.device) -> None:
+        """`steps` are those of one agent's rollout, in sequences of `sequence`."""
+        self._sequences = steps // sequence
+        size = np.array([agent.hyperparameters.get("batch_size", steps) for agent in agents])
+        epochs = np.array([max(1, round(agent.hyperparameters.get("epochs", 1))) for agent in agents])
+        parts = np.clip(np.round(steps / size), 1, self._sequences).astype(np.int64)
+        updates = np.arange(int((epochs * parts).max()))[:, None]
+        place = updates % parts
+        first, last = (place * self._sequences // parts, (place + 1) * self._sequences // parts)
+        width = int((last - first).max())
+        self.updates = len(updates)
+        self._epochs = int(epochs.max())
+        within = first[..., None] + np.arange(width)
+        counted = within < last[..., None]
+        epoch = np.minimum(updates // parts, self._epochs - 1)
+        rows = epoch * len(agents) + np.arange(len(agents))
+        position = rows[..., None] * self._sequences + np.minimum(within, self._sequences - 1)
+        self._position = torch.from_numpy(position).to(device)
+        self.counted: Tensor = torch.from_numpy(counted).to(device)
+        """Which of the drawn sequences [U, P, B] count."""
+        self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
+        """Which agents an update concerns [U, P]."""
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """The sequences [U, P, B] of each update."""
+        agents = self.due.shape[1]
+        order = torch.rand(
+            (self._epochs, agents, self._sequences), generator=generator, device=generator.device
+        ).argsort(-1)
+        return order.flatten()[self._position]
+
+
+def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: int | None) -> str | None:
+    """What does not divide into what, naming the key, or None."""
+    if steps % sequence:
+        return (
+            f"algorithm.sequence_length: {sequence} does not divide algorithm.rollout_steps {steps}; "
+            f"take one of {_divisors(steps)}"
+        )
+    whole = steps * num_envs
+    if batch_size is not None and (whole % batch_size or batch_size % sequence):
+        fitting = [size for size in _divisors(whole) if size % sequence == 0]
+        return (
+            f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments, in sequences of {sequence}, "
+            f"does not divide into minibatches of {batch_size}; take one of {fitting}"
+        )
+    return None
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

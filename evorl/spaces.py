@@ -1,0 +1,139 @@
+"""What environments show and take: observation spaces as named parts that a network can read. Axes: N environments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evorl.types import UserError
+
+WHOLE = "observation"
+"""The part's name where a space has only one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of an observation, as it is stored.
+
+    - `vector`: numbers of any shape, read as a flat vector;
+    - `categories`: whole numbers, each below its entry in `sizes`, read one-hot;
+    - `image`: rows, columns and channels, the latter last if `channels_last`, else first.
+
+    Bytes are read as 0 to 1. `frames` above 0 says that the first axis holds so many successive frames, the newest
+    last, and that episodes start with frames of zeros before their first.
+    """
+
+    kind: Literal["vector", "categories", "image"]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sizes: tuple[int, ...] = ()
+    channels_last: bool = False
+    frames: int = 0
+
+    @property
+    def width(self) -> int:
+        """How many numbers a network reads."""
+        return sum(self.sizes) if self.kind == "categories" else math.prod(self.shape)
+
+    @property
+    def channels(self) -> int:
+        """The number of an image's channels."""
+        if len(self.shape) == 2:
+            return 1
+        return self.shape[-1] if self.channels_last else self.shape[0]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Rows and columns of an image."""
+        rows, columns = self.shape[:2] if self.channels_last or len(self.shape) == 2 else self.shape[1:]
+        return rows, columns
+
+
+Parts = Mapping[str, Part]
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What an algorithm must fit: the parts that agents see, the action space, and whether actions can be forbidden."""
+
+    environment: str
+    parts: Parts
+    action: gym.Space[Any]
+    masked: bool = False
+
+
+def parts_of(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, Part]:
+    """The parts of an observation space by name: `camera`, `arm.angles`, or `observation` where there is only one.
+
+    Raises UserError, naming `key`, where a part has no encoder.
+    """
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts: dict[str, Part] = {}
+        for child, inner in _children(space):
+            parts |= parts_of(inner, key, f"{name}.{child}" if name else child)
+        return parts
+    reader = PARTS.get(type(space))
+    if reader is None:
+        where = f"part {name!r} of the observation" if name else "the observation"
+        known = ", ".join(sorted(kind.__name__ for kind in PARTS))
+        raise UserError(f"{key}: {where} is {space}, which no encoder reads; those there are read {known}, Dict, Tuple")
+    return {name or WHOLE: reader(space)}
+
+
+def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDArray[Any]]:
+    """A batch of observations [N, ...] of a space as its parts, each [N, ...] as it is stored."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts: dict[str, NDArray[Any]] = {}
+        for child, inner in _children(space):
+            value = batched[child] if isinstance(space, gym.spaces.Dict) else batched[int(child)]
+            parts |= split(inner, value, f"{name}.{child}" if name else child)
+        return parts
+    array = np.asarray(batched)
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        array = array - space.start
+    return {name or WHOLE: array}
+
+
+def choices(space: gym.Space[Any]) -> tuple[int, ...]:
+    """The number of actions in each of a discrete action space's choices; none for other spaces."""
+    if isinstance(space, gym.spaces.Discrete):
+        return (int(space.n),)
+    return tuple(map(int, space.nvec.flatten())) if isinstance(space, gym.spaces.MultiDiscrete) else ()
+
+
+def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[tuple[str, gym.Space[Any]]]:
+    if isinstance(space, gym.spaces.Dict):
+        return [(str(name), inner) for name, inner in space.spaces.items()]
+    return [(str(index), inner) for index, inner in enumerate(space.spaces)]
+
+
+def _box(space: gym.spaces.Box) -> Part:
+    bytes_ = space.dtype == np.uint8
+    dtype = torch.uint8 if bytes_ else torch.float32
+    shape = tuple(space.shape)
+    if len(shape) > 3:
+        raise UserError(
+            f"environment.id: an observation of shape {list(shape)} has no encoder; boxes of up to 3 dimensions do"
+        )
+    if len(shape) == 3 or (len(shape) == 2 and bytes_):
+        channels_last = len(shape) == 3 and shape[-1] < min(shape[0], shape[1])
+        return Part("image", shape, dtype, channels_last=channels_last)
+    return Part("vector", shape, dtype)
+
+
+PARTS: Mapping[type, Callable[[Any], Part]] = {
+    gym.spaces.Box: _box,
+    gym.spaces.Discrete: lambda space: Part("categories", (), torch.int64, sizes=(int(space.n),)),
+    gym.spaces.MultiDiscrete: lambda space: Part(
+        "categories", tuple(space.shape), torch.int64, sizes=tuple(int(n) for n in space.nvec.flatten())
+    ),
+    gym.spaces.MultiBinary: lambda space: Part("vector", tuple(space.shape), torch.float32),
+}
+"""How each kind of space is read."""
