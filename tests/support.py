@@ -19,7 +19,7 @@ from evorl.networks.stacked import new_tensors
 from evorl.population import Population
 from evorl.randomness import torch_generator
 from evorl.spaces import Interface, parts_of
-from evorl.types import Agent, Architecture, Batch
+from evorl.types import Agent, Batch
 
 ROOT = Path(__file__).parent.parent
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (5,))

@@ -25,7 +25,8 @@ def experience(gather, lockstep, part=0, starts=1, clip=None):
     }
     return ReplayExperience(
         ReplayBuffer(100, fields, torch.device("cpu")),
-        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, reward_clip=clip, seed=0, rank=part, stopwatch=Stopwatch(),
+        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, reward_clip=clip, seed=0, rank=part,
+        stopwatch=Stopwatch(),
     )  # fmt: skip
 
 
