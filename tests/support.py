@@ -128,7 +128,7 @@ def launch(directory, *overrides, processes=2, program="demos/online.py", timeou
         "--num_processes", str(processes), "--main_process_port", str(free_port()), *arguments,
         str(ROOT / program), "--config", str(ROOT / "tests" / "small.yaml"), *overrides,
     ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     return subprocess.run(
         command, cwd=directory, env=environment, timeout=timeout, capture_output=True, text=True, check=False
     )

@@ -25,7 +25,10 @@ def many(outputs):
 
 def test_one_choice_has_the_likelihood_of_a_categorical():
     outputs, raw = logits(4), torch.randint(4, (P, B))
-    likelihood, reference = of(gym.spaces.Discrete(4)).likelihood(outputs, None, raw), Categorical(logits=outputs["action"])
+    likelihood, reference = (
+        of(gym.spaces.Discrete(4)).likelihood(outputs, None, raw),
+        Categorical(logits=outputs["action"]),
+    )
     torch.testing.assert_close(likelihood.log_prob, reference.log_prob(raw))
     torch.testing.assert_close(likelihood.entropy, reference.entropy())
 

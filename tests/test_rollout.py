@@ -217,7 +217,11 @@ def test_ranks_make_equally_many_updates_whatever_their_environments_did():
 
 
 def test_every_epoch_passes_over_everything_once_for_each_agent():
-    agents = [member(0, epochs=3, batch_size=7.6), member(1, epochs=1, batch_size=24), member(2, epochs=2, batch_size=6)]
+    agents = [
+        member(0, epochs=3, batch_size=7.6),
+        member(1, epochs=1, batch_size=24),
+        member(2, epochs=2, batch_size=6),
+    ]
     minibatches = Minibatches(agents, 24, 1, torch.device("cpu"))
     index = minibatches.draw(torch.Generator().manual_seed(0))
     assert minibatches.due.sum(0).tolist() == [9, 1, 8]

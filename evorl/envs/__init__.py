@@ -142,7 +142,7 @@ class Environments:
         parts = parts_of(space)
         if MASK in parts or "started" in parts:
             raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r} or 'started'")
-        frames = stacked_frames(self._vector)
+        frames = stacked_frames(settings)
         return {name: replace(part, frames=frames) for name, part in parts.items()} if frames else parts
 
     def _stored(self, observation: Any) -> dict[str, NDArray[Any]]:

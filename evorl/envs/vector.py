@@ -44,13 +44,15 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
         raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
 
 
-def stacked_frames(vector: VectorEnv[Any, Any, Any]) -> int:
+def stacked_frames(settings: Environment) -> int:
     """How many successive frames an Atari environment shows at once, the newest last; 0 for other environments.
 
     Its episodes start with frames of zeros before the first one.
     """
-    frames = getattr(vector, "stack_num", 0)
-    return int(frames) if frames > 1 else 0
+    name = settings.id.rpartition(":")[2]
+    if not name.startswith(ATARI) or _mode(settings, name) != "native":
+        return 0
+    return int(settings.kwargs.get("stack_num", 4))
 
 
 def _mode(settings: Environment, name: str) -> Any:

@@ -1,0 +1,303 @@
+"""Agents of every kind against torch's own layers, and over the steps of sequences. Axes: P agents, T time, S sequences."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kinds import OBSERVATIONS, alone, made, rollout_batch, shown
+from support import agent, config, population
+from torch.nn import functional
+
+from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.evaluation import evaluate
+from evorl.networks.layers import ACTIVATIONS
+from evorl.population import Memory, Population, found_population
+from evorl.randomness import torch_generator
+from evorl.timing import Stopwatch
+from evorl.types import Batch, Recall
+
+CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
+
+
+@pytest.fixture
+def one_stack(monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
+
+
+def varied(algorithm, kernels=True):
+    """Three agents that share a stack if they may, and one whose kernel and padding are others."""
+    first, members = algorithm.first_architecture(), []
+    for index, (activation, sizes, depths) in enumerate(
+        (("relu", (16, 12), (0, 0)), ("tanh", (20, 40), (1, 0)), ("relu", (33, 9), (0, 2)), ("gelu", (5, 16), (1, 1)))
+    ):
+        shape = replace(first, activation=activation, hidden_sizes=sizes, residual_layers=depths)
+        if first.recurrent:
+            shape = replace(shape, recurrent_size=(12, 33, 7, 20)[index])
+        if first.convolutions:
+            shape = shape.resized("channels.0", 3 + 3 * index).resized("channels.1", 9 - 2 * index)
+            shape = shape if index in (0, 3) else shape.deepened(f"channels.{index - 1}", 1)
+            shape = shape.resized("kernel.0", 5).resized("kernel.1", 2) if kernels and index == 3 else shape
+        members.append(agent(shape, id=index, dqn=algorithm, learning_rate=1e-3 * (index + 1)))
+    return members
+
+
+def by_torch(member, algorithm, seen, started, cell):
+    """Heads [T * S, ...] of one agent, layer by layer through torch's own, episode by episode."""
+    (roles,) = member.tensors.values()
+    p, shape = roles["parameters"], member.architecture
+    act = ACTIVATIONS[shape.activation]
+    encoded = {}
+    for name, part in algorithm.interface.parts.items():
+        x = seen[name][0]
+        if part.kind == "image":
+            x = x / 255 if x.dtype == torch.uint8 else x
+            x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2) if part.channels_last else x
+            for index, layer in enumerate(shape.convolutions):
+
+                def convolved(x, name, **options):
+                    return act(
+                        functional.conv2d(x, p[f"{name}.weight"].permute(3, 0, 1, 2), p[f"{name}.bias"][0], **options)
+                    )
+
+                key = f"encoder.{name}.{index}"
+                x = functional.pad(x, (0, layer.padding, 0, layer.padding))
+                x = convolved(x, key, stride=layer.stride)
+                for depth in range(layer.residual_layers):
+                    scale = p[f"{key}.residual.{depth}.scale"].view(1, -1, 1, 1)
+                    x = x + scale * convolved(x, f"{key}.residual.{depth}", padding=1)
+        elif part.kind == "categories":
+            columns = x.view(len(x), -1).T
+            x = torch.cat([torch.eye(size)[column] for size, column in zip(part.sizes, columns, strict=True)], -1)
+        encoded[name] = x.flatten(1)
+    heads = {}
+    for place, head in enumerate(("action", "value")):
+
+        def own(name, place=place):
+            """The head's copy of what may be parted; biases and the like are [1, N], or [copies, 1, N]."""
+            return p[name][place] if shape.streams == "all" else p[name]
+
+        x = None
+        for index in range(len(shape.hidden_sizes)):
+            key = f"hidden.{index}"
+            if x is None:
+                read = torch.cat(list(encoded.values()), -1)
+                weight = torch.cat([own(f"{key}.weight.{name}").flatten(0, -2) for name in encoded])
+            else:
+                read, weight = x, own(f"{key}.weight")
+            x = act(read @ weight + own(f"{key}.bias"))
+            for depth in range(shape.residual_layers[index]):
+                inner = f"{key}.residual.{depth}"
+                x = x + own(f"{inner}.scale") * act(x @ own(f"{inner}.weight") + own(f"{inner}.bias"))
+        if cell:
+            x = recalled(cell, x.unflatten(0, started.shape), started, own)
+        heads[head] = x @ p[f"{head}.weight"] + p[f"{head}.bias"]
+    return heads
+
+
+def recalled(cell, x, started, own):
+    """[T, S, N] through torch's cell, each episode from nothing -> [T * S, units]."""
+    reference = CELLS[cell](x.shape[-1], own("recurrent.weight").shape[0])
+    with torch.no_grad():
+        reference.weight_ih_l0.copy_(own("recurrent.input").flatten(1).T)
+        reference.weight_hh_l0.copy_(own("recurrent.weight").flatten(1).T)
+        reference.bias_ih_l0.copy_(own("recurrent.bias").flatten())
+        reference.bias_hh_l0.zero_()
+    columns = []
+    for s in range(x.shape[1]):
+        cuts = [0, *(t for t in range(1, len(x)) if started[t, s]), len(x)]
+        columns.append(torch.cat([reference(x[a:b, s])[0] for a, b in zip(cuts, cuts[1:], strict=False)]))
+    return torch.stack(columns, 1).flatten(0, 1)
+
+
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+@pytest.mark.parametrize("cell", ["lstm", "gru", None])
+@pytest.mark.parametrize("seen", ["dict", "channels last"])
+def test_a_stack_computes_what_torchs_own_layers_compute(cell, critic, seen, one_stack):
+    algorithm = made(
+        "ppo", f"network.recurrent={cell or 'null'}", f"algorithm.critic={critic}", observations=OBSERVATIONS[seen]
+    )
+    together, generator = population(varied(algorithm), algorithm), torch.Generator().manual_seed(1)
+    time, sequences = 6, 4
+    looks = shown(algorithm.interface, 4, time * sequences, generator)
+    started = looks.pop("started").view(4, time, sequences)
+    # Some sequences begin with an episode and some do not, but their memory is of nothing.
+    memory = together.memory(sequences).values
+    assert started[:, 1:].any()
+    assert len(together.stacks) == 2
+    for stack in together.stacks:
+        recall = Recall(memory, started).part(stack.members, stack.memory_units) if cell else None
+        part = {name: value[stack.members] for name, value in looks.items()}
+        outputs = stack.modules["policy"](part, recall)
+        for place, member in enumerate(together.agents[stack.members]):
+            own = {name: value[place : place + 1] for name, value in part.items()}
+            expected = by_torch(member, algorithm, own, started[stack.members][place], cell)
+            for head, value in expected.items():
+                torch.testing.assert_close(outputs[head][place], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_acting_step_by_step_is_learning_from_the_sequence(cell, critic, one_stack):
+    """What a rollout wrote down while acting, the update finds again: probabilities, values and memories."""
+    algorithm = made(
+        "ppo", f"network.recurrent={cell}", f"algorithm.critic={critic}", observations=OBSERVATIONS["tuple"]
+    )
+    together, generator = population(varied(algorithm), algorithm), torch.Generator().manual_seed(1)
+    (stack,) = together.stacks
+    memory, time, sequences = together.memory(3), 5, 3
+    first = rollout_batch(algorithm, together.agents, size=3, length=1).recall.memory
+    memory.values = first.clone()
+    looks = [shown(algorithm.interface, 4, sequences, generator) for _ in range(time)]
+    steps = [together.act(look, memory) for look in looks]
+    whole = {name: torch.cat([look[name] for look in looks], 1) for name in looks[0] if name != "started"}
+    started = torch.stack([look["started"] for look in looks], 1)
+    assert started[:, 1:].any()
+    assert not started[:, 0].all()
+    outputs, after = stack.modules["policy"].remember(whole, Recall(first, started))
+    raw = torch.cat([step["raw"] for step in steps], 1)
+    torch.testing.assert_close(after, memory.values)
+    torch.testing.assert_close(outputs["value"].squeeze(-1), torch.cat([step["value"] for step in steps], 1))
+    torch.testing.assert_close(
+        algorithm.distribution.likelihood(outputs, None, raw).log_prob,
+        torch.cat([step["log_prob"] for step in steps], 1),
+    )
+    for index, member in enumerate(together.agents):
+        units = member.architecture.recurrent_size
+        assert memory.values[index, ..., :units].all()
+        assert not memory.values[index, ..., units:].any(), "units that an agent does not have remember nothing"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_what_came_before_an_episode_does_not_reach_its_gradient(cell):
+    algorithm = made("ppo", f"network.recurrent={cell}", "network.recurrent_size=6")
+    together = population([agent(dqn=algorithm)], algorithm)
+    module = together.stacks[0].modules["policy"]
+    x = torch.randn(1, 4 * 2, 5, requires_grad=True)
+    started = torch.zeros(1, 4, 2, dtype=torch.bool)
+    started[:, 2, 0] = True
+    value = module({"observation": x}, Recall(together.memory(2).values, started))["value"].view(4, 2)
+    (gradient,) = torch.autograd.grad(value[3].sum(), x)
+    reached = gradient.view(4, 2, 5).abs().sum(-1) > 0
+    assert reached.tolist() == [[False, True], [False, True], [True, True], [True, True]]
+
+
+def replay_batch(algorithm, agents, seed):
+    """A random batch of transitions, with masks where there are some."""
+    generator, count = torch.Generator().manual_seed(seed), len(agents)
+    fields = {"reward": torch.randn(count, 8, generator=generator)}
+    fields["terminated"] = torch.rand(count, 8, generator=generator) < 0.2
+    fields["action"] = torch.randint(3, (count, 8), generator=generator)
+    for prefix in ("observation.", "next_observation."):
+        looks = shown(algorithm.interface, count, 8, generator)
+        fields |= {prefix + name: value for name, value in looks.items() if name != "started"}
+    return Batch(fields, torch.full((count, 8), 1 / 8), torch.ones(count))
+
+
+@pytest.mark.parametrize("overhead", [0, 10**9])
+@pytest.mark.parametrize("seen", ["image", "dict"])
+@pytest.mark.parametrize("dueling", ["true", "false"])
+def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen, dueling, overhead, monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+    algorithm = made("dqn", f"algorithm.dueling={dueling}", observations=OBSERVATIONS[seen], masked=True)
+    agents = varied(algorithm)
+    together = population(agents, algorithm)
+    order = [member.id for member in together.agents]
+    assert len(together.stacks) == (2 if overhead else 4)
+    batches = [replay_batch(algorithm, agents, seed) for seed in range(3)]
+    looks = shown(algorithm.interface, 4, 64, torch.Generator().manual_seed(5))
+    best = together.best({name: value[order] for name, value in looks.items()}, together.memory(64))["action"]
+    assert looks["action_mask"][order].gather(-1, best.unsqueeze(-1)).all()
+    free = {name: value[order] for name, value in looks.items() if name != "action_mask"}
+    assert (together.best(free, together.memory(64))["action"] != best).any(), "a mask changes what is best"
+    for whole in batches:
+        fields = {name: value[order] for name, value in whole.fields.items()}
+        together.learn(Batch(fields, whole.weight[order], whole.due[order]))
+    trained = {member.id: member for member in together.to_agents()}
+    for index, single in enumerate(agents):
+        lonely = population([single], algorithm)
+        mine = {name: value[index : index + 1] for name, value in looks.items()}
+        assert torch.equal(lonely.best(mine, lonely.memory(64))["action"][0], best[order.index(index)])
+        for whole in batches:
+            lonely.learn(alone(whole, index, 0))
+        torch.testing.assert_close(trained[index].tensors, lonely.to_agents()[0].tensors, rtol=2e-4, atol=2e-5)
+
+
+def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
+    """The best next action is forbidden; the loss is that of the second best."""
+    for double in ("true", "false"):
+        algorithm = made("dqn", f"algorithm.double={double}", masked=True)
+        stack = population([agent(dqn=algorithm)], algorithm).stacks[0]
+        whole = replay_batch(algorithm, [None], 0)
+        following = {"observation": whole.fields["next_observation.observation"]}
+        q = stack.modules["q"]
+        with torch.no_grad():
+            chosen = (q(following) if double == "true" else q.target(following))["action"]
+            ranked = chosen.argsort(-1, descending=True)
+            mask = torch.ones_like(chosen, dtype=torch.bool).scatter_(-1, ranked[..., :1], False)
+            value = q.target(following)["action"].gather(-1, ranked[..., 1:2]).squeeze(-1)
+            now = q({"observation": whole.fields["observation.observation"]})["action"]
+        whole.fields["next_observation.action_mask"] = mask
+        now = now.gather(-1, whole.fields["action"].unsqueeze(-1)).squeeze(-1)
+        gamma = stack.hyperparameters["gamma"].unsqueeze(-1)
+        target = whole.fields["reward"] + gamma * value * ~whole.fields["terminated"]
+        expected = (now - target).square().mean(-1)
+        torch.testing.assert_close(algorithm.loss(stack, whole).value, expected)
+
+
+def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack):
+    """A GPU takes all agents of a stack in one call."""
+    algorithm = made("ppo", observations=OBSERVATIONS["image"])
+    together = population(varied(algorithm, kernels=False), algorithm)
+    (stack,) = together.stacks
+    module = stack.modules["policy"]
+    assert len(module.layout.spans) == 3
+    encoder, leaves = module.network.images["observation"], module.leaves
+    mine = {name: leaf for name, leaf in leaves.items() if name.startswith("encoder.")}
+    images = torch.randint(256, (4, 7, 2, 12, 12), dtype=torch.uint8)
+    one_by_one = encoder.forward(module.layout, leaves, images)
+    joined = encoder._layers(
+        module.layout.architecture, mine, module.layout.spans, images.transpose(0, 1).flatten(1, 2)
+    )
+    joined = joined.view(7, 4, -1).transpose(0, 1)
+    torch.testing.assert_close(joined, one_by_one, rtol=1e-4, atol=1e-5)
+    weights = torch.randn_like(one_by_one)
+    gradients = [torch.autograd.grad((found * weights).sum(), list(mine.values())) for found in (one_by_one, joined)]
+    assert all(gradient.any() for gradient in gradients[0])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_values_after_a_step_count_no_new_episode(cell):
+    """`Population.value` goes on with the memory that it is given, whatever the observation says of starts."""
+    algorithm = made("ppo", f"network.recurrent={cell}")
+    together, generator = population(varied(algorithm), algorithm), torch.Generator().manual_seed(1)
+    look = shown(algorithm.interface, 4, 3, generator)
+    memory = rollout_batch(algorithm, together.agents, size=3).recall.memory
+    look["started"][:] = False
+    expected = together.act(look, Memory(memory))["value"]
+    look["started"][:] = True
+    torch.testing.assert_close(together.value(look, memory), expected)
+    assert not torch.allclose(together.act(look, Memory(memory))["value"], expected)
+
+
+def test_probe_what_is_forbidden_in_several_choices_is_never_taken():
+    settings = config(
+        "environment.id=evorl_more_probes:MaskedChoices-v0", "environment.num_envs=8", "population.size=2",
+        "algorithm={name: ppo, rollout_steps: 16, batch_size: 64, epochs: 4, learning_rate: 1e-2}",
+    )  # fmt: skip
+    environments = Environments(settings.environment, 2, 8)
+    algorithm = make_algorithm(settings, environments.interface)
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    group = Population(found_population(settings, algorithm), algorithm, generator=generator)
+    experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
+    experience.begin(group, 0)
+    environments.reset(0)
+    memory = group.memory(8)
+    for _ in range(96):
+        decision = group.act(environments.observation, memory)
+        experience.add(environments.step(decision["action"]), decision)
+        for due in experience.due():
+            group.learn(due)
+    assert (evaluate(group, environments, 40, seed=900, max_steps=None) == 1.0).all()
