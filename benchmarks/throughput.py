@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/throughput.py --config configs/training/dqn.yaml --seconds 20 [key=value ...]
     accelerate launch --config_file configs/accelerate/accelerate.yaml benchmarks/throughput.py --seconds 20
 
-Counts begin once updates do. The parts are those of `demos/online.py`; there is no evaluation and no evolution.
+Counts begin once updates do. The parts are those of `demos/online.py`; there is no evaluation and no evolution. Beside
+it stands what the same environments do alone, with random actions, in this process.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig
@@ -33,6 +35,7 @@ class Trainer:
     """A population and its environments, stepped without end."""
 
     def __init__(self, config: AnyConfig) -> None:
+        self.config = config
         self.ranks = Ranks(config.run.timeout)
         self.placement = Placement(self.ranks, config.population.placement, config.population.size)
         self.stopwatch = Stopwatch()
@@ -52,8 +55,13 @@ class Trainer:
             stopwatch=self.stopwatch,
         )
         self.experience.begin(self.population, 1)
+
+    def begin(self) -> None:
+        """Start all episodes."""
         self.memory = self.population.memory(self.environments.num_envs)
-        self.environments.reset(derive_seed(config.seed, generation=1, rank=self.ranks.rank, purpose="environments"))
+        self.environments.reset(
+            derive_seed(self.config.seed, generation=1, rank=self.ranks.rank, purpose="environments")
+        )
 
     def step(self) -> int:
         """One step of every environment and the updates that fall due; how many there were."""
@@ -79,9 +87,28 @@ class Trainer:
             running = bool(self.ranks.gather(np.array([float(time.perf_counter() < end)]))[0, 0])
 
 
+def environments_alone(environments: Environments, seconds: float) -> float:
+    """Steps per second of all environments together when nothing acts on what they show."""
+    space, copies = environments.interface.action, environments.agents * environments.num_envs
+    space.seed(0)
+    first = getattr(space, "start", 0)
+    drawn = [np.stack([space.sample() - first for _ in range(copies)]) for _ in range(64)]
+    shape = environments.agents, environments.num_envs
+    actions = [torch.from_numpy(values).view(*shape, *values.shape[1:]) for values in drawn]
+    environments.reset(0)
+    steps, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        environments.step(actions[steps % len(actions)])
+        steps += 1
+    environments.pop_steps()
+    return steps * copies / (time.perf_counter() - started)
+
+
 def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
     """The line to print, on the main process."""
     trainer = Trainer(config)
+    alone = environments_alone(trainer.environments, 2.0)
+    trainer.begin()
     while trainer.step() == 0:
         pass
     trainer.run(min(2.0, seconds / 4))
@@ -91,6 +118,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
     trainer.run(seconds)
     elapsed = time.perf_counter() - started
     counts = count(trainer.population, trainer.environments, trainer.placement)
+    rates = trainer.ranks.gather(np.array([alone]))
     peak = trainer.ranks.gather(np.array([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
     if not trainer.ranks.is_main:
         return None
@@ -101,6 +129,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
         "placement": config.population.placement,
         "agent_env_steps_per_s": round(float(counts.steps.sum()) / elapsed, 1),
         "agent_updates_per_s": round(float((counts.updates - before.updates).sum()) / elapsed, 1),
+        "environments_alone_per_s": round(float(rates.sum()), 1),
         "peak_rss_mb": round(float(peak.max()), 1),
         "shares": {name: round(share, 3) for name, share in trainer.stopwatch.shares(elapsed).items()},
     }

@@ -1,6 +1,7 @@
-"""Agents of every kind against torch's own layers, and over the steps of sequences. Axes: P agents, T time, S sequences."""
+"""Agents of every kind against torch's own layers, and over sequences. Axes: P agents, T time, S sequences."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def recalled(cell, x, started, own):
     columns = []
     for s in range(x.shape[1]):
         cuts = [0, *(t for t in range(1, len(x)) if started[t, s]), len(x)]
-        columns.append(torch.cat([reference(x[a:b, s])[0] for a, b in zip(cuts, cuts[1:], strict=False)]))
+        columns.append(torch.cat([reference(x[a:b, s])[0] for a, b in pairwise(cuts)]))
     return torch.stack(columns, 1).flatten(0, 1)
 
 

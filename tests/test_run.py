@@ -1,6 +1,7 @@
 """A run in one process, as its user sees it: files, seeds, resuming, exit codes."""
 
 import json
+import re
 import shutil
 import warnings
 
@@ -126,6 +127,52 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory,
     assert train(*overrides) == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            (
+                "environment={id: 'evorl_kinds:Shown-v0', kwargs: {kind: image}}",
+                "network.convolutions=[{channels: 4, kernel: 13}]",
+            ),
+            "network.convolutions.0.kernel: 13 is more than the 12x12 .* take at most 12",
+        ),
+        (
+            ("environment={id: 'evorl_kinds:Masked-v0', kwargs: {forbids_all: true}}",),
+            "environment.id: evorl_kinds:Masked-v0 forbids every action in environment 0 of agent 0 .*at least one",
+        ),
+        (
+            ("environment={id: 'evorl_kinds:Unreadable-v0', kwargs: {part: observation}}",),
+            "environment.id: part 'a' of the observation is Text.* no encoder reads; .* Box, .* Dict, Tuple",
+        ),
+        (
+            ("environment={id: 'evorl_kinds:Unreadable-v0', kwargs: {part: action}}", "algorithm={name: ppo}"),
+            "algorithm.name: ppo cannot act in MultiBinary.* it takes Box, Discrete, MultiDiscrete",
+        ),
+        (
+            ("environment.id=LunarLanderContinuous-v3", "algorithm={name: dqn}"),
+            "algorithm.name: dqn needs discrete actions; LunarLanderContinuous-v3 has Box",
+        ),
+        (("algorithm={name: ppo, batch_size: 60}",), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
+        (
+            ("algorithm={name: ppo, rollout_steps: 100, sequence_length: 32}", "network.recurrent=gru"),
+            "algorithm.sequence_length: 32 does not divide algorithm.rollout_steps 100; .* 25,",
+        ),
+        (("network.recurrent=lstn",), "network.recurrent: there is no 'lstn'; did you mean 'lstm'"),
+        (("network.recurrent=lstm",), "network.recurrent: dqn has no memory"),
+        (("environment.visible=[0, 9]",), "environment.visible: there is no number 9; CartPole-v1 shows 0 to 3"),
+        (("environment.life_loss_ends=true",), "environment.life_loss_ends: only Atari"),
+        (("algorithm={name: ppo, clip: 0}",), "algorithm.clip: .* above 0"),
+    ],
+)
+def test_what_does_not_fit_together_ends_with_one_line_and_code_2(overrides, message, in_directory, capsys):
+    assert train(*overrides) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
 

@@ -63,6 +63,8 @@ class Environments:
         _, info = self._vector.reset(seed=0)
         # Whether actions can be forbidden shows only in what a reset says.
         self._masked = MASK in info
+        if self._masked:
+            self._mask(info)
         self.interface = Interface(settings.id, self._parts(settings), self._actions_of, self._masked)
 
     def begin(self, seed: int) -> None:

@@ -24,13 +24,13 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
             import_from_here(module or "ale_py")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if _mode(settings, name) == "native":
+            mode = _mode(settings, name)
+            if settings.life_loss_ends and not (name.startswith(ATARI) and mode == "native"):
+                raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
+            if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
-            if settings.life_loss_ends:
-                raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
             vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
-            mode = _mode(settings, name)
             return gym.make_vec(name, copies, vectorization_mode=mode, vector_kwargs=vector, **settings.kwargs)
     except ModuleNotFoundError as error:
         if error.name == "ale_py":
