@@ -93,6 +93,8 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
         architecture = row["architectures"][place]
         points[f"agent_{place}/layers"] = len(architecture["hidden_sizes"]) + sum(architecture["residual_layers"])
         points[f"agent_{place}/units"] = sum(architecture["hidden_sizes"])
+        points[f"agent_{place}/memory_units"] = architecture["recurrent_size"]
+        points[f"agent_{place}/channels"] = sum(layer["channels"] for layer in architecture["convolutions"])
     return {name: float(value) for name, value in points.items() if value is not None and np.isfinite(value)}
 
 

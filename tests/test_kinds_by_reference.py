@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from kinds import OBSERVATIONS, alone, made, rollout_batch, shown
@@ -13,6 +14,7 @@ from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evaluation import evaluate
+from evorl.moments import Moments
 from evorl.networks.layers import ACTIVATIONS
 from evorl.population import Memory, Population, found_population
 from evorl.randomness import torch_generator
@@ -48,6 +50,7 @@ def by_torch(member, algorithm, seen, started, cell):
     """Heads [T * S, ...] of one agent, layer by layer through torch's own, episode by episode."""
     (roles,) = member.tensors.values()
     p, shape = roles["parameters"], member.architecture
+    normal = roles["buffers"]
     act = ACTIVATIONS[shape.activation]
     encoded = {}
     for name, part in algorithm.interface.parts.items():
@@ -71,7 +74,11 @@ def by_torch(member, algorithm, seen, started, cell):
         elif part.kind == "categories":
             columns = x.view(len(x), -1).T
             x = torch.cat([torch.eye(size)[column] for size, column in zip(part.sizes, columns, strict=True)], -1)
-        encoded[name] = x.flatten(1)
+        x = x.flatten(1)
+        if f"normal.{name}.mean" in normal:
+            spread = normal[f"normal.{name}.variance"].sqrt()
+            x = ((x - normal[f"normal.{name}.mean"]) / spread).clamp(-10, 10)
+        encoded[name] = x
     heads = {}
     for place, head in enumerate(("action", "value")):
 
@@ -136,6 +143,44 @@ def test_a_stack_computes_what_torchs_own_layers_compute(cell, critic, seen, one
             expected = by_torch(member, algorithm, own, started[stack.members][place], cell)
             for head, value in expected.items():
                 torch.testing.assert_close(outputs[head][place], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stack_normalises_by_each_agents_own_statistics(one_stack):
+    algorithm = made("ppo", "algorithm.normalize_observations=true", observations=OBSERVATIONS["dict"])
+    members, generator = varied(algorithm), torch.Generator().manual_seed(1)
+    for member in members:
+        buffers = member.tensors["policy"]["buffers"]
+        assert {name for name in buffers if name.endswith("mean")} == {"normal.arm.angles.mean"}
+        buffers["normal.arm.angles.mean"].copy_(torch.randn(1, 4, generator=generator))
+        # The last number hardly varied, so that it comes to more than ten deviations and is cut.
+        buffers["normal.arm.angles.variance"].copy_(torch.tensor([[0.5, 1.0, 2.0 + member.id, 1e-4]]))
+    together = population(members, algorithm)
+    looks = shown(algorithm.interface, 4, 8, generator)
+    for stack in together.stacks:
+        part = {name: value[stack.members] for name, value in looks.items()}
+        outputs = stack.modules["policy"](part)
+        for place, member in enumerate(together.agents[stack.members]):
+            own = {name: value[place : place + 1] for name, value in part.items()}
+            for head, value in by_torch(member, algorithm, own, None, None).items():
+                torch.testing.assert_close(outputs[head][place], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("overhead", [0, 10**9])
+def test_each_agent_takes_over_the_statistics_of_what_it_saw_itself(overhead, monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+    algorithm = made("ppo", "algorithm.normalize_observations=true")
+    agents, rng = varied(algorithm), np.random.default_rng(0)
+    together = population(agents, algorithm)
+    place = np.arange(1, 5)[:, None, None]
+    samples = [rng.normal(3.0 * place, place, (4, count, 5)) for count in (40, 7)]
+    for some in samples:
+        together.absorb("observation", Moments.of(some, np.ones(some.shape[:2])))
+    whole = np.concatenate(samples, 1)
+    for index, member in enumerate(together.to_agents()):
+        kept = member.tensors["policy"]["buffers"]
+        np.testing.assert_allclose(kept["normal.observation.mean"][0], whole[index].mean(0), rtol=1e-4)
+        np.testing.assert_allclose(kept["normal.observation.variance"][0], whole[index].var(0), rtol=1e-4)
+        assert kept["normal.observation.number"].item() == 47
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])

@@ -58,6 +58,11 @@ def test_every_kind_of_observation_is_read(kind, algorithm):
     assert (score(*learned("Shown", f"{{kind: {kind}}}", *algorithm)) == 1.0).all()
 
 
+def test_a_users_own_network_learns_too():
+    module = "network={name: module, factory: 'support:probe_network'}"
+    assert (score(*learned("Shown", "{kind: flags}", *PPO, module)) == 1.0).all()
+
+
 def test_a2c_reads_too():
     assert (score(*learned("Shown", "{kind: dict}", *A2C, steps=400)) == 1.0).all()
 
@@ -100,7 +105,7 @@ def test_without_a_memory_it_is_a_guess():
 @pytest.mark.parametrize(("truncates", "expected"), [("true", 2.0), ("false", (1 + 1.5 + 1.75) / 3)])
 def test_a_cut_episode_is_worth_what_would_have_followed(algorithm, truncates, expected):
     """Of an episode that ends, nothing shows which of its three steps it is."""
-    group, environments = learned(
+    group, _ = learned(
         "Endless", f"{{truncates: {truncates}}}", *algorithm, "algorithm.gae_lambda=1.0", steps=320
     )
     value = group.value({"observation": torch.ones(2, 1, 1)}, None)

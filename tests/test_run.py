@@ -197,6 +197,16 @@ def test_evaluate_plays_fresh_episodes(in_directory, capsys):
     assert "there is no run here" in capsys.readouterr().err
 
 
+def test_a_generation_has_whole_rollouts(in_directory):
+    ppo = "algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 1}"
+    shown = "environment={id: 'evorl_kinds:Shown-v0', kwargs: {kind: flags}, num_envs: 2}"
+    assert train("run.name=a", "evolution.steps=40", "training.max_steps=90", ppo, shown) == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert [row["agent_steps"] for row in rows] == [48, 96]
+    assert [row["updates"] for row in rows] == [[6.0] * 4] * 2
+    assert rows[0]["statistics"].keys() == {"loss", "policy_loss", "value_loss", "entropy", "kl"}
+
+
 def test_truncation_selection_and_linear_ranges_train_too(in_directory):
     overrides = [
         "evolution.selection.name=truncation",

@@ -5,6 +5,7 @@ Axes: T steps of a rollout, L steps of a sequence, P agents, E environments, B s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,8 +23,8 @@ from evorl.spaces import Parts
 from evorl.timing import Stopwatch
 from evorl.types import Agent, Batch, Decision, Recall, Tensors, Transition
 
-GATHERED_ROWS = 2**12
-"""Minibatches are gathered several at once, up to so many steps of each agent."""
+GATHERED_BYTES = 2**24
+"""Minibatches are gathered several at once, as many as take about so much memory: small ones cost calls, not copies."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class RolloutExperience:
         self._rank = rank
         self._device = device
         self._stopwatch = stopwatch
+        self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         frames = {name: part.frames for name, part in parts.items() if part.frames}
         self._columns: dict[str, Column] = {
             f"observation.{name}": FrameColumn(settings.steps, count) for name, count in frames.items()
@@ -128,7 +130,8 @@ class RolloutExperience:
             self._appraise()
             index = self._minibatches.draw(self._generator)
         going = torch.ones_like(self._minibatches.due[0])
-        at_once = max(1, GATHERED_ROWS // (index.shape[2] * self._settings.sequence))
+        rows = index.shape[1] * index.shape[2] * self._settings.sequence
+        at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
         for first in range(0, len(index), at_once):
             with self._stopwatch("sampling"):
                 batches = self._gathered(index, slice(first, first + at_once))
