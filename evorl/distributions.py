@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -68,13 +69,12 @@ class Categorical:
         return self._best(self._logits(outputs, mask))
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
-        columns = raw.unsqueeze(-1) if self.single else raw
-        log_prob, entropy = 0.0, 0.0
-        for index, logits in enumerate(self._logits(outputs, mask).split(self.sizes, -1)):
-            logs = logits.log_softmax(-1)
-            log_prob = log_prob + logs.gather(-1, columns[..., index : index + 1]).squeeze(-1)
-            entropy = entropy - (logs.exp() * logs).sum(-1)
-        return Likelihood(log_prob, entropy)  # type: ignore[arg-type]
+        logits, columns = self._logits(outputs, mask), raw.unsqueeze(-1) if self.single else raw
+        parts = [
+            _choice(some, column)
+            for some, column in zip(logits.split(self.sizes, -1), columns.split(1, -1), strict=True)
+        ]
+        return reduce(lambda one, other: Likelihood(*map(torch.add, one, other)), parts)
 
     def to_environment(self, raw: Tensor) -> Tensor:
         return raw if self.single else raw.view(*raw.shape[:-1], *self.shape)
@@ -87,6 +87,12 @@ class Categorical:
         if self.single:
             return scores.argmax(-1)
         return torch.stack([part.argmax(-1) for part in scores.split(self.sizes, -1)], -1)
+
+
+def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
+    """Of one choice among the last axis of `logits`."""
+    logs = logits.log_softmax(-1)
+    return Likelihood(logs.gather(-1, chosen).squeeze(-1), -(logs.exp() * logs).sum(-1))
 
 
 class Gaussian:

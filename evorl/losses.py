@@ -30,11 +30,15 @@ def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
     return -log_prob * advantage
 
 
-def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
-    """The negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) [P, B]; `clip` is [P], the rest [P, B]."""
-    ratio = (log_prob - old_log_prob).exp()
-    bound = clip.unsqueeze(-1)
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - bound, 1 + bound) * advantage)
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
+    """The negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) [P, B].
+
+    `log_ratio` [P, B] is the new log-probability less the old one, `advantage` [P, B], `clip` [P].
+    """
+    # With limit = 1 + clip for positive advantages and 1 - clip for negative ones, min(ratio * A, clamp(ratio) * A) is
+    # min(ratio * A, limit * A), and limit * A is A + clip * |A|: half the operations.
+    limit = torch.addcmul(advantage, clip.unsqueeze(-1), advantage.abs())
+    return -torch.minimum(log_ratio.exp() * advantage, limit)
 
 
 def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> Tensor:
@@ -47,14 +51,13 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: 
     return 0.5 * torch.maximum(squared_error(value, target), squared_error(near, target))
 
 
-def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+def approximate_kl(log_ratio: Tensor) -> Tensor:
     """An estimate [P, B] of KL(old || new) that is never negative: (ratio - 1) - log ratio (Schulman 2020)."""
-    log_ratio = log_prob - old_log_prob
-    return log_ratio.exp() - 1 - log_ratio
+    return log_ratio.expm1() - log_ratio
 
 
 def normalized(x: Tensor, weight: Tensor) -> Tensor:
-    """[P, B] with mean 0 and variance 1 for each agent, counting by `weight` [P, B], which sums to 1."""
+    """[..., B] with mean 0 and variance 1, counting by `weight` [..., B], which sums to 1."""
     centred = x - (x * weight).sum(-1, keepdim=True)
     variance = (centred.square() * weight).sum(-1, keepdim=True)
     return centred * torch.rsqrt(variance + 1e-8)

@@ -64,7 +64,7 @@ class Population:
             )
             for name in algorithm.networks
         }
-        self._statistics: dict[str, Tensor] = {}
+        self._statistics: dict[tuple[str, ...], Tensor] = {}
         self._updates = torch.zeros(count, device=device)
 
     def memory(self, num_envs: int) -> Memory:
@@ -153,14 +153,17 @@ class Population:
 
     @torch.no_grad()
     def _note(self, stack: Stack, due: Tensor, statistics: Tensors) -> None:
-        for name, value in statistics.items():
-            if name not in self._statistics:
-                self._statistics[name] = torch.zeros_like(self._updates)
-            self._statistics[name][stack.members].addcmul_(value.detach(), due)
+        names = tuple(statistics)
+        if names not in self._statistics:
+            self._statistics[names] = self._updates.new_zeros(len(names), len(self.agents))
+        self._statistics[names][:, stack.members].addcmul_(torch.stack(list(statistics.values())), due)
 
     def statistics(self) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:
         """Sums of what losses say, over the updates of each agent in this generation, and counts of those [P]."""
-        sums = {name: value.cpu().numpy().astype(np.float64) for name, value in self._statistics.items()}
+        sums: dict[str, NDArray[np.float64]] = {}
+        for names, values in self._statistics.items():
+            for name, value in zip(names, values.cpu().numpy().astype(np.float64), strict=True):
+                sums[name] = sums.get(name, 0.0) + value
         return sums, self._updates.cpu().numpy().astype(np.float64)
 
     def to_agents(self) -> list[Agent]:

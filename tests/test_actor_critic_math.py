@@ -80,16 +80,15 @@ def test_discounted_sums_start_anew_with_each_episode_and_go_on_over_calls():
     ],
 )
 def test_the_surrogate_stops_where_the_ratio_has_gone_far_enough(ratio, advantage, expected, moves):
-    log_prob = torch.tensor([[-1.0 + math.log(ratio)]], requires_grad=True)
-    objective = clipped_surrogate(log_prob, torch.tensor([[-1.0]]), torch.tensor([[advantage]]), torch.tensor([0.2]))
+    log_ratio = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    objective = clipped_surrogate(log_ratio, torch.tensor([[advantage]]), torch.tensor([0.2]))
     assert objective.item() == pytest.approx(expected)
-    (gradient,) = torch.autograd.grad(objective.sum(), log_prob)
+    (gradient,) = torch.autograd.grad(objective.sum(), log_ratio)
     assert (gradient.abs().item() > 0) == moves
 
 
 def test_each_agent_has_its_own_clip():
-    log_prob = torch.full((2, 1), math.log(1.5))
-    objective = clipped_surrogate(log_prob, torch.zeros(2, 1), torch.ones(2, 1), torch.tensor([0.1, 0.4]))
+    objective = clipped_surrogate(torch.full((2, 1), math.log(1.5)), torch.ones(2, 1), torch.tensor([0.1, 0.4]))
     torch.testing.assert_close(objective, torch.tensor([[-1.1], [-1.4]]))
 
 
@@ -100,10 +99,9 @@ def test_value_clipping_takes_the_larger_error():
 
 
 def test_the_divergence_is_never_negative_and_zero_for_equal_policies():
-    old = torch.randn(2, 50)
-    assert (approximate_kl(torch.randn(2, 50), old) >= 0).all()
-    assert not approximate_kl(old, old).any()
-    half = approximate_kl(torch.tensor([[math.log(0.5)]]), torch.zeros(1, 1))
+    assert (approximate_kl(torch.randn(2, 50)) >= 0).all()
+    assert not approximate_kl(torch.zeros(2, 50)).any()
+    half = approximate_kl(torch.tensor([[math.log(0.5)]]))
     assert half.item() == pytest.approx(0.5 - 1 + math.log(2))
 
 

@@ -105,8 +105,6 @@ def test_without_a_memory_it_is_a_guess():
 @pytest.mark.parametrize(("truncates", "expected"), [("true", 2.0), ("false", (1 + 1.5 + 1.75) / 3)])
 def test_a_cut_episode_is_worth_what_would_have_followed(algorithm, truncates, expected):
     """Of an episode that ends, nothing shows which of its three steps it is."""
-    group, _ = learned(
-        "Endless", f"{{truncates: {truncates}}}", *algorithm, "algorithm.gae_lambda=1.0", steps=320
-    )
+    group, _ = learned("Endless", f"{{truncates: {truncates}}}", *algorithm, "algorithm.gae_lambda=1.0", steps=320)
     value = group.value({"observation": torch.ones(2, 1, 1)}, None)
     torch.testing.assert_close(value, torch.full((2, 1), expected), atol=0.15, rtol=0)

@@ -38,8 +38,8 @@ class Group:
         self.absorbed.append((part, moments))
 
 
-def experience(sequence=1, gather=lambda numbers: numbers[None], clip=None, scale=False, normalized=()):
-    settings = RolloutSettings(T, E, sequence, clip, scale, normalized)
+def experience(sequence=1, gather=lambda numbers: numbers[None], clip=None, centre=False, scale=False, normalized=()):
+    settings = RolloutSettings(T, E, sequence, clip, centre, scale, normalized)
     return RolloutExperience(
         settings, interface().parts, gather=gather, seed=0, rank=0, device=torch.device("cpu"), stopwatch=Stopwatch()
     )
@@ -124,6 +124,17 @@ def test_reset_steps_count_for_nothing():
     weight = whole(batch, "weight")
     assert torch.equal(weight > 0, valid)
     torch.testing.assert_close(weight.sum((0, 2)), torch.ones(P))
+
+
+def test_advantages_are_normalised_within_each_agents_minibatch():
+    valid = torch.rand(T, P, E, generator=torch.Generator().manual_seed(1)) < 0.7
+    agents = [member(0, batch_size=8), member(1, batch_size=12)]
+    for batch in played(experience(centre=True), Group(agents), steps(valid=valid)):
+        for p in range(P):
+            counted = batch.fields["advantage"][p][batch.weight[p] > 0]
+            if batch.due[p]:
+                torch.testing.assert_close(counted.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
+                torch.testing.assert_close(counted.std(unbiased=False), torch.tensor(1.0))
 
 
 def test_learning_may_cut_rewards():

@@ -1,8 +1,8 @@
 """Throughput of AgileRL's PPO population loop, for side-by-side comparison. Prints one JSON line.
 
 The agents collect and learn one after the other, as in `agilerl.training.train_on_policy`, with its rollout buffer.
-Actor and critic have an encoder layer, which they share by default, and a head layer, of `hidden` units each.
-`learn_step` counts the steps of all an agent's environments. Counts begin after one rollout of each agent.
+Actor and critic have an encoder layer, which they share by default, and a head layer, of `hidden` units each, with
+ReLU. `learn_step` counts the steps of all an agent's environments. Counts begin after one rollout of each agent.
 
 Environment:  python -m venv V && V/bin/pip install torch==2.13.0 agilerl==2.58.0 peft "gymnasium[box2d]"
 Run:          OMP_NUM_THREADS=1 V/bin/python benchmarks/baselines/agilerl_ppo.py --seconds 20

@@ -1,5 +1,7 @@
 """Throughput of one Stable-Baselines3 PPO agent, for side-by-side comparison. Prints one JSON line.
 
+Actor and critic have two hidden layers each, with ReLU as in the other systems.
+
 Environment:  python -m venv V && V/bin/pip install torch==2.13.0 stable-baselines3==2.9.2 "gymnasium[box2d]"
 Run:          OMP_NUM_THREADS=1 V/bin/python benchmarks/baselines/sb3_ppo.py --seconds 20
 """
@@ -27,7 +29,7 @@ def main() -> None:
     model = PPO(
         "MlpPolicy",
         make_vec_env(args.env, n_envs=args.num_envs),
-        policy_kwargs={"net_arch": {"pi": args.hidden, "vf": args.hidden}},
+        policy_kwargs={"net_arch": {"pi": args.hidden, "vf": args.hidden}, "activation_fn": torch.nn.ReLU},
         n_steps=args.rollout_steps,
         n_epochs=args.epochs,
         batch_size=args.batch_size,

@@ -14,14 +14,14 @@ from torch import Tensor
 from evorl.config import AlgorithmSettings, Config, Count, Fraction, Positive, Weight
 from evorl.distributed import Placement
 from evorl.distributions import DISTRIBUTIONS, Likelihood
-from evorl.losses import normalized, policy_gradient, squared_error
+from evorl.losses import policy_gradient, squared_error
 from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
-from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, Recall, UserError, seen_in
+from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, Recall, Tensors, UserError, seen_in
 
 
 class A2CSettings(AlgorithmSettings):
@@ -109,6 +109,7 @@ class A2C:
                 num_envs=self.config.environment.num_envs,
                 sequence=self._sequence,
                 reward_clip=settings.reward_clip,
+                normalize_advantage=settings.normalize_advantage,
                 normalize_rewards=settings.normalize_rewards,
                 normalized=tuple(vectors) if settings.normalize_observations else (),
             ),
@@ -162,27 +163,27 @@ class A2C:
         seen = seen_in(fields, "observation.")
         outputs = stack.modules["policy"](seen, batch.recall)
         likelihood = self.distribution.likelihood(outputs, seen.get("action_mask"), fields["raw"])
-        policy, loss = self.policy_loss(stack, batch, likelihood)
-        value = (self.value_loss(stack, batch, outputs["value"].squeeze(-1)) * weight).sum(-1)
-        entropy = (likelihood.entropy * weight).sum(-1)
-        loss.value = policy + numbers["value_coefficient"] * value - numbers["entropy_coefficient"] * entropy
-        loss.statistics |= {"policy_loss": policy, "value_loss": value, "entropy": entropy}
-        return loss
+        policy = self.policy_loss(stack, batch, likelihood)
+        value = self.value_loss(stack, batch, outputs["value"].squeeze(-1))
+        objective = torch.addcmul(policy, numbers["value_coefficient"].unsqueeze(-1), value)
+        objective = objective.addcmul(numbers["entropy_coefficient"].unsqueeze(-1), likelihood.entropy, value=-1)
+        said = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
+        said |= self.remarks(batch, likelihood)
+        # One product and one sum for all of them: calls are what small networks spend their time on.
+        means = (torch.stack([values.detach() for values in said.values()]) * weight).sum(-1)
+        return Loss((objective * weight).sum(-1), dict(zip(said, means, strict=True)))
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Loss]:
-        """What improves the policy [P], and a loss with what else there is to say about it."""
-        objective = policy_gradient(likelihood.log_prob, self.advantage(batch))
-        policy = (objective * batch.weight).sum(-1)
-        return policy, Loss(policy)
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """What improves the policy [P, B]."""
+        return policy_gradient(likelihood.log_prob, batch.fields["advantage"])
+
+    def remarks(self, batch: Batch, likelihood: Likelihood) -> Tensors:
+        """What else there is to say about each element [P, B]."""
+        return {}
 
     def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
         """Half the squared error of each value [P, B]."""
         return 0.5 * squared_error(value, batch.fields["return"])
-
-    def advantage(self, batch: Batch) -> Tensor:
-        """The batch's advantages [P, B], normalised if that is wanted."""
-        advantage = batch.fields["advantage"]
-        return normalized(advantage, batch.weight) if self.settings.normalize_advantage else advantage
 
     def after_update(self, stack: Stack, due: Tensor) -> None:
         """Nothing follows an update."""

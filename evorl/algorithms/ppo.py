@@ -15,7 +15,7 @@ from evorl.config import Count, Fraction, Positive
 from evorl.distributions import Likelihood
 from evorl.losses import approximate_kl, clipped_surrogate, clipped_value_error
 from evorl.networks.stacked import Stack
-from evorl.types import Batch, Loss
+from evorl.types import Batch, Loss, Tensors
 
 KL_MARGIN = 1.5
 """An agent stops learning from a rollout once it is so many times `target_kl` away from the policy that made it."""
@@ -50,15 +50,22 @@ class PPOSettings(A2CSettings):
 class PPO(A2C):
     """A2C with the clipped surrogate instead of the policy gradient."""
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Loss]:
-        """The clipped surrogate [P], and how far the policy has come from the one that acted."""
-        numbers, old = stack.hyperparameters, batch.fields["log_prob"]
-        objective = clipped_surrogate(likelihood.log_prob, old, self.advantage(batch), numbers["clip"])
-        policy = (objective * batch.weight).sum(-1)
-        with torch.no_grad():
-            kl = (approximate_kl(likelihood.log_prob, old) * batch.weight).sum(-1)
-        limit = numbers.get("target_kl")
-        return policy, Loss(policy, {"kl": kl}, kl, None if limit is None else KL_MARGIN * limit)
+    def loss(self, stack: Stack, batch: Batch) -> Loss:
+        """The loss, and how far the policy has come from the one that acted."""
+        loss, limit = super().loss(stack, batch), stack.hyperparameters.get("target_kl")
+        loss.divergence = loss.statistics["kl"]
+        loss.limit = None if limit is None else KL_MARGIN * limit
+        return loss
+
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """The clipped surrogate [P, B]."""
+        log_ratio = likelihood.log_prob - batch.fields["log_prob"]
+        return clipped_surrogate(log_ratio, batch.fields["advantage"], stack.hyperparameters["clip"])
+
+    @torch.no_grad()
+    def remarks(self, batch: Batch, likelihood: Likelihood) -> Tensors:
+        """The divergence of each element [P, B] from the policy that acted."""
+        return {"kl": approximate_kl(likelihood.log_prob - batch.fields["log_prob"])}
 
     def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
         """Half the squared error of each value [P, B], clipped if that is wanted."""

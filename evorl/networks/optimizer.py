@@ -24,10 +24,13 @@ class StackedAdam:
         self.updates = torch.zeros(agents, dtype=torch.float64, device=device)
         self.betas = torch.tensor(BETAS, dtype=torch.float64, device=device)[:, None].repeat(1, agents)
         self.epsilon = torch.full((agents,), EPSILON, dtype=torch.float64, device=device)
-        self._agent = self.mean.agent_index()
-        size = self._agent.numel()
+        size = self.mean.flat.numel()
         self._coefficients = torch.empty(4, size, device=device)
+        self._coefficient_rows = self.mean.rows(self._coefficients)
         self._work = torch.empty(2, size, device=device)
+        self._scaled_rows = self.mean.rows(self._work[0])
+        self._norms = torch.empty(len(shapes), agents, device=device)
+        self._norm_rows = list(self._norms)
 
     @torch.no_grad()
     def step(
@@ -42,19 +45,24 @@ class StackedAdam:
 
         An agent whose `due` is 0 keeps its parameters and moments: its coefficients are zero, which costs nothing.
         """
+        # All in double precision from here: mixing it with single costs a copy in each operation.
+        due, learning_rate = due.double(), learning_rate.double()
         self.updates += due
         # An agent that was never updated is not due either: corrections other than 0 keep 0 / 0 out of its parameters.
         corrections = 1 - self.betas ** self.updates.clamp(min=1)
         corrections[1].sqrt_()
         rate = due * learning_rate * corrections[1] / corrections[0]
         weights = (1 - self.betas) * due
-        per_agent = torch.stack((weights[0], weights[1], rate, self.epsilon * corrections[1])).to(gradient)
-        torch.index_select(per_agent, 1, self._agent, out=self._coefficients)
+        per_agent = torch.stack((*weights, rate, self.epsilon * corrections[1])).to(gradient).unsqueeze(-1)
+        for row in self._coefficient_rows:
+            row.copy_(per_agent)
         mean_weight, square_weight, rates, epsilons = self._coefficients
         scaled, denominator = self._work
         if max_grad_norm is not None:
-            clip = (max_grad_norm / self.norms(gradient).clamp(min=1e-12)).clamp(max=1.0)
-            gradient = torch.mul(gradient, torch.index_select(clip, 0, self._agent, out=scaled), out=scaled)
+            clip = (max_grad_norm / self.norms(gradient).clamp(min=1e-12)).clamp(max=1.0).unsqueeze(-1)
+            for row, part in zip(self._scaled_rows, self.mean.rows(gradient), strict=True):
+                torch.mul(part, clip, out=row)
+            gradient = scaled
         self.mean.flat.lerp_(gradient, mean_weight)
         self.square.flat.lerp_(torch.mul(gradient, gradient, out=denominator), square_weight)
         torch.sqrt(self.square.flat, out=denominator).add_(epsilons)
@@ -62,10 +70,7 @@ class StackedAdam:
 
     def norms(self, gradient: Tensor) -> Tensor:
         """The norm [P] of each agent's part of a flat gradient [D]."""
-        squares = gradient.new_zeros(self.mean.agents)
-        offset = 0
-        for view in self.mean.views.values():
-            part = gradient[offset : offset + view.numel()].view(self.mean.agents, -1)
-            squares += torch.linalg.vector_norm(part, dim=1).square_()
-            offset += view.numel()
-        return squares.sqrt_()
+        for norm, part in zip(self._norm_rows, self.mean.rows(gradient), strict=True):
+            torch.linalg.vector_norm(part, dim=1, out=norm)
+        norms: Tensor = torch.linalg.vector_norm(self._norms, dim=0)
+        return norms

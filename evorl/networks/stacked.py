@@ -40,8 +40,8 @@ class StackedModule:
         buffers = self.buffers.matrices(matrices)
         self._online = self.leaves | buffers
         self._target = self.target_parameters.matrices(matrices) | buffers
-        self._agent = self.parameters.agent_index()
         self._rate = torch.empty_like(self.parameters.flat)
+        self._rate_rows = self.parameters.rows(self._rate)
         self.memory = network.memory(layout.architecture)
 
     def __call__(self, x: Observation, recall: Recall | None = None) -> Tensors:
@@ -65,7 +65,8 @@ class StackedModule:
     @torch.no_grad()
     def follow(self, rate: Tensor) -> None:
         """Move the target copy towards the parameters by each agent's `rate` [P]."""
-        torch.index_select(rate, 0, self._agent, out=self._rate)
+        for row in self._rate_rows:
+            row.copy_(rate.unsqueeze(-1))
         self.target_parameters.flat.lerp_(self.parameters.flat, self._rate)
 
     def load(self, agents: Sequence[Agent]) -> None:

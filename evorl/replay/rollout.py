@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evorl.losses import normalized
 from evorl.moments import Moments
 from evorl.randomness import torch_generator
 from evorl.replay import Actors, Gather
@@ -35,6 +36,7 @@ class RolloutSettings:
     num_envs: int
     sequence: int
     reward_clip: float | None
+    normalize_advantage: bool
     normalize_rewards: bool
     normalized: tuple[str, ...]
     """The parts of an observation that agents normalise."""
@@ -219,6 +221,8 @@ class RolloutExperience:
         }
         weight = self._columns["valid"].gather(flat) * counted.unsqueeze(2).expand_as(rows).flatten(2)
         weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
+        if self._settings.normalize_advantage:
+            fields["advantage"] = normalized(fields["advantage"], weight)
         recalls: list[Recall | None] = [None] * len(index)
         if self._remembers:
             memory = self._memory.gather((chunk * agents + agent) * envs + env)
