@@ -160,10 +160,11 @@ class Population:
 
     def statistics(self) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:
         """Sums of what losses say, over the updates of each agent in this generation, and counts of those [P]."""
-        sums: dict[str, NDArray[np.float64]] = {}
+        # All of them from the start: every rank must give equally many, also one that has not learned yet.
+        sums = {name: np.zeros(len(self.agents)) for name in self.algorithm.statistics}
         for names, values in self._statistics.items():
             for name, value in zip(names, values.cpu().numpy().astype(np.float64), strict=True):
-                sums[name] = sums.get(name, 0.0) + value
+                sums[name] += value
         return sums, self._updates.cpu().numpy().astype(np.float64)
 
     def to_agents(self) -> list[Agent]:
@@ -177,7 +178,7 @@ class Population:
 
     def _decide(self, decide: Decide, observation: Observation, memory: Memory) -> Decision:
         decisions: list[Decision] = []
-        after = torch.empty_like(memory.values)
+        after = torch.zeros_like(memory.values)
         for stack in self.stacks:
             seen = self._part(observation, stack)
             recall = _recall(stack, memory.values, observation["started"])

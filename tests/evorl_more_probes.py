@@ -10,11 +10,14 @@ class MaskedChoices(gym.Env):
     observation_space = gym.spaces.Box(-1.0, 1.0, (1,))
     action_space = gym.spaces.MultiDiscrete([3, 2], start=[5, 1])
 
+    def __init__(self, mask=None):
+        self.fixed = mask
+
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.sign = int(self.np_random.integers(2))
         # The first choice pays its number: 1 may be taken where 2 is forbidden. The second must not take 1 or not 0.
-        self.mask = np.array([1, 1, self.sign, self.sign, 1 - self.sign], np.int8)
+        self.mask = np.array(self.fixed or [1, 1, self.sign, self.sign, 1 - self.sign], np.int8)
         return np.array([2.0 * self.sign - 1.0], np.float32), {"action_mask": self.mask}
 
     def step(self, action):

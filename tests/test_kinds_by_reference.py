@@ -19,7 +19,7 @@ from evorl.networks.layers import ACTIVATIONS
 from evorl.population import Memory, Population, found_population
 from evorl.randomness import torch_generator
 from evorl.timing import Stopwatch
-from evorl.types import Batch, Recall
+from evorl.types import Batch, Recall, UserError
 
 CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
 
@@ -347,3 +347,10 @@ def test_probe_what_is_forbidden_in_several_choices_is_never_taken():
         for due in experience.due():
             group.learn(due)
     assert (evaluate(group, environments, 40, seed=900, max_steps=None) == 1.0).all()
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
+def test_a_mask_must_leave_something_of_every_choice(mask):
+    settings = config("environment.id=evorl_more_probes:MaskedChoices-v0", f"environment.kwargs={{mask: {mask}}}")
+    with pytest.raises(UserError, match="forbids every action in environment 0 of agent 0"):
+        Environments(settings.environment, 2, 2).reset(0)

@@ -5,7 +5,7 @@ Axes: P agents of a stack, E environments, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -60,6 +60,10 @@ class Algorithm(Protocol):
     @property
     def losses(self) -> Mapping[str, Callable[[Stack, Batch], Loss]]:
         """For each network the loss that its parameters minimise; an update takes them in this order."""
+
+    @property
+    def statistics(self) -> Sequence[str]:
+        """The names of what its losses say of themselves, `loss` first."""
 
     def first_architecture(self) -> Architecture:
         """A new agent's architecture."""

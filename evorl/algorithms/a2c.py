@@ -60,6 +60,8 @@ class A2CSettings(AlgorithmSettings):
 class A2C:
     """How a stack of actor-critic agents acts and what it minimises: one update with each fresh rollout."""
 
+    statistics: tuple[str, ...] = ("loss", "policy_loss", "value_loss", "entropy")
+
     def __init__(self, config: Config[Any], interface: Interface) -> None:
         self.config = config
         self.settings = config.algorithm
@@ -80,7 +82,7 @@ class A2C:
         architecture = self.first_architecture()
         network.cost(architecture)
         self._sequence = self.settings.sequence_length if architecture.recurrent else 1
-        batch_size = getattr(self.settings, "batch_size", None)
+        batch_size = self.first_hyperparameters().get("batch_size")
         wrong = check_rollout(self.settings.rollout_steps, config.environment.num_envs, self._sequence, batch_size)
         if wrong:
             raise UserError(wrong)

@@ -76,6 +76,8 @@ class DQNSettings(AlgorithmSettings):
 class DQN:
     """How a stack of DQN agents acts and what it minimises."""
 
+    statistics = ("loss",)
+
     def __init__(self, config: Config[DQNSettings], interface: Interface) -> None:
         self.config = config
         self.settings = config.algorithm

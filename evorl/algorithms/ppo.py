@@ -50,6 +50,8 @@ class PPOSettings(A2CSettings):
 class PPO(A2C):
     """A2C with the clipped surrogate instead of the policy gradient."""
 
+    statistics = (*A2C.statistics, "kl")
+
     def loss(self, stack: Stack, batch: Batch) -> Loss:
         """The loss, and how far the policy has come from the one that acted."""
         loss, limit = super().loss(stack, batch), stack.hyperparameters.get("target_kl")

@@ -53,7 +53,7 @@ class Minibatches:
         return order.flatten()[self._position]
 
 
-def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: int | None) -> str | None:
+def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None) -> str | None:
     """What does not divide into what, naming the key, or None."""
     if steps % sequence:
         return (
@@ -65,7 +65,7 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: int | No
         fitting = [size for size in _divisors(whole) if size % sequence == 0]
         return (
             f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments, in sequences of {sequence}, "
-            f"does not divide into minibatches of {batch_size}; take one of {fitting}"
+            f"does not divide into minibatches of {batch_size:g}; take one of {fitting}"
         )
     return None
 
