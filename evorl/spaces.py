@@ -59,6 +59,11 @@ class Part:
 Parts = Mapping[str, Part]
 
 
+def as_numbers(x: torch.Tensor) -> torch.Tensor:
+    """A vector as networks read it: bytes from 0 to 1, all else as it is."""
+    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+
+
 @dataclass(frozen=True)
 class Interface:
     """What an algorithm must fit: the parts that agents see, the action space, and whether actions can be forbidden."""

@@ -130,6 +130,23 @@ class Endless(gym.Env):
         return np.ones(1, np.float32), 1.0, ended and not self.truncates, ended and self.truncates, {}
 
 
+class SometimesMasked(gym.Env):
+    """Cut after one step; every second environment gives a mask then, the others never do."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.gives = seed is None or seed % 2 == 0
+        return np.zeros(1, np.float32), {"action_mask": np.array([1, 0, 1], np.int8)} if self.gives else {}
+
+    def step(self, action):
+        info = {"action_mask": np.array([0, 0, 1], np.int8)} if self.gives else {}
+        return np.ones(1, np.float32), 1.0, False, True, info
+
+
+gym.register("SometimesMasked-v0", entry_point=SometimesMasked, disable_env_checker=True)
 gym.register("Shown-v0", entry_point=Shown)
 gym.register("Done-v0", entry_point=Done)
 gym.register("Masked-v0", entry_point=Masked, disable_env_checker=True)

@@ -102,6 +102,15 @@ def test_an_action_outside_the_space_is_refused_by_name(action):
         environments.step(actions)
 
 
+def test_an_environment_that_gives_no_mask_allows_everything_also_at_the_end_of_an_episode():
+    environments = Environments(Environment(id="evorl_kinds:SometimesMasked-v0"), 1, 2)
+    environments.reset(0)
+    assert environments.observation["action_mask"].tolist() == [[[True, False, True], [True, True, True]]]
+    transition = environments.step(torch.zeros(1, 2, dtype=torch.int64))
+    assert transition.truncated.all()
+    assert transition.next_observation["action_mask"].tolist() == [[[False, False, True], [True, True, True]]]
+
+
 def test_carry_over_keeps_episodes_running():
     for carries in (False, True):
         environments = Environments(Environment(id="evorl_probes:Counter-v0", carry_over=carries), 1, 1)

@@ -181,6 +181,15 @@ def test_what_was_seen_is_absorbed_once_learning_from_it_is_over():
     np.testing.assert_allclose(moments.mean, [[(T - 1) / 2, p, (E - 1) / 2] for p in range(P)])
 
 
+def test_bytes_are_absorbed_as_networks_read_them():
+    made, group = steps(), Group([member(0), member(1)])
+    for transition, _ in made:
+        shown = transition.observation["observation"].to(torch.uint8)
+        transition.observation = {**transition.observation, "observation": shown}
+    list(played(experience(normalized=("observation",)), group, made))
+    np.testing.assert_allclose(group.absorbed[0][1].mean[:, 0], (T - 1) / 2 / 255, rtol=1e-6)
+
+
 def test_sequences_are_whole_and_come_with_what_was_remembered_before_them():
     made, length = steps(), 4
     for t, (_, decision) in enumerate(made):

@@ -168,8 +168,9 @@ class Environments:
             for name, array in self._stored(info["final_obs"][copy]).items():
                 last[name][agent, place] = torch.as_tensor(array)
             if self._masked:
-                mask = info["final_info"].get(MASK)
-                last[MASK][agent, place] = True if mask is None else torch.as_tensor(np.asarray(mask[copy], dtype=bool))
+                final = info["final_info"]
+                given = MASK in final and final[f"_{MASK}"][copy]
+                last[MASK][agent, place] = torch.as_tensor(np.asarray(final[MASK][copy], bool)) if given else True
         return last
 
     def _seen(self, observation: Any, info: dict[str, Any]) -> Tensors:

@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.plugins import import_from_here
-from evorl.spaces import Part, Parts
+from evorl.spaces import Part, Parts, as_numbers
 from evorl.types import Architecture, Head, Observation, Recall, Tensors, UserError
 
 Inputs = int | tuple[int, ...]
@@ -78,7 +78,7 @@ class ModuleNetwork:
         if self._device != seen.device:
             self._device = seen.device
             self.module.to(seen.device)
-        seen = seen.float() / 255 if seen.dtype == torch.uint8 and self.part.kind == "image" else seen.float()
+        seen = as_numbers(seen)
         own = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
         outputs: Tensor = self._forward(own, seen)
         return outputs

@@ -16,7 +16,7 @@ from evorl.networks.layers import activate, layer_norm, linear, repeated
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import Fill, ParameterSpec, Specs, initialise
 from evorl.networks.recurrent import CELLS, unroll
-from evorl.spaces import Part, Parts
+from evorl.spaces import Part, Parts, as_numbers
 from evorl.types import Architecture, Head, Observation, Recall, Tensors
 
 Axes = tuple[str | int, ...]
@@ -176,7 +176,7 @@ class StandardNetwork:
             return self.images[name].forward(layout, p, x)
         if part.kind == "categories":
             return _one_hot(part, x)
-        x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
+        x = as_numbers(x)
         x = x if len(part.shape) == 1 else x.reshape(*x.shape[:2], part.width)
         if name not in self.normalized:
             return x

@@ -20,7 +20,7 @@ from evorl.replay import Actors, Gather
 from evorl.replay.columns import Column, FrameColumn, PlainColumn
 from evorl.replay.minibatches import Minibatches
 from evorl.returns import discounted_sums, gae
-from evorl.spaces import Parts
+from evorl.spaces import Parts, as_numbers
 from evorl.timing import Stopwatch
 from evorl.types import Agent, Batch, Decision, Recall, Tensors, Transition
 
@@ -202,7 +202,7 @@ class RolloutExperience:
         """
         valid = self._columns["valid"].whole()
         for part in self._settings.normalized:
-            seen = self._columns[f"observation.{part}"].whole().float()
+            seen = as_numbers(self._columns[f"observation.{part}"].whole())
             self._population.absorb(part, self._moments(seen.flatten(3), valid))
 
     def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
