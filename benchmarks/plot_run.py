@@ -1,6 +1,6 @@
 """Draw a run: fitness of every agent over environment steps, who came from whom, and one hyperparameter.
 
-python benchmarks/plot_run.py runs/NAME docs/run.png
+python benchmarks/plot_run.py runs/NAME docs/run.png [--returns training] [--solved 200]
 """
 
 import argparse
@@ -18,13 +18,20 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def draw(run: Path, picture: Path, hyperparameter: str) -> None:
+def draw(run: Path, picture: Path, hyperparameter: str, returns: str, solved: float) -> None:
     metrics, lineage = read(run / "metrics.jsonl"), read(run / "lineage.jsonl")
     steps = {row["generation"]: row["agent_steps"] for row in metrics}
     born = {(row["generation"], row["id"]): row for row in lineage}
 
-    def fitness(row: dict[str, Any]) -> float:
-        return float(row["fitness"])
+    trained = {
+        (row["generation"], agent): value
+        for row in metrics
+        for agent, value in zip(row["agents"], row["train_return"], strict=True)
+    }
+
+    def reached(row: dict[str, Any]) -> float:
+        value = row["fitness"] if returns == "evaluation" else trained[row["generation"], row["id"]]
+        return float("nan") if value is None else float(value)
 
     def setting(row: dict[str, Any]) -> float:
         return float(row["hyperparameters"][hyperparameter])
@@ -34,17 +41,19 @@ def draw(run: Path, picture: Path, hyperparameter: str) -> None:
     for (generation, agent), row in born.items():
         before = born.get((generation - 1, agent)) or born.get((generation - 1, row["parent"]))
         colour = colours.get(row["mutation"].split(" ")[0], "C2")
-        for axis, value in ((above, fitness), (below, setting)):
+        for axis, value in ((above, reached), (below, setting)):
             if before is not None:
                 places = [steps[generation - 1], steps[generation]]
                 axis.plot(places, [value(before), value(row)], color=colour, linewidth=1, zorder=1)
             axis.scatter(steps[generation], value(row), color=colour, s=14, zorder=2)
-    above.plot(steps.values(), [row["elite_fitness"] for row in metrics], color="k", linewidth=1.5, label="best so far")
+    if returns == "evaluation":
+        best = [row["elite_fitness"] for row in metrics]
+        above.plot(steps.values(), best, color="k", linewidth=1.5, label="best so far")
+        above.axhline(solved, color="0.8", linestyle="--", zorder=0)
     for name, colour in {**colours, "hyperparameters": "C2"}.items():
         if name != "founder":
             above.plot([], [], color=colour, label=name if name != "none" else "no mutation")
-    above.axhline(200, color="0.8", linestyle="--", zorder=0)
-    above.set_ylabel("mean return of fresh episodes")
+    above.set_ylabel(f"mean return in {returns}")
     above.legend(fontsize=8, loc="lower right")
     below.set_ylabel(hyperparameter)
     below.set_yscale("log")
@@ -58,8 +67,10 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--hyperparameter", default="learning_rate")
+    parser.add_argument("--returns", choices=("evaluation", "training"), default="evaluation")
+    parser.add_argument("--solved", type=float, default=200.0, help="where to draw a line")
     parsed = parser.parse_args()
-    draw(parsed.run, parsed.picture, parsed.hyperparameter)
+    draw(parsed.run, parsed.picture, parsed.hyperparameter, parsed.returns, parsed.solved)
 
 
 if __name__ == "__main__":
