@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium as gym
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.types import Head, Tensors
@@ -103,14 +102,18 @@ class Gaussian:
     exact.
     """
 
-    def __init__(self, low: NDArray[Any], high: NDArray[Any]) -> None:
-        self.shape = low.shape
-        low, high = low.astype(np.float32).ravel(), high.astype(np.float32).ravel()
-        both = np.isfinite(low) & np.isfinite(high)
+    def __init__(self, space: gym.spaces.Box) -> None:
+        self.shape = space.shape
+        below, above = space.bounded_below.ravel(), space.bounded_above.ravel()
+        low = np.where(below, space.low.ravel().astype(np.float64), -np.inf)
+        high = np.where(above, space.high.ravel().astype(np.float64), np.inf)
+        both = below & above
         with np.errstate(invalid="ignore"):
-            self._centre = torch.from_numpy(np.where(both, (low + high) / 2, 0.0).astype(np.float32))
-            self._scale = torch.from_numpy(np.where(both, (high - low) / 2, 1.0).astype(np.float32))
-        self._low, self._high = torch.from_numpy(low), torch.from_numpy(high)
+            # Halved before they are added: the sum of large bounds overflows.
+            centre, scale = np.where(both, low / 2 + high / 2, 0.0), np.where(both, high / 2 - low / 2, 1.0)
+        self._centre, self._scale, self._low, self._high = (
+            torch.from_numpy(values.astype(np.float32)) for values in (centre, scale, low, high)
+        )
         size = low.size
         self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, constant=True))
 
@@ -138,6 +141,6 @@ class Gaussian:
 DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {
     gym.spaces.Discrete: lambda space: Categorical((int(space.n),)),
     gym.spaces.MultiDiscrete: lambda space: Categorical(tuple(map(int, space.nvec.flatten())), space.shape),
-    gym.spaces.Box: lambda space: Gaussian(space.low, space.high),
+    gym.spaces.Box: Gaussian,
 }
 """The distribution for each kind of action space."""

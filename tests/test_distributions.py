@@ -110,6 +110,13 @@ def test_dimensions_without_two_bounds_are_not_scaled():
     assert distribution.to_environment(raw).tolist() == [[[-30.0, 0.0, 3.0], [30.0, 3.0, 4.0]]]
 
 
+def test_bounds_may_be_as_large_as_numbers_go():
+    most = np.finfo(np.float32).max
+    assert of(gym.spaces.Box(-most, most, (1,))).to_environment(torch.zeros(1, 1, 1)).tolist() == [[[0.0]]]
+    unbounded = gym.spaces.Box(-np.inf, np.inf, (1,), dtype=np.int64)
+    assert of(unbounded).to_environment(torch.full((1, 1, 1), 3.0)).tolist() == [[[3.0]]]
+
+
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_continuous_actions_keep_the_shape_of_the_space(shape):
     distribution = of(gym.spaces.Box(-1, 1, shape))

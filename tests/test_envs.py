@@ -111,6 +111,21 @@ def test_an_environment_that_gives_no_mask_allows_everything_also_at_the_end_of_
     assert transition.next_observation["action_mask"].tolist() == [[[False, False, True], [True, True, True]]]
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "actions", "taken"),
+    [
+        ({"low": 0, "high": 3, "kind": "int64"}, [0.4, 1.6, 2.6, 3.0], [0, 2, 3, 3]),
+        ({"low": -0.3, "high": 0.3, "kind": "float64"}, [-0.3, 0.0, 0.1, 0.3], [-0.3, 0.0, 0.1, 0.3]),
+    ],
+)
+def test_actions_fit_the_box_that_takes_them(kwargs, actions, taken):
+    environments = Environments(Environment(id="evorl_kinds:Told-v0", kwargs=kwargs), 2, 2)
+    environments.reset(0)
+    told = environments.step(torch.tensor(actions).view(2, 2, 1)).next_observation["observation"]
+    torch.testing.assert_close(told[..., 0].flatten(), torch.tensor(taken, dtype=torch.float32))
+    assert told[..., 1].all(), "the space contains what was taken"
+
+
 def test_carry_over_keeps_episodes_running():
     for carries in (False, True):
         environments = Environments(Environment(id="evorl_probes:Counter-v0", carry_over=carries), 1, 1)

@@ -205,7 +205,9 @@ class Environments:
         values = values.reshape(self.agents * self.num_envs, *values.shape[2:])
         space = self._actions_of
         if isinstance(space, gym.spaces.Box):
-            return np.asarray(values, dtype=space.dtype)
+            # Single precision may lie a hair beyond bounds in double precision.
+            whole = np.rint(values) if np.issubdtype(space.dtype, np.integer) else values
+            return np.asarray(np.clip(whole.astype(space.dtype), space.low, space.high))
         # An Atari environment that is given an action outside its space hangs for ever.
         sizes = np.array(choices(space)).reshape(values.shape[1:])
         outside = ((values < 0) | (values >= sizes)).reshape(len(values), -1).any(1)

@@ -65,7 +65,7 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
         fitting = [size for size in _divisors(whole) if size % sequence == 0]
         return (
             f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments, in sequences of {sequence}, "
-            f"does not divide into minibatches of {batch_size:g}; take one of {fitting}"
+            f"does not divide into minibatches of {batch_size:.0f}; take one of {fitting}"
         )
     return None
 

@@ -132,16 +132,11 @@ class RolloutExperience:
             self._appraise()
             index = self._minibatches.draw(self._generator)
         going = torch.ones_like(self._minibatches.due[0])
-        rows = index.shape[1] * index.shape[2] * self._settings.sequence
-        at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
-        for first in range(0, len(index), at_once):
-            with self._stopwatch("sampling"):
-                batches = self._gathered(index, slice(first, first + at_once))
-            for batch in batches:
-                planned = batch.due
-                batch.due = planned * going
-                yield batch
-                going = torch.where(planned > 0, batch.due, going)
+        for batch in self._batches(index):
+            planned = batch.due
+            batch.due = planned * going
+            yield batch
+            going = torch.where(planned > 0, batch.due, going)
             # All ranks stop here or none does: what stops an agent is averaged over them.
             if not going.any():
                 break
@@ -204,6 +199,15 @@ class RolloutExperience:
         for part in self._settings.normalized:
             seen = as_numbers(self._columns[f"observation.{part}"].whole())
             self._population.absorb(part, self._moments(seen.flatten(3), valid))
+
+    def _batches(self, index: Tensor) -> Iterator[Batch]:
+        """The batches of all updates, given their sequences [U, P, B], gathered several at once."""
+        rows = index.shape[1] * index.shape[2] * self._settings.sequence
+        at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
+        for first in range(0, len(index), at_once):
+            with self._stopwatch("sampling"):
+                batches = self._gathered(index, slice(first, first + at_once))
+            yield from batches
 
     def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
         """The batches of some updates, given all updates' sequences [U, P, B]."""
