@@ -1,123 +1,74 @@
-"""Files that are whole or not there. Nothing here pickles or unpickles."""
+"""The checkpoints of a run: directories that appear by a rename, whole, and are believed only if they still are."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from evorl.files import (
+    entry,
+    entry_of,
+    json_bytes,
+    read_bounded,
+    refuse_links,
+    sync_directory,
+    write_through,
+)
+from evorl.types import UserError
 
-from evorl.types import ROLES, Agent, Roles, Tensors, UserError
-
-CHECKPOINT = re.compile(r"generation-(\d{6,})")
-
-
-def write_atomically(path: Path, payload: bytes) -> None:
-    """Write so that the file is seen whole or not at all, also after a crash."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a small JSON file that a person can read."""
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames inside a directory last."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def digest(payload: bytes) -> str:
-    return hashlib.sha256(payload).hexdigest()
-
-
-def encode_agents(agents: Sequence[Agent]) -> bytes:
-    """Agents as safetensors, with their descriptions in its header; `decode_agents` reads it back."""
-    tensors = {
-        f"{index}/{module}/{role}/{name}": value.contiguous()
-        for index, agent in enumerate(agents)
-        for module, roles in agent.tensors.items()
-        for role, named in roles.items()
-        for name, value in named.items()
-    }
-    descriptions = json.dumps([agent.describe() for agent in agents])
-    return save(tensors, metadata={"agents": descriptions})
-
-
-def decode_agents(payload: bytes, where: str) -> list[Agent]:
-    """The agents in `payload`; errors say `where` it came from. Raises UserError."""
-    try:
-        header_size = int.from_bytes(payload[:8], "little")
-        descriptions = json.loads(json.loads(payload[8 : 8 + header_size])["__metadata__"]["agents"])
-        tensors: list[dict[str, Roles]] = [{} for _ in descriptions]
-        for key, value in load(payload).items():
-            index, module, role, name = key.split("/", 3)
-            tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
-        for roles in (roles for agent in tensors for roles in agent.values()):
-            for role in ROLES:
-                roles.setdefault(role, {})
-        return [Agent.from_description(*pair) for pair in zip(descriptions, tensors, strict=True)]
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{where}: not a file of agents: {error}") from error
-
-
-def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
-    """Tensors as safetensors, with numbers in its header; `decode_tensors` reads it back."""
-    return save(
-        {name: value.contiguous() for name, value in tensors.items()}, metadata={"numbers": json.dumps(dict(numbers))}
-    )
-
-
-def decode_tensors(payload: bytes) -> tuple[Tensors, dict[str, int]]:
-    header_size = int.from_bytes(payload[:8], "little")
-    numbers = json.loads(json.loads(payload[8 : 8 + header_size])["__metadata__"]["numbers"])
-    return load(payload), numbers
+CHECKPOINT = re.compile(r"generation-(\d{6,12})")
+FILE = re.compile(r"(agents|elite|replay-rank-\d{3,6})\.safetensors|state\.json")
+MANIFEST = "manifest.json"
+Files = Mapping[str, Mapping[str, Any]]
+"""What a manifest says of each file, by its name."""
 
 
 class Checkpoints:
-    """The checkpoints of a run: `generation-000012/` directories that appear by a rename, whole.
-
-    `manifest.json` lists every file's size and SHA-256.
-    """
+    """`generation-000012/` directories. In each, `manifest.json` lists every file's size and SHA-256."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
         self._keep = keep
 
-    def partial(self, generation: int) -> Path:
-        """Where the files of a checkpoint are gathered before it is one."""
-        path = self.directory / f".partial-{generation:06d}"
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+    def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
+        """Put a file where the checkpoint is being gathered; gives its entry in the manifest. Raises OSError."""
+        partial = self._partial(generation)
+        partial.mkdir(parents=True, exist_ok=True)
+        write_through(partial / name, payload)
+        return entry(payload)
 
-    def complete(self, generation: int, files: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Make a checkpoint of the gathered files, whose sizes and digests are `files`; drop the oldest ones."""
-        partial, final = self.partial(generation), self.path(generation)
-        write_json(partial / "manifest.json", {"generation": generation, "files": files})
+    def complete(self, generation: int, files: Files, best: int | None = None) -> None:
+        """Make a checkpoint of the gathered files; of the older ones the newest stay, and that of `best`.
+
+        Raises OSError; the checkpoints there were are then still there.
+        """
+        partial, final = self._partial(generation), self.path(generation)
+        write_through(partial / MANIFEST, json_bytes({"generation": generation, "files": files}))
+        sync_directory(partial)
         if final.exists():
-            shutil.rmtree(final)
+            self.set_aside(generation)
         partial.rename(final)
         sync_directory(self.directory)
         for old in self.generations()[: -self._keep]:
-            shutil.rmtree(self.path(old), ignore_errors=True)
-        return final
+            if old != best:
+                shutil.rmtree(self.path(old), ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove what checkpoints that were never completed have left behind."""
+        for path in self.directory.glob(".partial-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def set_aside(self, generation: int) -> None:
+        """Take a checkpoint that cannot be used, and the newer ones, out of the way, without losing them."""
+        for number in self.generations():
+            if number >= generation:
+                aside = self.directory / f"damaged-{self.path(number).name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                self.path(number).rename(aside)
 
     def path(self, generation: int) -> Path:
         return self.directory / f"generation-{generation:06d}"
@@ -129,27 +80,54 @@ class Checkpoints:
         matches = (CHECKPOINT.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
+    def files(self, generation: int) -> Files:
+        """What the manifest lists. Raises UserError where it is not the one that was written."""
+        path = self.path(generation) / MANIFEST
+        refuse_links(self.directory, self.path(generation), path)
+        try:
+            payload = read_bounded(path)
+            manifest = json.loads(payload)
+            files: Files = {str(name): dict(listed) for name, listed in manifest["files"].items()}
+            whole = manifest["generation"] == generation and payload == json_bytes(manifest)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{path}: damaged; it is not what was written") from error
+        if not whole:
+            raise UserError(f"{path}: damaged, or of another generation")
+        for name in files:
+            if not FILE.fullmatch(name):
+                raise UserError(f"{path}: lists {name!r}, which no checkpoint has")
+        return files
+
+    def verify(self, generation: int) -> Files:
+        """What the manifest lists, once every file agrees with it. Raises UserError naming one that does not."""
+        files = self.files(generation)
+        for name, listed in files.items():
+            path = self.path(generation) / name
+            refuse_links(path)
+            try:
+                # The size first, so that a file that has grown without bounds is not read to its end.
+                whole = path.stat().st_size == listed.get("size") and entry_of(path) == listed
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+            if not whole:
+                raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
+        return files
+
     def read(self, generation: int, name: str) -> bytes:
         """One file, checked against the manifest. Raises UserError where they do not agree."""
         path = self.path(generation) / name
+        listed = self.files(generation).get(name)
+        if listed is None:
+            raise UserError(f"{path}: {MANIFEST} does not list it")
         try:
-            manifest = json.loads((self.path(generation) / "manifest.json").read_bytes())
-            listed = manifest["files"][name]
-            payload = path.read_bytes()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: cannot be read, or manifest.json does not list it: {error}") from error
-        if manifest["generation"] != generation or listed != entry(payload):
-            raise UserError(f"{path}: damaged; size or SHA-256 differ from manifest.json")
+            payload = read_bounded(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        if entry(payload) != listed:
+            raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
         return payload
 
-    def files(self, generation: int) -> list[str]:
-        """The names of a checkpoint's files."""
-        try:
-            return list(json.loads((self.path(generation) / "manifest.json").read_bytes())["files"])
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{self.path(generation)}: has no readable manifest.json: {error}") from error
-
-
-def entry(payload: bytes) -> dict[str, Any]:
-    """What a manifest says about a file."""
-    return {"size": len(payload), "sha256": digest(payload)}
+    def _partial(self, generation: int) -> Path:
+        return self.directory / f".partial-{generation:06d}"

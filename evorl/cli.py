@@ -15,7 +15,7 @@ from evorl.config import validate
 from evorl.envs import Environments
 from evorl.evaluation import MOST_COPIES, evaluate, whole_games
 from evorl.launch import check, run_program
-from evorl.population import Population
+from evorl.population import Population, check_agents
 from evorl.randomness import derive_seed, torch_generator
 from evorl.run import load_elite
 
@@ -26,6 +26,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int
     config = check(validate(data, SETTINGS))
     environments = Environments(whole_games(config.environment), 1, min(episodes, MOST_COPIES))
     algorithm = make_algorithm(config, environments.interface)
+    check_agents([agent], algorithm, str(run / "elite"))
     generator = torch_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
     population = Population([agent], algorithm, generator=generator)
     # A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed.

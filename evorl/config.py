@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from evorl.explain import explain, nearest
+from evorl.documents import override as override
+from evorl.documents import read_yaml as read_yaml
+from evorl.explain import explain, nearest, shown
 from evorl.types import UserError
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Size = Annotated[int, Field(ge=1, le=2**20)]
+"""A number of things that are all held in memory."""
+Width = Annotated[int, Field(ge=1, le=2**16)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Weight = Annotated[float, Field(ge=0, le=1e9)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+
+
+def _plain(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{shown(text)} has letters that cannot be printed")
+    return text
+
+
+Plain = Annotated[str, AfterValidator(_plain)]
+
+MOST_WEIGHTS = 2**28
+"""Between the first layers of a network; with its target and Adam's moments that is 4 GiB for each agent."""
+MOST_COPIES = 2**16
 
 
 class Section(BaseModel):
@@ -35,6 +64,11 @@ class AlgorithmSettings(Section):
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     """The settings that differ between agents and that evolution may turn."""
 
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """Settings of other sections that what was learned rests on, so that a resumed run may not change them."""
+        return ()
+
 
 class Run(Section):
     name: str | None = None
@@ -42,13 +76,29 @@ class Run(Section):
     directory: Path = Path("runs")
     resume: Literal["never", "auto"] = "never"
     """`auto` goes on from the newest checkpoint that is whole, where there is one."""
-    timeout: Positive = 300.0
+    timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
+    lock_timeout: Annotated[float, Field(ge=0, le=1e6)] = 10.0
+    """Seconds to wait for another process that still uses the run's directory."""
+
+    @field_validator("name", "directory")
+    @classmethod
+    def _is_a_path(cls, value: str | Path | None) -> str | Path | None:
+        if not str(value).isprintable() or any(len(os.fsencode(part)) > 255 for part in Path(str(value)).parts):
+            raise ValueError("it must be a path of printable characters, at most 255 bytes between slashes")
+        return value
+
+    @field_validator("name")
+    @classmethod
+    def _stays_below(cls, value: str | None) -> str | None:
+        if value is not None and (not Path(value).parts or ".." in Path(value).parts or Path(value).is_absolute()):
+            raise ValueError(f"{shown(value)} would not lie below run.directory; take a plain name")
+        return value
 
 
 class Environment(Section):
-    id: str = "LunarLander-v3"
-    num_envs: Count = 8
+    id: Plain = "LunarLander-v3"
+    num_envs: Size = 8
     """Copies for each agent on each process."""
     kwargs: dict[str, Any] = {}
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
@@ -71,10 +121,10 @@ class ConvolutionalLayer(Section):
 
 class Network(Section):
     name: str = "standard"
-    hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(min_length=1)] = (64, 64)
+    hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
     activation: str = "relu"
     layer_norm: bool = False
-    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1)] = (
+    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
         ConvolutionalLayer(channels=32, kernel=8, stride=4),
         ConvolutionalLayer(channels=64, kernel=4, stride=2),
         ConvolutionalLayer(channels=64, kernel=3, stride=1),
@@ -82,8 +132,8 @@ class Network(Section):
     """What reads images, where the environment shows any (Mnih et al. 2015)."""
     recurrent: str | None = None
     """A memory after the hidden layers: `lstm` or `gru`."""
-    recurrent_size: Annotated[int, Field(ge=1, le=65536)] = 64
-    factory: str | None = None
+    recurrent_size: Width = 64
+    factory: Plain | None = None
     """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
     the width of a vector or the shape of an image."""
 
@@ -93,23 +143,35 @@ class Network(Section):
             raise ValueError("`factory` and `name: module` go together")
         return self
 
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> Self:
+        layers = pairwise(self.convolutions)
+        weights = {
+            "hidden_sizes": sum(before * after for before, after in pairwise(self.hidden_sizes)),
+            "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),
+        }
+        for name, count in weights.items():
+            if count > MOST_WEIGHTS:
+                raise ValueError(f"{name} have {count} weights between them; they may have at most {MOST_WEIGHTS}")
+        return self
+
 
 class Replay(Section):
-    capacity: Count = 100_000
+    capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
     """Transitions kept, over all ranks and agents."""
-    learning_starts: Annotated[int, Field(ge=0)] = 1_000
+    learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
     """Transitions held, over all ranks and agents, before learning starts."""
 
 
 class PopulationSettings(Section):
-    size: Count = 4
+    size: Size = 4
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
 
 
 class Selection(Section):
     name: str = "tournament"
-    size: Count = 2
+    size: Size = 2
     """Agents that meet in one tournament."""
     elitism: bool = True
     """For `tournament`: the best agent goes on unchanged. Under `truncation` it always does."""
@@ -147,11 +209,11 @@ class Mutation(BaseModel):
 class HyperparameterRange(Section):
     """How evolution may turn one hyperparameter. The range bounds what a mutation may choose, not the first value."""
 
-    min: Annotated[float, Field(allow_inf_nan=False)]
-    max: Annotated[float, Field(allow_inf_nan=False)]
+    min: Finite
+    max: Finite
     scale: Literal["log", "linear"] = "log"
     """`log` multiplies by `grow` or `shrink`; `linear` moves by (factor - 1) of the range."""
-    grow: Annotated[float, Field(gt=1)] = 1.2
+    grow: Annotated[float, Field(gt=1, le=1e9)] = 1.2
     shrink: Annotated[float, Field(gt=0, lt=1)] = 0.8
 
     @model_validator(mode="after")
@@ -166,19 +228,19 @@ class HyperparameterRange(Section):
 class ArchitectureLimits(Section):
     """How far architecture mutations may go."""
 
-    min_layers: Count = 1
-    max_layers: Count = 3
-    min_units: Count = 16
-    max_units: Count = 256
-    unit_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (16, 32)
+    min_layers: Width = 1
+    max_layers: Width = 3
+    min_units: Width = 16
+    max_units: Width = 256
+    unit_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (16, 32)
     """How many units a mutation adds to a layer or a memory, or removes."""
-    min_channels: Count = 8
-    max_channels: Count = 128
-    channel_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (8, 16)
+    min_channels: Width = 8
+    max_channels: Width = 128
+    channel_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (8, 16)
     """How many channels a mutation adds to a convolution or removes."""
-    max_convolutions: Count = 6
+    max_convolutions: Width = 6
     """The most convolutional layers that mutations may come to."""
-    max_kernel: Count = 9
+    max_kernel: Width = 9
     """Mutations let kernels grow to this and shrink to 1."""
     activations: Annotated[tuple[str, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
 
@@ -201,18 +263,18 @@ class Evolution(Section):
 
 
 class Evaluation(Section):
-    episodes: Count = 10
+    episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks."""
     max_steps: Count | None = None
     """Cut evaluation episodes after so many steps; without it the environment decides."""
-    confirmation_episodes: Annotated[int, Field(ge=0)] = 0
+    confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 0
     """Fresh episodes on which the best agent must reach the target again, since the best of noisy means is too high."""
 
 
 class Training(Section):
     max_steps: Count = 1_000_000
     """Environment steps of each agent, over all ranks, after which no further generation begins."""
-    target_fitness: float | None = None
+    target_fitness: Finite | None = None
 
 
 class Tracking(Section):
@@ -222,11 +284,15 @@ class Tracking(Section):
     mode: Literal["auto", "online", "offline"] = "auto"
     """W&B: `auto` is online where there is a key, else offline."""
     tags: tuple[str, ...] = ()
+    timeout: Seconds = 60.0
+    """Seconds that a tracker may take to connect, and at the end to upload what is left."""
 
 
 class Checkpoint(Section):
-    keep: Count = 2
-    """How many of the newest checkpoints stay."""
+    keep: Size = 2
+    """How many of the newest checkpoints stay; that of the generation with the best agent stays too."""
+    max_replay_mb: Weight = 1024.0
+    """Replays that take more than so many MB, over all ranks, are not kept, and a resumed run is then not bit-exact."""
 
 
 Settings = TypeVar("Settings", bound=AlgorithmSettings)
@@ -255,6 +321,11 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}"
+            )
+        if size * self.environment.num_envs > MOST_COPIES:
+            raise ValueError(
+                f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
+                f"{MOST_COPIES} environments"
             )
         if self.replay.learning_starts > self.replay.capacity:
             raise ValueError(
@@ -292,64 +363,6 @@ class Config(Section, Generic[Settings]):
 AnyConfig = Config[Any]
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-3 as a number and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises UserError where there is none."""
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot read the configuration: {reason}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: the configuration must be a mapping of sections, not a {type(data).__name__}")
-    return data
-
-
-def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """`data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        keys = path.split(".")
-        if not equals or not all(keys):
-            raise UserError(f"{assignment!r}: an override has the form key.path=value")
-        try:
-            value = yaml.load(text, Loader=_Loader)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: {text!r} is not valid YAML") from error
-        data = _with_value(data, keys, value, path)
-    return data
-
-
-def _with_value(data: Any, keys: list[str], value: Any, path: str) -> dict[str, Any]:
-    if data is not None and not isinstance(data, dict):
-        raise UserError(f"{path}: there is no such key; the path goes through a value, not a section")
-    head, *rest = keys
-    changed: dict[str, Any] = dict(data or {})
-    changed[head] = _with_value(changed.get(head), rest, value, path) if rest else value
-    return changed
-
-
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
     """The configuration that `data` describes; `algorithms` gives each algorithm's settings by its name.
 
@@ -358,7 +371,7 @@ def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSet
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
     if not isinstance(name, str) or name not in algorithms:
-        raise UserError(f"algorithm.name: there is no algorithm {name!r}" + nearest(str(name), algorithms))
+        raise UserError(f"algorithm.name: there is no algorithm {shown(name)}" + nearest(str(name), algorithms))
     model = Config[algorithms[name]]  # type: ignore[valid-type]
     try:
         return model.model_validate({"algorithm": {"name": name}, **data})
@@ -369,4 +382,4 @@ def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSet
 def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:
     """Raise UserError unless `name`, the value of `key`, is in the registry."""
     if name not in registry:
-        raise UserError(f"{key}: there is no {name!r}" + nearest(name, registry))
+        raise UserError(f"{key}: there is no {shown(name)}" + nearest(name, registry))

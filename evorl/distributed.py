@@ -18,7 +18,9 @@ import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from evorl.liveness import SILENT, SignsOfLife
 from evorl.types import UserError
 
 MOST_GATHERED = 2**18
@@ -37,13 +39,17 @@ class Ranks:
     """
 
     def __init__(self, timeout: float = 300.0) -> None:
+        """Raises RankLost where the others do not come, UserError where they cannot be found."""
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         local = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
         # One GPU cannot serve two ranks of one NCCL group; without enough of them all ranks use the CPU.
         use_cpu = torch.cuda.device_count() < local
+        self._timeout = timeout
+        self._signs: SignsOfLife | None = None
+        if launched > 1 and "MASTER_ADDR" in os.environ:
+            self._signs = _meet(int(os.environ["RANK"]), launched, timeout, "gloo" if use_cpu else "nccl")
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=use_cpu, kwargs_handlers=[handler])
-        self._timeout = timeout
         self.on_host = local
         self.leads_host = os.environ.get("LOCAL_RANK", "0") == "0"
         self.rank: int = self._accelerator.process_index
@@ -127,6 +133,12 @@ class Ranks:
         if different:
             raise RuntimeError(f"rank {', '.join(map(str, different))} holds other {what} than rank 0")
 
+    def all_well(self, problem: str, what: str) -> None:
+        """Raise UserError on all ranks where one has a problem; the first that has one prints it."""
+        for rank, payload in enumerate(self.gather_bytes(problem.encode(), what)):
+            if payload:
+                raise UserError(payload.decode(), told=rank != self.rank)
+
     def barrier(self, what: str) -> None:
         """Wait until every rank has come here."""
         self.gather(np.zeros(1), what)
@@ -139,13 +151,42 @@ class Ranks:
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
+        signs = self._signs
+        if signs is not None:
+            signs.waits_for = what
         try:
             yield
         except RuntimeError as error:
+            missing = signs.missing() if signs is not None else "another rank"
             raise RankLost(
-                f"rank {self.rank} waited for {what}, but another rank died or did not come within "
-                f"{self._timeout:g} s ({' '.join(str(error).split())[:200]})"
+                f"rank {self.rank} waited for {what}, but {missing} (every wait ends after {self._timeout:g} s, "
+                f"run.timeout; {' '.join(str(error).split())[:120]})"
             ) from error
+        finally:
+            if signs is not None:
+                signs.waits_for = None
+
+
+def _meet(rank: int, size: int, timeout: float, backend: str) -> SignsOfLife:
+    """Join the process group in which all ranks of this attempt meet. Raises RankLost where they do not come."""
+    # The launcher keeps one store over all its restarts: without a prefix, keys of dead attempts mislead the living.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
+    try:
+        hosts_store = rank == 0 and not launcher_has_store
+        store = TCPStore(address, port, None, hosts_store, limit, wait_for_workers=False)
+        joined = PrefixStore(f"evorl/attempt-{attempt}", store)
+        dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
+        # With a connection and a short deadline of their own, signs are not held up by what else waits for the store.
+        short = timedelta(seconds=min(timeout, SILENT))
+        signs = TCPStore(address, port, None, False, short, wait_for_workers=False)
+        return SignsOfLife(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size)
+    except (RuntimeError, TimeoutError) as error:
+        raise RankLost(
+            f"rank {rank} waited for all {size} ranks to meet at {address}:{port}, and {timeout:g} s went by "
+            f"(run.timeout; {' '.join(str(error).split())[:120]})"
+        ) from error
 
 
 def have_met() -> bool:

@@ -17,9 +17,27 @@ def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
 
 
+def on_one_line(text: str, longest: int = 1_000) -> str:
+    """Text that others wrote as a part of an error message: nothing that moves the cursor, and not too long."""
+    plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return plain if len(plain) <= longest else plain[:longest] + "…"
+
+
+def shown(value: object) -> str:
+    """A value as an error message quotes it."""
+    try:
+        return on_one_line(repr(value), 80)
+    except (ValueError, RecursionError):
+        return f"this {type(value).__name__}"  # Python writes no number of more than 4300 digits.
+
+
 def explain(model: type[BaseModel], error: ValidationError) -> str:
     """The first thing that is wrong, in one line: its path, its value and what would be right."""
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    return on_one_line(_explanation(model, error))
+
+
+def _explanation(model: type[BaseModel], error: ValidationError) -> str:
+    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     location = tuple(str(part) for part in first["loc"])
     path = ".".join(location)
@@ -29,15 +47,15 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
         known = _section_at(model, location[:-1])
         return f"{path}: unknown key" + _nearest_path(location, known) + more
     if first["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
-        return f"{path}: {value!r} is out of range; it must be {_range_at(model, location)}{more}"
+        return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}{more}"
     if first["type"] == "missing":
         return f"{path}: this key is required{more}"
     if first["type"] in ("model_type", "dict_type"):
-        return f"{path}: {value!r} does not fit: this is a section, with keys of its own{more}"
+        return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own{more}"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if first["type"] == "value_error":
         return (f"{path}: {message}" if path else message) + more
-    return f"{path or 'configuration'}: {value!r} does not fit: {message}{more}"
+    return f"{path or 'configuration'}: {shown(value)} does not fit: {message}{more}"
 
 
 def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> str:
@@ -67,7 +85,7 @@ def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
     name = location[-1] if section and location[-1] in section.model_fields else location[-2]
     if section is None or name not in section.model_fields:
         return "a number of at least 0"
-    words = {Ge: "at least {0.ge:g}", Gt: "above {0.gt:g}", Le: "at most {0.le:g}", Lt: "below {0.lt:g}"}
+    words = {Ge: "at least {0.ge:.10g}", Gt: "above {0.gt:.10g}", Le: "at most {0.le:.10g}", Lt: "below {0.lt:.10g}"}
     constraints = _constraints(section.model_fields[name].annotation, section.model_fields[name].metadata)
     bounds = [text.format(item) for item in constraints for kind, text in words.items() if isinstance(item, kind)]
     return " and ".join(bounds) or "a finite number"

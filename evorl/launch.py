@@ -7,22 +7,32 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
 from evorl.distributed import RankLost, have_met, leave
 from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
+from evorl.explain import on_one_line
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
+from evorl.signals import Told, heeded
 from evorl.tracking import TRACKERS
 from evorl.types import UserError
 
 USAGE = "[--config FILE] [key.path=value ...]"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are the user's."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; the command line is {USAGE}")
+
+
 def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
     """The configuration that a command line asks for, checked as far as one process can. Raises UserError."""
-    parser = argparse.ArgumentParser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
+    parser = _Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(arguments)
@@ -42,6 +52,8 @@ def check(config: AnyConfig) -> AnyConfig:
         check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
+    if config.run.directory.exists() and not config.run.directory.is_dir():
+        raise UserError(f"run.directory: {config.run.directory} is not a directory")
     ranks, size = int(os.environ.get("WORLD_SIZE", "1")), config.population.size
     if config.population.placement == "sharded" and size % ranks:
         raise UserError(
@@ -57,19 +69,20 @@ def check(config: AnyConfig) -> AnyConfig:
 
 
 def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """The exit code of `main`: 0, 1 for a lost rank, 2 for what the user can mend, 130 for Ctrl-C."""
+    """The exit code of `main`: 0, 1 for a lost rank, 2 for what the user can mend, 128 + its number for a signal."""
     try:
-        main(arguments)
+        with heeded():
+            main(arguments)
     except UserError as error:
         # Before the ranks have met, all of them see the same mistake and one line is enough.
         if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {on_one_line(str(error))}", file=sys.stderr)
         return 2
     except RankLost as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
+    except Told as told:
+        return int(told.code or 0)
     finally:
         leave()
     return 0

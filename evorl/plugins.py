@@ -12,4 +12,10 @@ def import_from_here(module: str) -> ModuleType:
     """Import a module that may lie in the working directory, where the user launched. Raises ImportError."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    return importlib.import_module(module)
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise
+    except Exception as error:
+        # Whatever the module itself does wrong; relative and empty names raise TypeError and ValueError.
+        raise ImportError(f"{type(error).__name__} in {module!r}: {error}") from error

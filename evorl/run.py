@@ -1,99 +1,138 @@
-"""The directory of a run: what is written, in which order, and how it is taken up again."""
+"""The directory of a run: who may use it, what is written, and whether a run may go on in it."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
+import shutil
+import socket
 import time
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from evorl.algorithms import SETTINGS
+from evorl.checkpoint import Checkpoints
+from evorl.config import AnyConfig, read_yaml, validate
+from evorl.files import Lock, read_bounded, read_owner, refuse_links, write_atomically, write_json
+from evorl.formats import decode_agents
+from evorl.history import JsonLines
+from evorl.types import Agent, UserError
 
-from evorl.checkpoint import Checkpoints, decode_agents, encode_agents, write_atomically, write_json
-from evorl.config import AnyConfig, read_yaml
-from evorl.types import Agent, EvorlWarning, UserError
+FREE_TO_CHANGE = (
+    "run.",
+    "training.",
+    "tracking.",
+    "checkpoint.",
+    "population.placement",
+    "environment.max_restarts",
+    "environment.vectorization",
+)
+"""Settings in which a resumed run may differ from its first part."""
 
-FREE_TO_CHANGE = ("run", "training", "tracking", "checkpoint")
-"""Sections in which a resumed run may differ from its first part."""
+
+@dataclass(frozen=True)
+class Owner:
+    """Who uses a run's directory. `attempt` counts the launcher's restarts of this same launch."""
+
+    host: str
+    pid: int
+    launcher: int
+    attempt: int
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process."""
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return cls(socket.gethostname(), os.getpid(), os.getppid(), attempt)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.host, "pid": self.pid, "launcher": self.launcher}
+
+    def had(self, directory: Path) -> bool:
+        """Whether an earlier attempt of this same launch used the directory."""
+        owner = read_owner(directory)
+        return self.attempt > 0 and (owner.get("host"), owner.get("launcher")) == (self.host, self.launcher)
 
 
 class RunDirectory:
-    """`runs/NAME/` on the main process; see the README for its files."""
+    """`runs/NAME/`; see the README for its files. Only the main process writes what is not a checkpoint."""
 
-    def __init__(self, path: Path, keep: int) -> None:
+    def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
+        self.metrics = JsonLines(path / "metrics.jsonl")
+        self.lineage = JsonLines(path / "lineage.jsonl")
+        self._lock = lock
 
     @classmethod
-    def claim(cls, config: AnyConfig) -> tuple[RunDirectory, int | None]:
-        """The directory for this run, and the generation to resume from if there is one.
-
-        Raises UserError where it belongs to another run.
-        """
-        directory = config.run.directory
-        if config.run.name is None and config.run.resume == "auto":
-            raise UserError("run.name: resuming needs the name of the run to resume")
+    def claim(cls, config: AnyConfig) -> RunDirectory:
+        """The directory for this run, locked until the run's end. Raises UserError where it belongs to another run."""
+        owner = Owner.here()
         try:
-            path = directory / config.run.name if config.run.name else _fresh(directory, config)
-            run = cls(path, config.checkpoint.keep)
-            generation = run._resumable(config)
+            path = _directory(config, owner)
+            restarted = owner.had(path)
             path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "config.yaml", config.to_yaml().encode())
-            run.cut_back(generation or 0)
+            run = cls(path, config.checkpoint.keep, Lock(path, owner.to_json(), config.run.lock_timeout))
         except OSError as error:
             raise UserError(f"run.directory: cannot write to {error.filename}: {error.strerror}") from error
-        return run, generation
+        try:
+            run._take_over(config, restarted)
+        except OSError as error:
+            run.release()
+            raise UserError(f"run.directory: cannot write to {error.filename}: {error.strerror}") from error
+        except UserError:
+            run.release()
+            raise
+        return run
 
-    def _resumable(self, config: AnyConfig) -> int | None:
-        if not self.path.exists() or not any(self.path.iterdir()):
-            return None
-        if config.run.resume == "never":
-            raise UserError(
-                f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
-            )
-        if not (self.path / "config.yaml").is_file():
+    def release(self) -> None:
+        """Let others use the directory."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _take_over(self, config: AnyConfig, restarted: bool) -> None:
+        refuse_links(*self.path.iterdir())
+        there = {path.name for path in self.path.iterdir()} - {".lock"}
+        if there and "config.yaml" in there:
+            if config.run.resume == "never" and not restarted:
+                raise UserError(
+                    f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
+                )
+            begun = validate(read_yaml(self.path / "config.yaml"), SETTINGS)
+            if difference := _first_difference(begun, config):
+                raise UserError(f"run.resume: {self.path} was begun with another configuration: {difference}")
+        elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
-        difference = _first_difference(read_yaml(self.path / "config.yaml"), yaml.safe_load(config.to_yaml()))
-        if difference:
-            raise UserError(f"run.resume: {self.path} was begun with another configuration: {difference}")
-        for generation in reversed(self.checkpoints.generations()):
-            try:
-                for name in self.checkpoints.files(generation):
-                    self.checkpoints.read(generation, name)
-                return generation
-            except UserError as error:
-                warnings.warn(f"{error}; going on from the checkpoint before it", EvorlWarning, stacklevel=2)
-        return None
+        write_atomically(self.path / "config.yaml", config.to_yaml().encode())
+        (self.path / "summary.json").unlink(missing_ok=True)
+        self.checkpoints.discard()
 
-    def append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add lines to a `.jsonl` file."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())  # The checkpoint that follows must not outlast these lines.
+    def flush(self) -> None:
+        """Write the lines that could not be written before. Raises OSError."""
+        self.metrics.append([])
+        self.lineage.append([])
 
-    def read(self, name: str) -> list[dict[str, Any]]:
-        """The lines of a `.jsonl` file."""
-        path = self.path / name
-        return [json.loads(line) for line in _whole_lines(path)] if path.is_file() else []
+    def cut_back(self, generation: int, elite: bytes) -> None:
+        """Make the directory what it was after `generation`, with the elite of that time, if there was one."""
+        self.metrics.cut_back(generation)
+        self.lineage.cut_back(generation)
+        if elite:
+            self.write_elite(elite)
+        else:
+            shutil.rmtree(self.path / "elite", ignore_errors=True)
 
-    def cut_back(self, generation: int) -> None:
-        """Drop the lines of generations after `generation`, which are about to be lived again."""
-        for path in (self.path / "metrics.jsonl", self.path / "lineage.jsonl"):
-            if path.is_file():
-                kept = [line for line in _whole_lines(path) if json.loads(line)["generation"] <= generation]
-                write_atomically(path, "".join(kept).encode())
-
-    def write_elite(self, agent: Agent) -> None:
-        """Keep the best agent so far."""
-        (self.path / "elite").mkdir(exist_ok=True)
-        write_atomically(self.path / "elite" / "agent.safetensors", encode_agents([agent]))
-        write_json(self.path / "elite" / "agent.json", agent.describe())
+    def write_elite(self, payload: bytes) -> None:
+        """Keep the best agent so far, given as a file of one agent."""
+        directory = self.path / "elite"
+        refuse_links(directory)
+        directory.mkdir(exist_ok=True)
+        agent = decode_agents(payload, str(directory))[0]
+        write_atomically(directory / "agent.safetensors", payload)
+        write_json(directory / "agent.json", agent.describe())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """How the run ended."""
@@ -107,11 +146,24 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     file = path / "elite" / "agent.safetensors"
     if not file.is_file():
         raise UserError(f"{path}: the run has no elite yet; its first generation has not ended")
-    return read_yaml(path / "config.yaml"), decode_agents(file.read_bytes(), str(file))[0]
+    agents = decode_agents(read_bounded(file), str(file))
+    if len(agents) != 1:
+        raise UserError(f"{file}: holds {len(agents)} agents; an elite is one")
+    return read_yaml(path / "config.yaml"), agents[0]
 
 
-def _fresh(directory: Path, config: AnyConfig) -> Path:
-    stem = f"{config.algorithm.name}-{config.environment.id.split(':')[-1]}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _directory(config: AnyConfig, owner: Owner) -> Path:
+    """Where the run goes: by its name, where an earlier attempt of this launch was, or somewhere new."""
+    directory, name = config.run.directory, config.run.name
+    if name:
+        return directory / name
+    if config.run.resume == "auto":
+        raise UserError("run.name: resuming needs the name of the run to resume")
+    earlier = [path for path in directory.glob("*") if owner.had(path)] if owner.attempt else []
+    if earlier:
+        return max(earlier, key=lambda path: (path / ".lock").stat().st_mtime)
+    environment = config.environment.id.split(":")[-1].replace("/", "-")
+    stem = f"{config.algorithm.name}-{environment}-{time.strftime('%Y%m%d-%H%M%S')}"
     directory.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = directory / (stem if number == 1 else f"{stem}-{number}")
@@ -121,16 +173,11 @@ def _fresh(directory: Path, config: AnyConfig) -> Path:
     raise AssertionError("itertools.count ended")
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file, without a last one that a crash cut short."""
-    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """The first setting, outside the sections that may change, in which two configurations differ."""
-    before, after = _leaves(old), _leaves(new)
+def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
+    """The first setting, of those that may not change, in which two configurations differ."""
+    before, after = (_leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
-        if key.split(".")[0] not in FREE_TO_CHANGE and before.get(key) != after.get(key):
+        if (key in new.algorithm.rests_on or not key.startswith(FREE_TO_CHANGE)) and before.get(key) != after.get(key):
             return f"{key} was {before.get(key)} and is now {after.get(key)}"
     return None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,40 +16,20 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from evorl.algorithms import Algorithm, Experience
-from evorl.checkpoint import (
-    decode_agents,
-    decode_tensors,
-    digest,
-    encode_agents,
-    encode_tensors,
-    entry,
-    write_atomically,
-)
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.evaluation import Evaluator
 from evorl.evolution import Context, elite, evolve
+from evorl.files import digest
+from evorl.formats import decode_agents, encode_agents
 from evorl.metrics import Counts, curves, generation_row, lineage_rows
 from evorl.population import Population, found_population
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
-from evorl.run import RunDirectory
+from evorl.recovery import Keeper, Progress
+from evorl.signals import Told
 from evorl.timing import Stopwatch
 from evorl.tracking import Trackers
-from evorl.types import Agent, EvorlWarning
-
-
-@dataclass
-class Progress:
-    """Where a run stands, as its checkpoint remembers it."""
-
-    generation: int = 0
-    agent_steps: int = 0
-    global_steps: int = 0
-    next_id: int = 0
-    elite_fitness: float | None = None
-    solved: bool = False
-    wall_clock_seconds: float = 0.0
-    ranks: int = 1
+from evorl.types import Agent, EvorlWarning, UserError
 
 
 class Run:
@@ -71,17 +50,23 @@ class Run:
         self.placement = placement
         self.ranks = placement.ranks
         self.algorithm = algorithm
-        self.experience = experience
-        self.progress = Progress(ranks=self.ranks.size, next_id=config.population.size)
-        self.agents = found_population(config, algorithm)
+        self.progress = Progress(next_id=config.population.size)
         self.stopwatch = stopwatch
         self._context = Context(config.evolution, algorithm.networks)
         self._training_seconds = 0.0
-        self._directory, generation = self._claim()
+        self._elite, self._elite_is_written = b"", True
+        self._keeper = Keeper(config, placement, algorithm, experience)
+        self._period = experience.period
+        self._directory = self._keeper.directory
         self._trackers: Trackers | None = None
         self._bar: tqdm[Any] | None = None
-        if generation is not None:
-            self._restore(generation)
+        taken = self._keeper.restore()
+        if taken is None:
+            self.agents = found_population(config, algorithm)
+        else:
+            self.progress, self.agents, self._elite = taken.progress, taken.agents, taken.elite
+            # A target that was reached may have been raised since.
+            self.progress.solved = self.progress.solved and self._is_reached(self.progress.elite_fitness)
         self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
 
@@ -110,7 +95,9 @@ class Run:
 
     def __enter__(self) -> Self:
         if self.ranks.is_main:
-            self._trackers = Trackers(self.config, self.path)
+            rows = self._directory.metrics.read()
+            history = [(row["generation"], row["global_steps"], curves(row)) for row in rows]
+            self._trackers = Trackers(self.config, self.path, history)
             total, done = self.config.training.max_steps, self.progress.agent_steps
             self._bar = tqdm(total=total, initial=done, unit="step", desc=self.path.name, dynamic_ncols=True)
         return self
@@ -119,6 +106,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.ranks.is_main:
+            self._directory.release()
             return
         summary = {
             "solved": self.progress.solved,
@@ -128,19 +116,24 @@ class Run:
             "agent_steps": self.progress.agent_steps,
             "wall_clock_seconds": self._before + time.perf_counter() - self._began,
             "ranks": self.ranks.size,
-            "ended": "finished" if kind is None else kind.__name__,
+            "ended": "finished" if error is None else error.name if isinstance(error, Told) else type(error).__name__,
         }
         if self._bar is not None:
             self._bar.close()
-        self._directory.write_summary(summary)
+        try:
+            self._directory.flush()
+            self._directory.write_summary(summary)
+        except OSError as problem:
+            self._keeper.say_once("summary", f"{problem.filename}: {problem.strerror}; the run ends without a summary")
         if self._trackers is not None:
-            self._trackers.finish(summary, self._directory.read("lineage.jsonl"))
+            self._trackers.finish(summary, self._directory.lineage.read())
+        self._directory.release()
 
     def steps(self) -> Iterator[int]:
         """The vector steps of one generation, shown on the bar."""
         started = time.perf_counter()
         each = self.config.environment.num_envs * self.placement.copies
-        period = self.experience.period
+        period = self._period
         for step in range(-(-self.config.evolution.steps // (each * period)) * period):
             yield step
             if self._bar is not None:
@@ -157,23 +150,27 @@ class Run:
         return [agent for part in parts for agent in decode_agents(part, "another rank's agents")]
 
     def judge(self, trained: list[Agent], fitness: NDArray[np.float64], evaluator: Evaluator) -> None:
-        """Note each agent's fitness [P], keep the best agent there has been, and see whether the target is reached."""
-        fitness = np.where(np.isfinite(fitness), fitness, np.nan)
+        """Note each agent's fitness [P], keep the best agent there has been, and see whether the target is reached.
+
+        An agent that a fault kept from learning has no fitness.
+        """
         for agent, value in zip(trained, fitness, strict=True):
-            agent.fitness = None if np.isnan(value) else float(value)
-        best, progress, target = trained[elite(fitness)], self.progress, self.config.training.target_fitness
+            agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
+        best, progress = _best(trained), self.progress
         confirmed: set[int] = set()
-        while self.config.evaluation.confirmation_episodes and self._reaches(best, target) and best.id not in confirmed:
+        while self.config.evaluation.confirmation_episodes and self._is_reached(best.fitness):
+            if best.id in confirmed:
+                break
             alone = Population([best], self.algorithm, generator=self.generator("confirmation"))
             best.fitness = evaluator.confirm(alone, self.generation)
             confirmed.add(best.id)
             # What was the best of noisy means may now be behind another.
-            best = trained[elite(np.array([np.nan if a.fitness is None else a.fitness for a in trained]))]
+            best = _best(trained)
         if best.fitness is not None and (progress.elite_fitness is None or best.fitness > progress.elite_fitness):
-            progress.elite_fitness = best.fitness
-            if self.ranks.is_main:
-                self._directory.write_elite(best)
-        progress.solved = self._reaches(best, target)
+            progress.elite_fitness, progress.elite_generation = best.fitness, self.generation
+            self._elite = encode_agents([best])
+            self._elite_is_written = False
+        progress.solved = self._is_reached(best.fitness)
 
     def record(self, trained: list[Agent], counts: Counts) -> None:
         """Write the generation's lines and curves; the seconds of an evolution appear in the next generation's."""
@@ -191,91 +188,56 @@ class Run:
         order = np.argsort([place[agent.id] for agent in trained])
         trained = [trained[index] for index in order]
         row = generation_row(trained, counts.ordered(order), asdict(progress), seconds)
-        self._directory.append("metrics.jsonl", [row])
-        self._directory.append("lineage.jsonl", lineage_rows(trained, progress.generation))
+        self._write(row, lineage_rows(trained, progress.generation))
         if self._trackers is not None:
-            self._trackers.log(progress.global_steps, curves(row))
+            self._trackers.log(progress.generation, progress.global_steps, curves(row))
         if self._bar is not None:
             self._bar.n = progress.agent_steps
             shown = {"best": row["best_fitness"], "mean": row["mean_fitness"], "rate": row["env_steps_per_second"]}
             self._bar.set_postfix({name: round(value) for name, value in shown.items() if value is not None})
 
     def evolve(self, trained: list[Agent]) -> None:
-        """Select and mutate on the main process and checkpoint; every other rank reloads the new agents."""
+        """Select and mutate on the main process and checkpoint; every other rank reloads the new agents.
+
+        Raises UserError, on all ranks, where a fault has stopped every agent.
+        """
+        if all(agent.fault for agent in trained):
+            faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
+            raise UserError(
+                f"all agents were lost in generation {self.progress.generation} ({faults}); a lower "
+                "algorithm.learning_rate or an algorithm.max_grad_norm would be gentler",
+                told=not self.ranks.is_main,
+            )
         payload = b""
         if self.ranks.is_main:
             rng = numpy_generator(self.config.seed, generation=self.progress.generation, rank=0, purpose="evolution")
             agents = evolve(trained, self._context, self.progress.next_id, rng)
             self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in agents))
             payload = encode_agents(agents)
-        self._checkpoint(payload)
-        self.agents = self._reload(payload)
+        with self.stopwatch("checkpoint"):
+            self._keeper.save(self.progress, payload, self._elite)
+        self.agents = self._keeper.reload(payload, self.progress.generation)
         self.ranks.agree(digest(encode_agents(self.agents)), "evolved agents")
 
-    def _reaches(self, agent: Agent, target: float | None) -> bool:
-        return target is not None and agent.fitness is not None and agent.fitness >= target
+    def _write(self, row: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
+        """Write a generation's lines and a new elite; what the disk does not take now is tried again next time."""
+        try:
+            self._directory.metrics.append([row])
+            self._directory.lineage.append(lineage)
+            if not self._elite_is_written:
+                self._directory.write_elite(self._elite)
+                self._elite_is_written = True
+        except OSError as error:
+            self._keeper.say_once("lines", f"{self.path}: {error.strerror}; training goes on, and this is tried again")
+        for agent in lineage:
+            if agent["fault"]:
+                what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
+                warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
 
-    def _checkpoint(self, agents: bytes) -> None:
-        """Gather every rank's files in one place and make them a checkpoint by a rename."""
-        generation, checkpoints = self.progress.generation, self._directory.checkpoints
-        files = {f"replay-rank-{self.ranks.rank:03d}.safetensors": encode_tensors(*self.experience.state())}
-        if self.ranks.is_main:
-            files |= {"agents.safetensors": agents, "state.json": json.dumps(asdict(self.progress)).encode()}
-        for name, payload in files.items():
-            write_atomically(checkpoints.partial(generation) / name, payload)
-        mine = {name: entry(payload) for name, payload in files.items()}
-        everyones = self.ranks.gather_bytes(json.dumps(mine).encode(), "the other ranks' checkpoint files")
-        if self.ranks.is_main:
-            listed = {name: value for part in everyones for name, value in json.loads(part).items()}
-            checkpoints.complete(generation, listed)
-        self.ranks.barrier("the checkpoint")
-        if self.ranks.leads_host and not checkpoints.path(generation).exists():
-            # This host does not share the main process's file system: it keeps its own ranks' files.
-            here = everyones[self.ranks.rank : self.ranks.rank + self.ranks.on_host]
-            checkpoints.complete(generation, {name: value for part in here for name, value in json.loads(part).items()})
+    def _is_reached(self, fitness: float | None) -> bool:
+        target = self.config.training.target_fitness
+        return target is not None and fitness is not None and fitness >= target
 
-    def _reload(self, payload: bytes) -> list[Agent]:
-        """The checkpoint's agents: from the file on ranks that can see it, else from the main process's bytes."""
-        expected = self.ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
-        path = self._directory.checkpoints.path(self.progress.generation) / "agents.safetensors"
-        if not self.ranks.is_main and path.is_file():
-            payload = path.read_bytes()
-        seen = self.ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
-        if not seen.all():
-            payload = self.ranks.broadcast_bytes(payload, "the evolved agents")
-        return decode_agents(payload, str(path))
 
-    def _claim(self) -> tuple[RunDirectory, int | None]:
-        """Agree on the directory and the generation to resume from."""
-
-        def claim() -> bytes:
-            directory, generation = RunDirectory.claim(self.config)
-            return json.dumps([str(directory.path), generation]).encode()
-
-        path, generation = json.loads(self.ranks.from_main(claim, "the run directory"))
-        return RunDirectory(Path(path), self.config.checkpoint.keep), generation
-
-    def _restore(self, generation: int) -> None:
-        """Take up the run after `generation`."""
-        checkpoints = self._directory.checkpoints
-
-        def read(name: str) -> bytes:
-            return self.ranks.from_main(lambda: checkpoints.read(generation, name), f"{name} of the checkpoint")
-
-        self.progress = Progress(**json.loads(read("state.json")))
-        self.agents = decode_agents(read("agents.safetensors"), str(checkpoints.path(generation)))
-        files = json.loads(
-            self.ranks.from_main(lambda: json.dumps(checkpoints.files(generation)).encode(), "the checkpoint's files")
-        )
-        # A target that was reached may have been raised since.
-        target, fitness = self.config.training.target_fitness, self.progress.elite_fitness
-        reached = target is not None and fitness is not None and fitness >= target
-        self.progress.solved = self.progress.solved and reached
-        exact = self.progress.ranks == self.ranks.size and not self.config.environment.carry_over
-        parts = [name for name in files if name.startswith("replay-rank-")]
-        for name in parts[self.ranks.rank :: self.ranks.size]:
-            self.experience.restore(*decode_tensors(checkpoints.read(generation, name)))
-        self.progress.ranks = self.ranks.size
-        if not exact and self.ranks.is_main:
-            reason = "environments carry over" if self.config.environment.carry_over else "the number of ranks changed"
-            warnings.warn(f"this resume is not bit-exact: {reason}", EvorlWarning, stacklevel=2)
+def _best(agents: Sequence[Agent]) -> Agent:
+    return agents[elite(np.array([np.nan if agent.fitness is None else agent.fitness for agent in agents]))]

@@ -6,9 +6,11 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import ConfigDict, Field, TypeAdapter
 from torch import Tensor
+from typing_extensions import TypedDict
 
 Tensors = dict[str, Tensor]
 Roles = dict[str, Tensors]
@@ -59,6 +61,11 @@ Streams = Literal["shared", "last", "all"]
 """Which hidden layers each head has for itself."""
 
 
+Size = Annotated[int, Field(ge=1, le=65_536)]
+Few = Annotated[int, Field(ge=0, le=1_000)]
+"""Bounds within which a description of an agent is believed before anything is built from it."""
+
+
 @dataclass(frozen=True)
 class Convolution:
     """A convolutional layer without bounds at the left and top; `padding` zeros at the right and bottom.
@@ -67,11 +74,11 @@ class Convolution:
     3x3 layers follow, as in `Architecture`.
     """
 
-    channels: int
-    kernel: int
-    stride: int
-    padding: int = 0
-    residual_layers: int = 0
+    channels: Size
+    kernel: Size
+    stride: Size
+    padding: Annotated[int, Field(ge=-1_000, le=1_000)] = 0
+    residual_layers: Few = 0
 
 
 @dataclass(frozen=True)
@@ -83,14 +90,14 @@ class Architecture:
     arXiv 2003.04887). A `recurrent` cell of `recurrent_size` units follows them.
     """
 
-    hidden_sizes: tuple[int, ...] = ()
-    residual_layers: tuple[int, ...] = ()
+    hidden_sizes: tuple[Size, ...] = ()
+    residual_layers: tuple[Few, ...] = ()
     activation: str | None = None
     layer_norm: bool = False
     streams: Streams = "shared"
     convolutions: tuple[Convolution, ...] = ()
     recurrent: str | None = None
-    recurrent_size: int = 0
+    recurrent_size: Annotated[int, Field(ge=0, le=65_536)] = 0
 
     @property
     def layers(self) -> int:
@@ -135,12 +142,6 @@ class Architecture:
         value: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return value
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Architecture:
-        lists = {key: tuple(value[key]) for key in ("hidden_sizes", "residual_layers")}
-        convolutions = tuple(Convolution(**layer) for layer in value["convolutions"])
-        return cls(**{**value, **lists, "convolutions": convolutions})
-
 
 def seen_in(fields: Tensors, prefix: str) -> Tensors:
     """The observation whose parts stand among `fields` with this prefix."""
@@ -154,12 +155,31 @@ def _put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
+class Description(TypedDict):
+    """Everything about an agent but its tensors, as JSON has it."""
+
+    id: Annotated[int, Field(ge=0)]
+    parent: Annotated[int, Field(ge=0)] | None
+    mutation: str
+    fitness: float | None
+    fault: str | None
+    architecture: Architecture
+    hyperparameters: dict[str, float]
+    state: dict[str, float]
+
+
+Description.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+DESCRIPTIONS = TypeAdapter(list[Description])
+"""Checks what a file says of its agents before it is believed."""
+
+
 @dataclass
 class Agent:
     """One member of the population, as a plain value between generations.
 
     `tensors` holds the roles of each of its networks, in their true shapes. `state` holds numbers that acting and
-    learning move, such as `epsilon`. `mutation` says what distinguished the agent from its parent at birth.
+    learning move, such as `epsilon`. `mutation` says what distinguished the agent from its parent at birth, `fault` why
+    it stopped learning before its generation ended.
     """
 
     id: int
@@ -170,6 +190,7 @@ class Agent:
     parent: int | None = None
     mutation: str = "founder"
     fitness: float | None = None
+    fault: str | None = None
 
     def child(self, id: int) -> Agent:
         """A copy with its own identity and tensors, and no fitness yet."""
@@ -182,14 +203,11 @@ class Agent:
             "parent": self.parent,
             "mutation": self.mutation,
             "fitness": self.fitness,
+            "fault": self.fault,
             "architecture": self.architecture.to_json(),
             "hyperparameters": dict(self.hyperparameters),
             "state": dict(self.state),
         }
-
-    @classmethod
-    def from_description(cls, value: Mapping[str, Any], tensors: dict[str, Roles]) -> Agent:
-        return cls(**{**value, "architecture": Architecture.from_json(value["architecture"]), "tensors": tensors})
 
 
 @dataclass

@@ -1,16 +1,18 @@
 """Selection and mutation: frequencies, limits, and what must never happen."""
 
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from support import EVERY_MUTATION, agent, algorithm, config
 
 from evorl.config import HyperparameterRange, Selection
 from evorl.evolution import MUTATIONS, SELECTIONS, Context, evolve
 from evorl.evolution.mutation import mutate, mutate_hyperparameter, turned
-from evorl.types import Architecture
+from evorl.types import Architecture, Convolution
 
 
 def context(*overrides):
@@ -170,5 +172,5 @@ def test_evolution_is_a_function_of_its_generator():
 
 
 def test_an_architecture_survives_json():
-    shape = Architecture((48, 32), (1, 0), "gelu", True, True)
-    assert Architecture.from_json(shape.to_json()) == shape
+    shape = Architecture((48, 32), (1, 0), "gelu", True, "last", (Convolution(4, 3, 2, -1, 1),), "gru", 7)
+    assert TypeAdapter(Architecture).validate_json(json.dumps(shape.to_json())) == shape

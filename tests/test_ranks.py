@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import EVERY_MUTATION, ROOT, free_port, launch, lines, train
 
-from evorl.checkpoint import decode_agents
 from evorl.distributed import Ranks
+from evorl.formats import decode_agents
 from evorl.types import EvorlWarning, UserError
 
 

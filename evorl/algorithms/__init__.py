@@ -47,7 +47,7 @@ class Experience(Protocol):
         """What a checkpoint keeps of this rank's part."""
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Take over what `state` gave."""
+        """Take over what `state` gave. Raises UserError for what it could not have given."""
 
 
 class Algorithm(Protocol):

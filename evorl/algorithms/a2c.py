@@ -6,12 +6,13 @@ Axes: P agents, E environments, B batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from evorl.config import AlgorithmSettings, Config, Count, Fraction, Positive, Weight
+from evorl.config import AlgorithmSettings, Config, Fraction, Positive, Size, Weight
 from evorl.distributed import Placement
 from evorl.distributions import DISTRIBUTIONS, Likelihood
 from evorl.losses import policy_gradient, squared_error
@@ -26,11 +27,11 @@ from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, 
 
 class A2CSettings(AlgorithmSettings):
     name: Literal["a2c"] = "a2c"
-    rollout_steps: Count = 16
+    rollout_steps: Size = 16
     """Steps of each environment that an update learns from."""
-    sequence_length: Count = 16
+    sequence_length: Size = 16
     """Steps through which a recurrent agent's gradient flows; without a memory it does not matter."""
-    learning_rate: Positive = 7e-4
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 7e-4
     annealing: bool = False
     """Let the learning rate fall linearly to 0 at `training.max_steps`."""
     gamma: Fraction = 0.99
@@ -55,6 +56,10 @@ class A2CSettings(AlgorithmSettings):
         "value_coefficient",
         "max_grad_norm",
     )
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        return ("training.max_steps",) if self.annealing else ()
 
 
 class A2C:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.config import AlgorithmSettings, Config, Count, Fraction, Positive, Section
+from evorl.config import AlgorithmSettings, Config, Fraction, Positive, Section, Size
 from evorl.distributed import Placement
 from evorl.distributions import FORBIDDEN
 from evorl.losses import REGRESSION_LOSSES
@@ -51,9 +51,9 @@ class DQNSettings(AlgorithmSettings):
     double: bool = True
     dueling: bool = False
     """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
-    batch_size: Count = 128
+    batch_size: Size = 128
     """Transitions in an agent's update, on each rank."""
-    learning_rate: Positive = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     gamma: Fraction = 0.99
     learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
     """Environment steps of an agent for each of its updates, on each rank."""

@@ -5,13 +5,14 @@ Axes: P agents, B batch.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.config import Count, Fraction, Positive
+from evorl.config import Fraction, Positive, Size
 from evorl.distributions import Likelihood
 from evorl.losses import approximate_kl, clipped_surrogate, clipped_value_error
 from evorl.networks.stacked import Stack
@@ -23,13 +24,13 @@ KL_MARGIN = 1.5
 
 class PPOSettings(A2CSettings):
     name: Literal["ppo"] = "ppo"  # type: ignore[assignment]
-    rollout_steps: Count = 256
-    learning_rate: Positive = 3e-4
+    rollout_steps: Size = 256
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     gae_lambda: Fraction = 0.95
     normalize_advantage: bool = True
-    epochs: Count = 10
+    epochs: Size = 10
     """Passes over each rollout."""
-    batch_size: Count = 64
+    batch_size: Size = 64
     """Steps in a minibatch of an agent, on each rank."""
     clip: Positive = 0.2
     """How far the ratio of new to old probability may move before its gradient vanishes."""

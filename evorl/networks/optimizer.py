@@ -68,6 +68,10 @@ class StackedAdam:
         torch.sqrt(self.square.flat, out=denominator).add_(epsilons)
         parameters.addcdiv_(torch.mul(self.mean.flat, rates, out=scaled), denominator, value=-1)
 
+    def rows(self, gradient: Tensor) -> list[Tensor]:
+        """The parts of a flat gradient [D], each [P, values of one parameter]."""
+        return self.mean.rows(gradient)
+
     def norms(self, gradient: Tensor) -> Tensor:
         """The norm [P] of each agent's part of a flat gradient [D]."""
         for norm, part in zip(self._norm_rows, self.mean.rows(gradient), strict=True):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from evorl.formats import check_tensors
 from evorl.networks import Network
 from evorl.networks.growth import fresh_roles
 from evorl.networks.layout import Layout
 from evorl.networks.optimizer import StackedAdam
 from evorl.networks.parameters import FlatTensors, Shape
-from evorl.types import Agent, Observation, Recall, Tensors
+from evorl.types import ROLES, Agent, Observation, Recall, Tensors, UserError
 
 
 class StackedModule:
@@ -116,3 +117,21 @@ def new_tensors(networks: Mapping[str, Network], agent: Agent, generator: torch.
         values = network.initialise(agent.architecture, generator)
         agent.tensors[module] = fresh_roles(network.specs(agent.architecture), values)
         agent.state[f"{module}.updates"] = 0.0
+
+
+def check_module(agent: Agent, module: str, network: Network, where: str) -> None:
+    """Raise UserError unless the tensors of one network of `agent` are those of its architecture."""
+    shape, roles = agent.architecture, agent.tensors[module]
+    layers = shape.layers + len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
+    # Every layer has tensors, so that a description cannot ask for more of them than its file holds.
+    if layers > len(roles["parameters"]):
+        raise UserError(f"{where}: {layers} layers cannot stand in {len(roles['parameters'])} tensors")
+    try:
+        sizes, specs = shape.sizes(), network.specs(shape)
+        shapes = {name: (spec.shape(sizes), torch.float32) for name, spec in specs.items()}
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise UserError(f"{where}: its architecture does not fit together: {error}") from error
+    for role in ROLES:
+        trained = role != "buffers"
+        expected = {name: shapes[name] for name, spec in specs.items() if spec.trained == trained}
+        check_tensors(roles[role], expected, f"{where}: {role} of {module}")

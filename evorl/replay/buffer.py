@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evorl.types import Tensors
+from evorl.formats import check_tensors
+from evorl.types import Tensors, UserError
 
 
 class ReplayBuffer:
@@ -65,7 +66,15 @@ class ReplayBuffer:
         return rows, {"size": self.size, "next": self._next, "capacity": self.capacity}
 
     def restore(self, rows: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Take over what `state` gave: exactly into an empty ring of the same capacity, else appended, oldest first."""
+        """Take over what `state` gave: exactly into an empty ring of the same capacity, else appended, oldest first.
+
+        Raises UserError for what no ring of these fields could have given.
+        """
+        size, place, capacity = (numbers.get(name, -1) for name in ("size", "next", "capacity"))
+        if not (0 <= size <= capacity and (place == size % capacity if size < capacity else 0 <= place < capacity)):
+            raise UserError(f"{size} rows, the next at {place}, are no state of a ring of {capacity}")
+        fields = {name: ((size, *store.shape[1:]), store.dtype) for name, store in self.storage.items()}
+        check_tensors(rows, fields, "the replay")
         rows = {name: value.to(self.device) for name, value in rows.items()}
         if self.size or numbers["capacity"] != self.capacity:
             full = numbers["size"] == numbers["capacity"]

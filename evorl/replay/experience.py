@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evorl.files import check_room
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay import Actors, Gather
 from evorl.replay.buffer import ReplayBuffer
@@ -66,9 +68,16 @@ class Replay(Protocol):
 
 
 def make_replay(capacity: int, interface: Interface, action: Field, device: torch.device) -> Replay:
-    """A replay for what agents see here; stacked frames are kept once."""
+    """A replay for what agents see here; stacked frames are kept once. Raises UserError where memory has no room."""
     fields = replay_fields(interface, action)
     frames = {name: part.frames for name, part in interface.parts.items() if part.frames}
+    stacks = {
+        f"{prefix}.{name}": count for name, count in frames.items() for prefix in ("observation", "next_observation")
+    }
+    row = sum(
+        math.prod(shape) * dtype.itemsize / (2 * stacks.get(name, 0.5)) for name, (shape, dtype) in fields.items()
+    )
+    check_room(round(capacity * row), "replay.capacity", copies=1)
     return FrameReplay(capacity, frames, fields, device) if frames else ReplayBuffer(capacity, fields, device)
 
 

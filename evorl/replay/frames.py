@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evorl.types import EvorlWarning, Tensors
+from evorl.formats import check_tensors
+from evorl.types import EvorlWarning, Tensors, UserError
 
 Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -81,10 +82,19 @@ class FrameReplay:
         return rows, {"steps": self._steps, "rows": self._rows}
 
     def restore(self, rows: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Take over what `state` gave into an empty ring of the same shape; else it is left out, and said so."""
+        """Take over what `state` gave into an empty ring of the same shape; else it is left out, and said so.
+
+        Raises UserError for what no ring of these fields could have given.
+        """
         if not rows:
             return
+        steps, ring = (numbers.get(name, -1) for name in ("steps", "rows"))
+        if "valid" not in rows or rows["valid"].dim() != 2 or min(steps, ring, *rows["valid"].shape) < 1:
+            raise UserError(f"{steps} steps in {ring} rows are no state of a ring of frames")
         copies = rows["valid"].shape[1]
+        held = min(steps, ring)
+        fields = {name: ((held, copies, *shape), dtype) for name, (shape, dtype) in self._kept().items()}
+        check_tensors(rows, fields, "the replay")
         if self._store or self._ring(copies) != numbers["rows"]:
             warnings.warn("a part of the replay has another shape and is not taken over", EvorlWarning, stacklevel=2)
             return
@@ -103,16 +113,19 @@ class FrameReplay:
 
     def _allocate(self, copies: int) -> None:
         rows = self._ring(copies)
-        shapes = {name: field for name, field in self._fields.items() if not self._is_stack(name)}
-        for part in self._frames:
-            shape, dtype = self._fields[f"observation.{part}"]
-            shapes[f"frame.{part}"] = shape[1:], dtype
-        shapes |= {"valid": ((), torch.bool), "first": ((), torch.int64)}
         self._store = {
             name: torch.zeros((rows, copies, *shape), dtype=dtype, device=self.device)
-            for name, (shape, dtype) in shapes.items()
+            for name, (shape, dtype) in self._kept().items()
         }
         self._steps, self._first_step, self._drawable = 0, True, None
+
+    def _kept(self) -> Fields:
+        """Shape and type of what is kept of every copy at every step."""
+        kept = {name: field for name, field in self._fields.items() if not self._is_stack(name)}
+        for part in self._frames:
+            shape, dtype = self._fields[f"observation.{part}"]
+            kept[f"frame.{part}"] = shape[1:], dtype
+        return kept | {"valid": ((), torch.bool), "first": ((), torch.int64)}
 
     def _is_stack(self, field: str) -> bool:
         return field.partition(".")[2] in self._frames

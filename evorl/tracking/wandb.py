@@ -2,51 +2,111 @@
 
 from __future__ import annotations
 
+import json
 import netrc
 import os
+import re
+import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
-import wandb
-
 from evorl.config import AnyConfig
+from evorl.files import write_json
+from evorl.tracking.history import History, Points, lacking
+from evorl.types import EvorlWarning
 
 LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architecture", "hyperparameters")
+Mode = Literal["online", "offline", "disabled", "shared"]
+RUN_ID = re.compile(r"[a-z0-9]{1,64}")
 
 
 class WeightsAndBiases:
-    """One W&B run. Without a key it is an offline one, which `wandb sync` uploads later; it never asks."""
+    """One W&B run for a run directory, whose steps are generations, however often the run is taken up again.
 
-    def __init__(self, config: AnyConfig, directory: Path) -> None:
+    Without a key it is an offline one, which `wandb sync` uploads later; it never asks. An offline run gets a directory
+    from each process, and the newest holds the whole history, since uploading one replaces what was there.
+    """
+
+    def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
+        # Half a second that only programs which use it should pay.
+        import wandb
+
+        self._wandb = wandb
         settings = config.tracking
-        mode: Literal["online", "offline"] | None = None if settings.mode == "auto" else settings.mode
-        if settings.mode == "auto" and not os.environ.get("WANDB_MODE"):  # W&B itself heeds the variable.
-            mode = "online" if _has_key() else "offline"
-        if mode == "offline" and settings.mode == "auto":
-            print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {directory}/wandb/*`")
+        mode = _mode(settings.mode)
+        if mode == "offline" and settings.mode == "auto" and not os.environ.get("WANDB_MODE"):
+            newest = directory / "wandb" / "latest-run"
+            print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {newest}`")
         self._run = wandb.init(
             project=settings.project,
             entity=settings.entity,
             name=directory.name,
+            id=run_id(directory),
+            # An offline run that said so would be appended to what an earlier upload left, and that doubled.
+            resume=None if mode == "offline" else "allow",
             dir=str(directory),
             mode=mode,
             tags=list(settings.tags),
             config=config.model_dump(mode="json"),
-            settings=wandb.Settings(console="off", silent=True, init_timeout=60),
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=settings.timeout,
+                finish_timeout=settings.timeout,
+                finish_timeout_raises=True,
+            ),
         )
         self._run.define_metric("global_steps")
         self._run.define_metric("*", step_metric="global_steps")
+        self._first = self._run.starting_step
+        for entry in lacking(history, self._first):
+            self.log(*entry)
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._run.log({**scalars, "global_steps": step})
+    def log(self, generation: int, step: int, scalars: Points) -> None:
+        # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are lived again.
+        if generation >= self._first:
+            self._run.log({**scalars, "global_steps": step}, step=generation, commit=True)
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         data = [[_cell(row[column]) for column in LINEAGE_COLUMNS] for row in lineage]
-        self._run.log({"lineage": wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)})
-        self._run.summary.update(dict(summary))
-        self._run.finish()
+        try:
+            # In the summary, since a point of its own would take the step of a generation that may yet be lived.
+            self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)
+            self._run.summary.update(dict(summary))
+        finally:
+            self._run.finish()
+
+
+def run_id(directory: Path) -> str:
+    """The W&B id of the run in `directory`: drawn once, and kept in its `tracking.json`."""
+    path = directory / "tracking.json"
+    try:
+        kept = json.loads(path.read_bytes())["wandb"]
+        if RUN_ID.fullmatch(kept):
+            return str(kept)
+        reason = "its id is not one to 64 small letters and digits"
+    except FileNotFoundError:
+        reason = None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"it holds no id ({type(error).__name__})"
+    if reason:
+        warnings.warn(f"{path}: {reason}; W&B gets a new run, with the whole history", EvorlWarning, stacklevel=2)
+    drawn = secrets.token_hex(8)
+    write_json(path, {"wandb": drawn})
+    return drawn
+
+
+def _mode(asked: Literal["auto", "online", "offline"]) -> Mode:
+    """The mode of W&B: what is asked for, else what W&B's own variable says, else online where there is a key."""
+    if asked != "auto":
+        return asked
+    told = os.environ.get("WANDB_MODE")
+    if told:
+        return "offline" if told == "dryrun" else cast("Mode", told)  # W&B refuses what it does not know.
+    return "online" if _has_key() else "offline"
 
 
 def _has_key() -> bool:

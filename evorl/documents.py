@@ -1,0 +1,118 @@
+"""Settings as people write them: a YAML file, and assignments on the command line that replace some of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evorl.explain import on_one_line, shown
+from evorl.types import UserError
+
+LARGEST = 2**17
+"""Bytes of a configuration; the largest that is shipped has some thousands."""
+MOST_VALUES = 10_000
+"""Values in a configuration, with its aliases written out: few lines of them can stand for more than memory holds."""
+DEEPEST = 50
+"""Brackets within each other; the parser takes seconds to give up on thousands."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-3 as a number, and refuses a key given twice and aliases without end."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        if self.flow_level >= DEEPEST:
+            raise yaml.scanner.ScannerError(None, None, "it is nested too deeply", self.get_mark())
+        super().fetch_flow_collection_start(token)
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _values(node, {}) > MOST_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, f"it stands for more than {MOST_VALUES} values")
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[tuple[str, str]] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def _values(node: yaml.Node, known: dict[int, float]) -> float:
+    """How many values a node stands for once its aliases are written out; a node inside itself has no end."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        pairs = [part if isinstance(part, tuple) else (part,) for part in parts]
+        known[id(node)] = 1 + sum(_values(part, known) for pair in pairs for part in pair)
+    return known[id(node)]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises UserError where there is none."""
+    where = on_one_line(str(path))
+    try:
+        with path.open("rb") as file:
+            payload = file.read(LARGEST + 1)
+        if len(payload) > LARGEST:
+            raise UserError(f"{where}: cannot read the configuration: it has more than {LARGEST} bytes")
+        data = _parse(payload.decode("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"{where}: cannot read the configuration: {reason}") from error
+    except yaml.YAMLError as error:
+        reason = on_one_line(" ".join(str(error).split()), 200)
+        raise UserError(f"{where}: not valid YAML: {reason}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: the configuration must be a mapping of sections, not a {type(data).__name__}")
+    return data
+
+
+def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """`data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        keys = path.split(".")
+        if not equals or not all(keys):
+            raise UserError(f"{shown(assignment)}: an override has the form key.path=value")
+        where = on_one_line(path, 80)
+        try:
+            value = _parse(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"{where}: {shown(text)} is not valid YAML") from error
+        data = _with_value(data, keys, value, where)
+    return data
+
+
+def _parse(text: str) -> Any:
+    """What YAML says. Raises yaml.YAMLError, also for what the parser itself gives up on."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+    except (ValueError, OverflowError) as error:
+        raise yaml.YAMLError(str(error)) from error
+
+
+def _with_value(data: Any, keys: list[str], value: Any, where: str) -> dict[str, Any]:
+    if data is not None and not isinstance(data, dict):
+        raise UserError(f"{where}: there is no such key; the path goes through a value, not a section")
+    head, *rest = keys
+    changed: dict[str, Any] = dict(data or {})
+    changed[head] = _with_value(changed.get(head), rest, value, where) if rest else value
+    return changed

@@ -1,0 +1,135 @@
+"""Files that are whole or not there, and a lock on a directory."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from evorl.types import UserError
+
+
+def write_atomically(path: Path, payload: bytes) -> None:
+    """Write so that the file is seen whole or not at all, also after a crash."""
+    temporary = path.with_name(f".{path.name}.partial")
+    write_through(temporary, payload)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def write_through(path: Path, payload: bytes) -> None:
+    """Write and wait until the disk has it."""
+    with path.open("wb") as file:
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a small JSON file that a person can read."""
+    write_atomically(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON that a person can read; equal values give equal bytes."""
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside a directory last."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digest(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()
+
+
+def entry(payload: bytes) -> dict[str, Any]:
+    """What a manifest says about a file with these bytes."""
+    return {"size": len(payload), "sha256": digest(payload)}
+
+
+def entry_of(path: Path) -> dict[str, Any]:
+    """What a manifest says about this file, which is read piece by piece. Raises OSError."""
+    with path.open("rb") as file:
+        return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def read_bounded(path: Path) -> bytes:
+    """All bytes of a file that memory has room for. Raises OSError, and UserError where it is too large."""
+    with path.open("rb") as file:
+        check_room(os.fstat(file.fileno()).st_size, str(path))
+        return file.read()
+
+
+def check_room(size: int, where: str, copies: int = 2) -> None:
+    """Raise UserError unless memory has room for so many copies of `size` bytes: what is read is then taken apart."""
+    free = psutil.virtual_memory().available
+    if copies * size > free:
+        times = " twice" if copies == 2 else ""
+        raise UserError(f"{where}: {size / 2**30:.1f} GiB do not fit{times} into {free / 2**30:.1f} GiB of free memory")
+
+
+def refuse_links(*paths: Path) -> None:
+    """Raise UserError where one of the paths is a symbolic link, by which a directory could reach out of itself."""
+    for path in paths:
+        if path.is_symlink():
+            raise UserError(f"{path}: is a symbolic link, which a run's directory may not hold; put the real one there")
+
+
+class Lock:
+    """A lock on a directory that one process holds until it ends, however it ends.
+
+    It is a POSIX record lock on the file `.lock`: the system gives it back when the process dies, and forked children
+    do not inherit it. The file says who holds it.
+    """
+
+    def __init__(self, directory: Path, owner: dict[str, Any], wait: float) -> None:
+        """Raises UserError where another process keeps it for `wait` seconds."""
+        self.path = directory / ".lock"
+        refuse_links(self.path)
+        self._file: IO[str] = self.path.open("a+", encoding="utf-8")
+        deadline = time.monotonic() + wait
+        while not self._taken():
+            if time.monotonic() > deadline:
+                holder = read_owner(directory)
+                self._file.close()
+                raise UserError(
+                    f"run.name: {directory} is in use by process {holder.get('pid', '?')} on "
+                    f"{holder.get('host', 'an unknown host')}; wait for its end or choose another name"
+                )
+            time.sleep(0.1)
+        self._file.truncate(0)
+        self._file.write(json.dumps(owner))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._file.close()
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+
+def read_owner(directory: Path) -> dict[str, Any]:
+    """Who holds the lock on a directory or held it last; empty where that is not known."""
+    try:
+        with (directory / ".lock").open(encoding="utf-8") as file:
+            owner = json.loads(file.read(10_000))
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}

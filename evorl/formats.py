@@ -1,0 +1,93 @@
+"""Agents and tensors as bytes and back. Nothing here pickles or unpickles, and nothing that is read is trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from evorl.types import DESCRIPTIONS, ROLES, Agent, Roles, Tensors, UserError
+
+Shape = tuple[int, ...]
+NUMBERS = TypeAdapter(dict[str, int])
+LONGEST_HEADER = 100_000_000
+"""Bytes; the format's own limit."""
+
+
+def encode_agents(agents: Sequence[Agent]) -> bytes:
+    """Agents as safetensors, with their descriptions in its header; `decode_agents` reads it back."""
+    tensors = {
+        f"{index}/{module}/{role}/{name}": value.contiguous()
+        for index, agent in enumerate(agents)
+        for module, roles in agent.tensors.items()
+        for role, named in roles.items()
+        for name, value in named.items()
+    }
+    descriptions = json.dumps([agent.describe() for agent in agents])
+    return save(tensors, metadata={"agents": descriptions})
+
+
+def decode_agents(payload: bytes, where: str) -> list[Agent]:
+    """The agents in `payload`; errors say `where` it came from. Raises UserError."""
+    try:
+        descriptions = DESCRIPTIONS.validate_json(_metadata(payload)["agents"])
+        tensors: list[dict[str, Roles]] = [{} for _ in descriptions]
+        for key, value in load(payload).items():
+            index, module, role, name = key.split("/", 3)
+            tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
+        for roles in (roles for agent in tensors for roles in agent.values()):
+            for role in ROLES:
+                roles.setdefault(role, {})
+        return [Agent(**described, tensors=own) for described, own in zip(descriptions, tensors, strict=True)]
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{where}: not a file of agents: {place}: {first['msg']}") from error
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise UserError(f"{where}: not a file of agents: {_short(error)}") from error
+
+
+def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
+    """Tensors as safetensors, with numbers in its header; `decode_tensors` reads it back."""
+    return save(
+        {name: value.contiguous() for name, value in tensors.items()}, metadata={"numbers": json.dumps(dict(numbers))}
+    )
+
+
+def decode_tensors(payload: bytes, where: str) -> tuple[Tensors, dict[str, int]]:
+    """What `encode_tensors` made; errors say `where` it came from. Raises UserError."""
+    try:
+        return load(payload), NUMBERS.validate_json(_metadata(payload)["numbers"])
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{where}: not a file of tensors: {_short(error)}") from error
+
+
+def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shape, torch.dtype]], where: str) -> None:
+    """Raise UserError unless exactly the expected tensors are there, in their shapes and types."""
+    for name in sorted(found.keys() ^ expected.keys()):
+        raise UserError(f"{where}: tensor {name!r} is {'not expected here' if name in found else 'missing'}")
+    for name, (shape, dtype) in expected.items():
+        value = found[name]
+        if (tuple(value.shape), value.dtype) != (tuple(shape), dtype):
+            raise UserError(
+                f"{where}: tensor {name!r} is {value.dtype} {tuple(value.shape)}; it should be {dtype} {tuple(shape)}"
+            )
+
+
+def _metadata(payload: bytes) -> dict[str, Any]:
+    """The metadata in the header of safetensors."""
+    size = int.from_bytes(payload[:8], "little")
+    if size > min(LONGEST_HEADER, len(payload) - 8):
+        raise ValueError(f"its header cannot have {size} bytes")
+    metadata: dict[str, Any] = json.loads(payload[8 : 8 + size])["__metadata__"]
+    return metadata
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,68 @@
+"""The lines that a run writes as it goes, one JSON object each, and that a resumed run takes back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evorl.files import refuse_links, write_atomically
+from evorl.types import EvorlWarning
+
+
+class JsonLines:
+    """A `.jsonl` file whose objects have a `generation`. Lines that could not be written wait for the next time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: list[bytes] = []
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add lines and wait until the disk has them. Raises OSError; the file then ends as it did before."""
+        self._waiting += [(json.dumps(row) + "\n").encode() for row in rows]
+        if not self._waiting:
+            return
+        with self.path.open("ab") as file:
+            end = file.tell()
+            try:
+                file.writelines(self._waiting)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+        self._waiting.clear()
+
+    def read(self) -> list[dict[str, Any]]:
+        """The objects of all whole lines."""
+        return [row for _, row in self._rows()]
+
+    def cut_back(self, generation: int) -> None:
+        """Drop what is of generations after `generation`, which are about to be lived again, and what is damaged."""
+        refuse_links(self.path)
+        if not self.path.is_file():
+            return
+        kept = [(line, row) for line, row in self._rows() if row["generation"] <= generation]
+        write_atomically(self.path, b"".join(line for line, _ in kept))
+        there = {row["generation"] for _, row in kept}
+        if lost := sorted(set(range(1, generation + 1)) - there):
+            named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
+            warnings.warn(
+                f"{self.path}: holds nothing of generation {named}; it was damaged", EvorlWarning, stacklevel=2
+            )
+
+    def _rows(self) -> list[tuple[bytes, dict[str, Any]]]:
+        if not self.path.is_file():
+            return []
+        rows = []
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(line)
+                if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
+                    rows.append((line, row))
+        return rows

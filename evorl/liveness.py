@@ -1,0 +1,81 @@
+"""Signs of life that ranks leave for each other, so that the one that is missing can be named."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any, Protocol
+
+INTERVAL = 1.0
+"""Seconds between two signs."""
+SILENT = 4 * INTERVAL
+"""A rank that has given none for so long is dead or stopped."""
+
+
+class Store(Protocol):
+    """A key-value store that all ranks see."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class SignsOfLife:
+    """A thread that tells the other ranks every second that this one lives, and what it waits for."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.waits_for: str | None = None
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._count = 0
+        self._host = socket.gethostname()
+        self._give()
+        threading.Thread(target=self._go_on, name="signs of life", daemon=True).start()
+
+    def missing(self) -> str:
+        """Which of the others failed to come, in words; of those on this machine, the stopped ones are ended.
+
+        A stopped process heeds nothing else, and its launcher would wait for it for another 30 seconds.
+        """
+        with contextlib.suppress(RuntimeError):
+            before = self._read()
+            time.sleep(SILENT)
+            after = self._read()
+            words = []
+            for rank, sign in after.items():
+                if sign == before[rank]:
+                    words.append(f"rank {rank} on {sign['host']} has given no sign of life for {SILENT:g} s or more")
+                    self._end(sign)
+                elif sign["waits_for"] is None:
+                    words.append(f"rank {rank} on {sign['host']} lives but did not come")
+            return " and ".join(words) or "another rank died"
+        return "another rank died, and the launcher's store with it"
+
+    def _end(self, sign: dict[str, Any]) -> None:
+        if sign["host"] == self._host:
+            with contextlib.suppress(OSError):
+                os.kill(sign["pid"], signal.SIGKILL)
+
+    def _read(self) -> dict[int, dict[str, Any]]:
+        """The last sign of every other rank that has ever given one."""
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        return {rank: json.loads(self._store.get(str(rank))) for rank in others if self._store.check([str(rank)])}
+
+    def _give(self) -> None:
+        self._count += 1
+        sign = {"host": self._host, "pid": os.getpid(), "count": self._count, "waits_for": self.waits_for}
+        self._store.set(str(self._rank), json.dumps(sign))
+
+    def _go_on(self) -> None:
+        with contextlib.suppress(RuntimeError):  # The store is gone, and with it whoever could read.
+            while True:
+                time.sleep(INTERVAL)
+                self._give()

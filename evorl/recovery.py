@@ -1,0 +1,290 @@
+"""What a run keeps of itself after each generation, over all ranks and hosts, and how it is taken up again."""
+
+from __future__ import annotations
+
+import json
+import socket
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from evorl.algorithms import Algorithm, Experience
+from evorl.checkpoint import Checkpoints, Files
+from evorl.config import AnyConfig
+from evorl.distributed import Placement
+from evorl.files import Lock, digest, json_bytes, read_owner
+from evorl.formats import decode_agents, decode_tensors, encode_tensors
+from evorl.population import check_agents
+from evorl.run import Owner, RunDirectory
+from evorl.types import Agent, EvorlWarning, UserError
+
+Number = Annotated[int, Field(ge=0)]
+
+
+@dataclass
+class Progress:
+    """Where a run stands, as its checkpoint remembers it. `replay` says whether that holds all parts of the replay."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    generation: Number = 0
+    agent_steps: Number = 0
+    global_steps: Number = 0
+    next_id: Number = 0
+    elite_fitness: float | None = None
+    elite_generation: Number | None = None
+    solved: bool = False
+    wall_clock_seconds: float = 0.0
+    ranks: Annotated[int, Field(ge=1)] = 1
+    placement: str = "replicated"
+    replay: bool = True
+
+
+PROGRESS = TypeAdapter(Progress)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a checkpoint gives back, the same on all ranks; `elite` is a file of one agent."""
+
+    progress: Progress
+    agents: list[Agent]
+    elite: bytes
+
+
+class Keeper:
+    """Writes the checkpoints of a run and finds the one to go on from, together with all ranks.
+
+    Ranks that see the main process's directory write into it; every other host keeps its own ranks' parts of the replay
+    in a directory of its own.
+    """
+
+    def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm, experience: Experience) -> None:
+        """Raises UserError, on all ranks, where the run's directory cannot be used."""
+        self._config = config
+        self._placement = placement
+        self._ranks = placement.ranks
+        self._algorithm = algorithm
+        self._experience = experience
+        self._said: set[str] = set()
+        self._shared = True
+        self.directory = self._claim()
+        sees = self._ranks.gather(np.array([float(self._shared)]), "who sees the run directory")
+        self._sees = sees[:, 0] > 0
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return self.directory.checkpoints
+
+    def save(self, progress: Progress, agents: bytes, elite: bytes) -> None:
+        """Gather every rank's files in one place and make them a checkpoint; where a disk fails, say so and go on.
+
+        `agents` and `elite` are files of agents, on the main process.
+        """
+        ranks, generation = self._ranks, progress.generation
+        rows, numbers = self._experience.state()
+        progress.ranks, progress.placement = ranks.size, self._placement.kind
+        progress.replay = self._replay_is_kept(sum(value.nbytes for value in rows.values()))
+        files = {_part(ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
+        if ranks.is_main:
+            files |= {"agents.safetensors": agents, "state.json": json_bytes(asdict(progress))}
+            files |= {"elite.safetensors": elite} if elite else {}
+        mine: dict[str, Any] = {"files": {}, "problem": ""}
+        try:
+            self.directory.flush()
+            mine["files"] = {name: self.checkpoints.write(generation, name, value) for name, value in files.items()}
+        except OSError as error:
+            mine["problem"] = f"{error.filename or self.directory.path}: {error.strerror}"
+        parts = [json.loads(part) for part in ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")]
+        problem = next((part["problem"] for part in parts if part["problem"]), "")
+        if not problem and ranks.is_main:
+            problem = self._complete(
+                progress, [part["files"] for part, sees in zip(parts, self._sees, strict=True) if sees]
+            )
+        problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
+        if not problem and ranks.leads_host and not self._shared:
+            problem = self._complete(progress, [part["files"] for part in parts[ranks.rank :][: ranks.on_host]])
+        if problem:
+            self.checkpoints.discard()
+            lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
+            self.say_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+
+    def restore(self) -> Taken | None:
+        """What the newest checkpoint holds that is whole on all hosts; None where there has never been one.
+
+        Raises UserError where there are checkpoints and none is whole; nothing has been changed then.
+        """
+        ranks, checkpoints = self._ranks, self.checkpoints
+        listed = ranks.from_main(lambda: json_bytes(checkpoints.generations()), "the checkpoints")
+        generations: list[int] = json.loads(listed)
+        for generation in reversed(generations):
+            replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
+            problem = next((reply.decode() for reply in replies if reply), None)
+            if problem is None:
+                taken = self._take(generation)
+                if ranks.leads_host:
+                    checkpoints.set_aside(generation + 1)
+                if ranks.is_main:
+                    self.directory.cut_back(generation, taken.elite)
+                return taken
+            if ranks.is_main:
+                self.say_once(problem, f"{problem}; looking at the checkpoint before it")
+        if generations:
+            raise UserError(
+                f"run.resume: no checkpoint in {checkpoints.directory} is whole; nothing was changed, and with another "
+                "run.name training begins anew",
+                told=not ranks.is_main,
+            )
+        if ranks.is_main:
+            self.directory.cut_back(0, b"")
+        return None
+
+    def reload(self, payload: bytes, generation: int) -> list[Agent]:
+        """The agents that the main process gives: from the checkpoint where that is seen, else from its bytes."""
+        ranks, path = self._ranks, self.checkpoints.path(generation) / "agents.safetensors"
+        expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
+        if not ranks.is_main and path.is_file():
+            payload = path.read_bytes()
+        seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
+        if not seen.all():
+            payload = ranks.broadcast_bytes(payload, "the evolved agents")
+        return decode_agents(payload, str(path))
+
+    def say_once(self, about: str, message: str) -> None:
+        """Warn, from the process that has met the trouble, if this was not said yet."""
+        if about not in self._said and (self._ranks.is_main or not self._shared):
+            self._said.add(about)
+            warnings.warn(message, EvorlWarning, stacklevel=3)
+
+    def _claim(self) -> RunDirectory:
+        """Agree on the directory; the hosts that do not see the main process's one make and lock their own."""
+        keep, wait = self._config.checkpoint.keep, self._config.run.lock_timeout
+        claimed: list[RunDirectory] = []
+
+        def claim() -> bytes:
+            claimed.append(RunDirectory.claim(self._config))
+            return json_bytes({"path": str(claimed[0].path), "owner": Owner.here().to_json()})
+
+        reply = json.loads(self._ranks.from_main(claim, "the run directory"))
+        path, problem = Path(reply["path"]), ""
+        if not self._ranks.is_main:
+            self._shared = read_owner(path) == reply["owner"]
+            claimed = [RunDirectory(path, keep)]
+            if self._ranks.leads_host and not self._shared:
+                try:
+                    path.mkdir(parents=True, exist_ok=True)
+                    claimed = [RunDirectory(path, keep, Lock(path, Owner.here().to_json(), wait))]
+                    claimed[0].checkpoints.discard()
+                except OSError as error:
+                    problem = f"run.directory: cannot write to {error.filename}: {error.strerror}"
+                except UserError as error:
+                    problem = str(error)
+        self._ranks.all_well(problem, "the hosts' run directories")
+        return claimed[0]
+
+    def _replay_is_kept(self, size: int) -> bool:
+        """Whether all ranks' parts together, of which this one's takes `size` bytes, are within the limit."""
+        total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
+        limit = self._config.checkpoint.max_replay_mb
+        if total > limit:
+            what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
+            self.say_once("replay", f"{what}; a resumed run will not be bit-exact")
+        return total <= limit
+
+    def _complete(self, progress: Progress, parts: Sequence[Files]) -> str:
+        """Make a checkpoint of the gathered files; gives what went wrong."""
+        files = {name: listed for part in parts for name, listed in part.items()}
+        try:
+            self.checkpoints.complete(progress.generation, files, progress.elite_generation)
+        except OSError as error:
+            return f"{error.filename or self.directory.path}: {error.strerror}"
+        return ""
+
+    def _problem(self, generation: int) -> str:
+        """Why this host cannot go on from a generation's checkpoint. A host that has no checkpoints at all is new."""
+        checkpoints = self.checkpoints
+        try:
+            if self._ranks.is_main:
+                files = checkpoints.verify(generation)
+                if not {"agents.safetensors", "state.json"} <= files.keys():
+                    return f"{checkpoints.path(generation)}: lacks the agents or state.json"
+            elif self._ranks.leads_host and not self._shared and checkpoints.generations():
+                if generation not in checkpoints.generations():
+                    return f"{checkpoints.path(generation)}: is not there on {socket.gethostname()}"
+                checkpoints.verify(generation)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def _take(self, generation: int) -> Taken:
+        ranks, checkpoints = self._ranks, self.checkpoints
+        where = checkpoints.path(generation)
+
+        def state() -> bytes:
+            payload = checkpoints.read(generation, "state.json")
+            _progress(payload, str(where / "state.json"))
+            return payload
+
+        def agents(name: str, count: int) -> bytes:
+            payload, path = checkpoints.read(generation, name), str(where / name)
+            found = decode_agents(payload, path)
+            if len(found) != count:
+                raise UserError(f"{path}: holds {len(found)} agents, not {count}")
+            check_agents(found, self._algorithm, path)
+            return payload
+
+        def elite() -> bytes:
+            return agents("elite.safetensors", 1) if "elite.safetensors" in checkpoints.files(generation) else b""
+
+        progress = _progress(ranks.from_main(state, "the run's state"), str(where))
+        size = self._config.population.size
+        population = ranks.from_main(lambda: agents("agents.safetensors", size), "the checkpoint's agents")
+        best = ranks.from_main(elite, "the checkpoint's elite")
+        self._take_replay(generation, progress)
+        return Taken(progress, decode_agents(population, str(where)), best)
+
+    def _take_replay(self, generation: int, progress: Progress) -> None:
+        """Give every rank its part of the replay, and say where the run will not be what it would have been."""
+        ranks, checkpoints = self._ranks, self.checkpoints
+        parts = [_part(rank) for rank in range(progress.ranks)] if progress.replay else []
+        missing, problem = 0, ""
+        for name in parts[ranks.rank :: ranks.size]:
+            path = checkpoints.path(generation) / name
+            if not path.is_file():
+                missing += 1
+                continue
+            try:
+                rows, numbers = decode_tensors(checkpoints.read(generation, name), str(path))
+                self._experience.restore(rows, numbers)
+            except UserError as error:
+                problem = f"{path}: {error}"
+        ranks.all_well(problem, "the replay")
+        missing = int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
+        here = self._placement.kind
+        reasons = {
+            f"the number of ranks changed from {progress.ranks} to {ranks.size}": progress.ranks != ranks.size,
+            f"the placement changed from {progress.placement} to {here}": progress.placement != here,
+            "environments carry over": self._config.environment.carry_over,
+            "the replay was too large to be kept": not progress.replay,
+            f"{missing} parts of the replay are not on these hosts": missing > 0,
+        }
+        if ranks.is_main and any(reasons.values()):
+            named = ", ".join(reason for reason, holds in reasons.items() if holds)
+            self.say_once("exact", f"this resume is not bit-exact: {named}")
+
+
+def _part(rank: int) -> str:
+    return f"replay-rank-{rank:03d}.safetensors"
+
+
+def _progress(payload: bytes, where: str) -> Progress:
+    try:
+        return PROGRESS.validate_json(payload)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

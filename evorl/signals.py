@@ -1,0 +1,94 @@
+"""How a process ends when it is told to: in order, and if it cannot, all the same."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+GRACE = 20.0
+"""Seconds from a signal to the end of a process that is stuck; launchers kill after 30."""
+LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
+"""What the environment of a process holds that `accelerate launch` started."""
+
+
+class Told(SystemExit):
+    """This process was told to end; the exit code is 128 and the signal's number, as shells have it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def heeded() -> Iterator[None]:
+    """Raise Told in the main thread at SIGTERM, Ctrl-C or a closed terminal, and treat a lost launcher like SIGTERM.
+
+    Only the first signal counts, so that ending in order is not itself broken off. Whoever has not ended GRACE seconds
+    later is stuck where no signal reaches it, and is ended from a thread.
+    """
+    told = threading.Event()
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        if not told.is_set():
+            told.set()
+            raise Told(number)
+
+    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+    # What `nohup` had ignored stays ignored.
+    before = {number: signal.getsignal(number) for number in signals}
+    heeded: list[int] = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    old_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in heeded:
+        signal.signal(number, heed)
+    active = [True]
+    os.register_at_fork(after_in_child=lambda: _forget(heeded) if active else None)
+    watch = threading.Thread(target=_watch, args=(reader, set(heeded)), name="signals", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        active.clear()
+        for number in heeded:
+            signal.signal(number, before[signal.Signals(number)])
+        signal.set_wakeup_fd(old_descriptor)
+        writer.close()
+        watch.join()
+        reader.close()
+
+
+def _forget(heeded: list[int]) -> None:
+    """In a forked child: end by signals as usual, and do not report them to the parent's thread."""
+    signal.set_wakeup_fd(-1)
+    for number in heeded:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _watch(reader: socket.socket, signals: set[int]) -> None:
+    """Wait for a signal or the launcher's end, and then for the process to follow; return when it is done itself."""
+    launcher = os.getppid() if any(name in os.environ for name in LAUNCHED) else None
+    number = 0
+    while not number:
+        if select.select([reader], [], [], 1.0)[0]:
+            heard = reader.recv(1)
+            if not heard:
+                return
+            number = heard[0] if heard[0] in signals else 0
+        elif launcher is not None and os.getppid() != launcher:
+            print("error: the launcher is gone; ending", file=sys.stderr)
+            os.kill(os.getpid(), signal.SIGTERM)
+            number = signal.SIGTERM
+    deadline = time.monotonic() + GRACE
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not reader.recv(1):
+            return
+    os._exit(128 + number)

@@ -1,0 +1,14 @@
+"""What a run recorded before it was taken up again, and what of it a tracker lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+Points = Mapping[str, float]
+History = Sequence[tuple[int, int, Points]]
+"""For each generation, in their order: its number, the environment steps of all agents at its end, and its points."""
+
+
+def lacking(history: History, first: int) -> History:
+    """The generations that a tracker lacks which has all those before `first`."""
+    return [entry for entry in history if entry[0] >= first]
