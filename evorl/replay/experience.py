@@ -71,14 +71,17 @@ def make_replay(capacity: int, interface: Interface, action: Field, device: torc
     """A replay for what agents see here; stacked frames are kept once. Raises UserError where memory has no room."""
     fields = replay_fields(interface, action)
     frames = {name: part.frames for name, part in interface.parts.items() if part.frames}
-    stacks = {
-        f"{prefix}.{name}": count for name, count in frames.items() for prefix in ("observation", "next_observation")
-    }
-    row = sum(
-        math.prod(shape) * dtype.itemsize / (2 * stacks.get(name, 0.5)) for name, (shape, dtype) in fields.items()
-    )
-    check_room(round(capacity * row), "replay.capacity", copies=1)
+    check_room(round(capacity * _bytes_of_transition(fields, frames)), "replay.capacity", copies=1)
     return FrameReplay(capacity, frames, fields, device) if frames else ReplayBuffer(capacity, fields, device)
+
+
+def _bytes_of_transition(fields: Mapping[str, Field], frames: Mapping[str, int]) -> float:
+    total = 0.0
+    for name, (shape, dtype) in fields.items():
+        part = name.partition(".")[2]
+        # One frame of a stack is new at each step, and both observations share it.
+        total += math.prod(shape) * dtype.itemsize / (2 * frames[part] if part in frames else 1)
+    return total
 
 
 class ReplayExperience:
