@@ -38,7 +38,8 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
     try:
         descriptions = DESCRIPTIONS.validate_json(_metadata(payload)["agents"])
         tensors: list[dict[str, Roles]] = [{} for _ in descriptions]
-        for key, value in load(payload).items():
+        # In an order of its own: the library's changes from run to run, and mutations draw noise tensor by tensor.
+        for key, value in sorted(load(payload).items()):
             index, module, role, name = key.split("/", 3)
             tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
         for roles in (roles for agent in tensors for roles in agent.values()):
