@@ -1,9 +1,12 @@
-"""`evorl`: look at what a run has left behind."""
+"""`evorl`: look at what a run has left behind, and go on with it."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +14,20 @@ from pathlib import Path
 import numpy as np
 
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.config import validate
+from evorl.checkpoint import Checkpoints
+from evorl.config import override, read_yaml, validate
 from evorl.envs import Environments
 from evorl.evaluation import MOST_COPIES, evaluate, whole_games
 from evorl.launch import check, run_program
 from evorl.population import Population, check_agents
 from evorl.randomness import derive_seed, torch_generator
-from evorl.run import load_elite
+from evorl.recovery import progress_of
+from evorl.run import check_same_run, load_elite
+from evorl.types import UserError
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = ROOT / "demos" / "online.py"
+ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 
 
 def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int | str]:
@@ -45,6 +55,44 @@ def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int
     }
 
 
+def resume_command(run: Path, overrides: Sequence[str], program: Path, processes: int | None) -> list[str]:
+    """The command that goes on with a run, on as many processes as it had. Raises UserError where it may not go on."""
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"{run}: there is no run here (no config.yaml)")
+    if not program.is_file():
+        raise UserError(f"--program: there is no file {program}; name the program that trained the run")
+    place = [f"run.directory={run.resolve().parent}", f"run.name={run.resolve().name}", "run.resume=auto"]
+    given = [*overrides, *place]
+    check_same_run(run, check(validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)))
+    arguments = [str(program), "--config", str(run / "config.yaml"), *given]
+    count = processes or _ranks_of(run)
+    if count == 1:
+        return [sys.executable, *arguments]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE)]
+    return [*launcher, "--num_processes", str(count), "--main_process_port", str(port), *arguments]
+
+
+def _ranks_of(run: Path) -> int:
+    """The ranks that the newest checkpoint was made by; it is verified later, by those who go on from it."""
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    for generation in reversed(checkpoints.generations()):
+        with contextlib.suppress(UserError):
+            return progress_of(checkpoints.read(generation, "state.json"), str(checkpoints.path(generation))).ranks
+    return 1
+
+
+def refuse_code(run: Path, allowed: bool) -> None:
+    """Raise UserError where a run's configuration names code of others to run, unless that is `allowed`."""
+    data = read_yaml(run / "config.yaml") if (run / "config.yaml").is_file() else {}
+    for section, key in (("environment", "id"), ("network", "factory")):
+        value = (data.get(section) or {}).get(key) if isinstance(data.get(section), dict) else None
+        if not allowed and isinstance(value, str) and ":" in value:
+            raise UserError(f"{section}.{key}: {value!r} runs code of its own; add --allow-code if you trust this run")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="evorl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -53,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--episodes", type=_count, default=100)
     command.add_argument("--seed", type=_seed, default=0)
     command.add_argument("--json", action="store_true", help="print one JSON object")
+    command = commands.add_parser("resume", help="go on with a run, further than it went if so asked")
+    command.add_argument("run", type=Path, help="the run's directory")
+    command.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
+    command.add_argument("--processes", type=_count, help="default: as many as before")
+    command.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: demos/online.py)")
+    for command in commands.choices.values():
+        command.add_argument("--allow-code", action="store_true", help="let the run's configuration name code to run")
     return parser
 
 
@@ -73,6 +128,10 @@ def _count(text: str) -> int:
 def run_command(arguments: Sequence[str]) -> None:
     """What the command line asks for. Raises UserError."""
     parsed = _parser().parse_args(arguments)
+    refuse_code(parsed.run, parsed.allow_code)
+    if parsed.command == "resume":
+        command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes)
+        os.execv(command[0], command)
     result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed)
     if parsed.json:
         print(json.dumps(result))

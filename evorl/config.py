@@ -107,6 +107,8 @@ class Environment(Section):
     """The numbers of a vector observation that agents see, by their positions; without it all."""
     life_loss_ends: bool = False
     """Atari: what is learned from ends with each life. Returns and evaluation count whole games."""
+    max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
+    """How often each copy is made again after it raised an error; the episode it was in is dropped."""
     carry_over: bool = False
     """Let episodes run on over a generation's end. A resumed run is then not bit-identical."""
 

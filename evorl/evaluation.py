@@ -39,6 +39,9 @@ def _one_episode_each(population: Population, environments: Environments, max_st
     while playing.any() and (max_steps is None or steps < max_steps):
         transition = environments.step(population.best(environments.observation, memory)["action"])
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
+        if not transition.all_valid:
+            # Where an error cut an episode off, the one that follows counts in its place.
+            returns[playing & ~transition.valid.cpu().numpy()] = 0.0
         playing &= ~(transition.terminated | transition.truncated).cpu().numpy()
         steps += 1
     return returns

@@ -227,7 +227,7 @@ class Keeper:
 
         def state() -> bytes:
             payload = checkpoints.read(generation, "state.json")
-            _progress(payload, str(where / "state.json"))
+            progress_of(payload, str(where / "state.json"))
             return payload
 
         def agents(name: str, count: int) -> bytes:
@@ -241,7 +241,7 @@ class Keeper:
         def elite() -> bytes:
             return agents("elite.safetensors", 1) if "elite.safetensors" in checkpoints.files(generation) else b""
 
-        progress = _progress(ranks.from_main(state, "the run's state"), str(where))
+        progress = progress_of(ranks.from_main(state, "the run's state"), str(where))
         size = self._config.population.size
         population = ranks.from_main(lambda: agents("agents.safetensors", size), "the checkpoint's agents")
         best = ranks.from_main(elite, "the checkpoint's elite")
@@ -282,7 +282,8 @@ def _part(rank: int) -> str:
     return f"replay-rank-{rank:03d}.safetensors"
 
 
-def _progress(payload: bytes, where: str) -> Progress:
+def progress_of(payload: bytes, where: str) -> Progress:
+    """The progress that a checkpoint's `state.json` holds; errors say `where` it is. Raises UserError."""
     try:
         return PROGRESS.validate_json(payload)
     except ValidationError as error:

@@ -102,9 +102,7 @@ class RunDirectory:
                 raise UserError(
                     f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
                 )
-            begun = validate(read_yaml(self.path / "config.yaml"), SETTINGS)
-            if difference := _first_difference(begun, config):
-                raise UserError(f"run.resume: {self.path} was begun with another configuration: {difference}")
+            check_same_run(self.path, config)
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         write_atomically(self.path / "config.yaml", config.to_yaml().encode())
@@ -150,6 +148,13 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     if len(agents) != 1:
         raise UserError(f"{file}: holds {len(agents)} agents; an elite is one")
     return read_yaml(path / "config.yaml"), agents[0]
+
+
+def check_same_run(path: Path, config: AnyConfig) -> None:
+    """Raise UserError where the run in `path` was begun with a configuration that would make its past meaningless."""
+    begun = validate(read_yaml(path / "config.yaml"), SETTINGS)
+    if difference := _first_difference(begun, config):
+        raise UserError(f"run.resume: {path} was begun with another configuration: {difference}")
 
 
 def _directory(config: AnyConfig, owner: Owner) -> Path:

@@ -5,6 +5,8 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
+from evorl.envs.guard import FAULT, LOST
 from evorl.envs.vector import make_vector, stacked_frames
 from evorl.spaces import Interface, Parts, choices, parts_of, split
-from evorl.types import Observation, Tensors, Transition, UserError
+from evorl.types import EvorlWarning, Observation, Tensors, Transition, UserError
 
 TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
 MASK = "action_mask"
@@ -40,6 +43,7 @@ class Environments:
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._carries_over = settings.carry_over
+        self._settings = settings
         self._vector = make_vector(settings, agents * num_envs)
         self._lives = settings.life_loss_ends
         self._space: gym.Space[Any] = self._vector.single_observation_space
@@ -58,9 +62,12 @@ class Environments:
         self._return_count = np.zeros(agents)
         self._steps = np.zeros(agents)
         self._id = settings.id
+        self._seed = 0
+        self._clock = 0
+        self._restarts = 0
         self._visible = None if settings.visible is None else list(settings.visible)
         self.observation: Observation
-        _, info = self._vector.reset(seed=0)
+        _, info = self._reset()
         # Whether actions can be forbidden shows only in what a reset says.
         self._masked = MASK in info
         if self._masked:
@@ -74,16 +81,22 @@ class Environments:
 
     def reset(self, seed: int) -> None:
         """Start a new episode everywhere."""
-        observation, info = self._vector.reset(seed=seed % 2**31)
+        self._seed = seed % 2**31
+        self._clock = 0
+        observation, info = self._reset()
         self._resetting[:] = False
         self._running_return[:] = 0.0
         self.observation = self._seen(observation, info) | {"started": self._tensor(np.ones_like(self._resetting))}
 
     def step(self, action: Tensor) -> Transition:
         """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
-        observation, reward, terminated, truncated, info = self._vector.step(self._actions(action))
+        self._clock += 1
+        observation, reward, terminated, truncated, info = self._step(self._actions(action))
+        self._check_finite(np.asarray(reward), "a reward")
         ended = terminated | truncated
-        valid = ~self._resetting
+        # Where an error came in the reset after an episode's end, the step before it is still a transition.
+        dropped = self._faulty(info) & ~ended if FAULT in info else None
+        valid = ~self._resetting if dropped is None else ~self._resetting & ~dropped
         truncated = truncated & ~terminated
         seen = self._seen(observation, info)
         transition = Transition(
@@ -103,6 +116,9 @@ class Environments:
         started = over if self._resets_in_step else self._resetting
         if not self._resets_in_step:
             self._resetting = over.copy()
+        if dropped is not None:
+            self._running_return[dropped] = 0.0
+            started = started | dropped
         self.observation = seen | {"started": self._tensor(np.array(started))}
         return transition
 
@@ -121,6 +137,78 @@ class Environments:
 
     def close(self) -> None:
         self._vector.close()
+
+    def _reset(self) -> tuple[Any, dict[str, Any]]:
+        try:
+            observation, info = self._vector.reset(seed=self._seed)
+        except Exception as error:
+            observation, info = self._start_over(error)
+        if FAULT in info:
+            self._faulty(info)
+        return observation, info
+
+    def _step(self, action: NDArray[Any]) -> tuple[Any, ...]:
+        try:
+            return self._vector.step(action)
+        except Exception as error:
+            observation, info = self._start_over(error)
+            copies = self.agents * self.num_envs
+            none = np.zeros(copies, dtype=bool)
+            self._resetting[:] = False
+            return observation, np.zeros(copies), none, none, info
+
+    def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
+        """Make all copies again, where one error has hit them all, and begin new episodes. Raises UserError."""
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        while self._restarts < self._settings.max_restarts:
+            self._restarts += 1
+            with contextlib.suppress(Exception):
+                self._vector.close()
+            self._vector = make_vector(self._settings, self.agents * self.num_envs)
+            try:
+                observation, info = self._vector.reset(seed=(self._seed + self._restarts) % 2**31)
+            except Exception as another:
+                reason = f"{type(another).__name__}: {' '.join(str(another).split())}"
+                continue
+            copies = self.agents * self.num_envs
+            fault = {FAULT: np.full(copies, reason, dtype=object), LOST: np.zeros(copies, dtype=bool)}
+            return observation, {**info, **fault, f"_{FAULT}": np.ones(copies, dtype=bool)}
+        raise UserError(
+            f"environment.max_restarts: all copies of {self._id} failed more than {self._settings.max_restarts} times; "
+            f"the last time: {reason}"
+        )
+
+    def _faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
+        """Which copies [N] raised an error, which is said aloud. Raises UserError where one did so too often."""
+        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
+        copies = np.flatnonzero(faulty)
+        agent, place = divmod(int(copies[0]), self.num_envs)
+        lost = [copy for copy in copies if info[LOST][copy]]
+        if lost:
+            agent, place = divmod(int(lost[0]), self.num_envs)
+            raise UserError(
+                f"environment.max_restarts: environment {place} of agent {agent} ({self._id}) failed more than "
+                f"{self._settings.max_restarts} times; the last time: {info[FAULT][lost[0]]}"
+            )
+        where = f"environment {place} of agent {agent}" if len(copies) == 1 else f"{len(copies)} environments"
+        warnings.warn(
+            f"{where} ({self._id}) raised {info[FAULT][copies[0]]}, {self._clock} steps after its start; made again, "
+            "without the episode it was in",
+            EvorlWarning,
+            stacklevel=4,
+        )
+        return faulty
+
+    def _check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
+        """Raise UserError where one of the values [N, ...] is NaN or infinite; `copy` is the one they are of."""
+        if np.isfinite(values).all():
+            return
+        bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0]) if copy is None else copy
+        agent, place = divmod(bad, self.num_envs)
+        raise UserError(
+            f"environment.id: {self._id} gave {what} that is not finite in environment {place} of agent {agent}, "
+            f"{self._clock} steps after its start; agents cannot learn from that"
+        )
 
     def _count(self, reward: NDArray[np.float64], ended: NDArray[np.bool_]) -> None:
         self._running_return += reward
@@ -147,8 +235,8 @@ class Environments:
         frames = stacked_frames(settings)
         return {name: replace(part, frames=frames) for name, part in parts.items()} if frames else parts
 
-    def _stored(self, observation: Any) -> dict[str, NDArray[Any]]:
-        """Copies of the parts of one observation or a batch of them, in the types that they are kept in.
+    def _stored(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
+        """Copies of the parts of a batch of observations, or of that of one `copy`, in the types they are kept in.
 
         Copies, because vector environments may reuse the array that they return.
         """
@@ -156,7 +244,11 @@ class Environments:
         if self._visible is not None:
             parts = {name: array[..., self._visible] for name, array in parts.items()}
         types = {name: TYPES[part.dtype] for name, part in self.interface.parts.items()}
-        return {name: np.array(array, dtype=types[name]) for name, array in parts.items()}
+        stored = {name: np.array(array, dtype=types[name]) for name, array in parts.items()}
+        for name, array in stored.items():
+            if array.dtype == np.float32:
+                self._check_finite(array, f"an observation ({name})", copy)
+        return stored
 
     def _with_last(self, seen: Tensors, ended: NDArray[np.bool_], info: dict[str, Any]) -> Tensors:
         """What the step led to: where it also reset the environment, the true last observation."""
@@ -165,7 +257,7 @@ class Environments:
         last = {name: value.clone() for name, value in seen.items()}
         for copy in np.flatnonzero(ended):
             agent, place = divmod(int(copy), self.num_envs)
-            for name, array in self._stored(info["final_obs"][copy]).items():
+            for name, array in self._stored(info["final_obs"][copy], int(copy)).items():
                 last[name][agent, place] = torch.as_tensor(array)
             if self._masked:
                 final = info["final_info"]

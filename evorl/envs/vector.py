@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from evorl.config import Environment
+from evorl.envs.guard import Guard
 from evorl.plugins import import_from_here
 from evorl.types import UserError
 
@@ -31,7 +33,10 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
                 options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
             vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
-            return gym.make_vec(name, copies, vectorization_mode=mode, vector_kwargs=vector, **settings.kwargs)
+            guard = partial(Guard, restarts=settings.max_restarts)
+            return gym.make_vec(
+                name, copies, vectorization_mode=mode, vector_kwargs=vector, wrappers=[guard], **settings.kwargs
+            )
     except ModuleNotFoundError as error:
         if error.name == "ale_py":
             raise UserError(
@@ -42,6 +47,11 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
 
 
 def stacked_frames(settings: Environment) -> int:

@@ -20,7 +20,7 @@ from evorl.replay.frames import FrameReplay
 from evorl.replay.sampler import DistributedSampler
 from evorl.spaces import Interface, choices
 from evorl.timing import Stopwatch
-from evorl.types import Agent, Batch, Decision, Tensors, Transition
+from evorl.types import Agent, Batch, Decision, Tensors, Transition, UserError
 
 Field = tuple[tuple[int, ...], torch.dtype]
 
@@ -142,7 +142,10 @@ class ReplayExperience:
         )
 
     def add(self, transition: Transition, decision: Decision) -> None:
-        """Remember what one step of all environments brought; resets are left out."""
+        """Remember what one step of all environments brought; resets are left out.
+
+        Raises UserError where ranks add in lockstep and there is nothing to add.
+        """
         clip = self._reward_clip
         fields = {
             "action": decision["action"],
@@ -154,11 +157,30 @@ class ReplayExperience:
             ("next_observation.", transition.next_observation),
         ):
             fields |= {prefix + name: value for name, value in seen.items() if name != "started"}
-        self.buffer.add_step(fields, transition.valid, transition.observation["started"])
-        if transition.all_valid:
+        valid, whole = transition.valid, transition.all_valid
+        if self._lockstep and not whole:
+            fields, valid, whole = self._filled(fields, valid), torch.ones_like(valid), True
+        self.buffer.add_step(fields, valid, transition.observation["started"])
+        if whole:
             self._steps = np.full(transition.valid.shape[0], float(transition.valid.shape[1]))
         else:
             self._steps = transition.valid.sum(1).cpu().numpy().astype(np.float64)
+
+    def _filled(self, fields: Tensors, valid: Tensor) -> Tensors:
+        """The fields [P, E, ...] of a step, with some other true transition where an episode was dropped.
+
+        The other ranks do not hear of it, and count on as many rows from here as from themselves.
+        """
+        if self.buffer.size:
+            held = self.buffer.gather(torch.tensor([self.buffer.size - 1], device=self.buffer.device))
+        elif valid.any():
+            held = {name: value[valid][:1] for name, value in fields.items()}
+        else:
+            raise UserError("environment.id: every environment failed in the very first step")
+        return {
+            name: torch.where(valid.view(*valid.shape, *[1] * (value.dim() - 2)), value, held[name])
+            for name, value in fields.items()
+        }
 
     def due(self) -> Iterator[Batch]:
         """The batches that the steps since the last call make due, one for each update of the population."""

@@ -160,14 +160,17 @@ class RolloutExperience:
     def _appraise(self) -> None:
         """Estimate the advantage of every step, and the return that its value should have been."""
         column = {name: self._columns[name].whole() for name in ("reward", "value", "terminated", "truncated", "valid")}
-        terminated, ended = column["terminated"], column["terminated"] | column["truncated"]
+        nothing = ~column["valid"]
+        ended = column["terminated"] | column["truncated"] | nothing
         next_value = column["value"].roll(-1, 0)
         exceptions = self._columns["next_value"].whole()
         next_value = torch.where(column["truncated"], exceptions, next_value)
         next_value[-1] = exceptions[-1]
         reward = self._scaled(column["reward"], ended, column["valid"])
         gamma, trace = self._numbers["gamma"], self._numbers["gae_lambda"]
-        advantage = gae(reward, column["value"], next_value, terminated, ended, gamma, trace)
+        # What was no transition brought just what was expected, so that no step before it gains or loses by it.
+        reward = torch.where(nothing, column["value"], reward)
+        advantage = gae(reward, column["value"], next_value, column["terminated"] | nothing, ended, gamma, trace)
         self._columns["advantage"] = PlainColumn.of(advantage)
         self._columns["return"] = PlainColumn.of(advantage + column["value"])
 
