@@ -156,13 +156,14 @@ def disturb(directory: Path, name: str, settings: Sequence[str], kills: int, rng
 
 
 def left_behind(run: Path) -> dict[str, Any]:
-    """Everything that a run leaves, without what a clock measured."""
-    kept: dict[str, Any] = {"lineage": (run / "lineage.jsonl").read_bytes()}
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept["metrics"] = [{key: value for key, value in row.items() if key not in MEASURED} for row in rows]
-    for path in sorted((run / "checkpoints").rglob("*")) + sorted((run / "elite").iterdir()):
+    """Everything that a run leaves, without what a clock measured; hosts without the main process have less."""
+    kept: dict[str, Any] = {}
+    for path in sorted(run.rglob("*")):
         place = str(path.relative_to(run))
-        if path.suffix == ".safetensors" or path.name == "agent.json":
+        if path.name == "metrics.jsonl":
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            kept[place] = [{key: value for key, value in row.items() if key not in MEASURED} for row in rows]
+        elif path.suffix == ".safetensors" or path.name in ("agent.json", "lineage.jsonl"):
             kept[place] = path.read_bytes()
         elif path.name == "state.json":
             state = json.loads(path.read_bytes())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evorl.files import (
+    digest,
     entry,
     entry_of,
     json_bytes,
@@ -20,15 +21,15 @@ from evorl.files import (
 )
 from evorl.types import UserError
 
-CHECKPOINT = re.compile(r"generation-(\d{6,12})")
-FILE = re.compile(r"(agents|elite|replay-rank-\d{3,6})\.safetensors|state\.json")
+CHECKPOINT = re.compile(r"generation-([0-9]{6}|[1-9][0-9]{6,11})")
+FILE = re.compile(r"(agents|elite|replay-rank-[0-9]{3,6})\.safetensors|state\.json")
 MANIFEST = "manifest.json"
 Files = Mapping[str, Mapping[str, Any]]
 """What a manifest says of each file, by its name."""
 
 
 class Checkpoints:
-    """`generation-000012/` directories. In each, `manifest.json` lists every file's size and SHA-256."""
+    """`generation-000012/` directories. In each, `manifest.json` lists every file's size and SHA-256, and has its own."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
@@ -47,7 +48,7 @@ class Checkpoints:
         Raises OSError; the checkpoints there were are then still there.
         """
         partial, final = self._partial(generation), self.path(generation)
-        write_through(partial / MANIFEST, json_bytes({"generation": generation, "files": files}))
+        write_through(partial / MANIFEST, _manifest(generation, files))
         sync_directory(partial)
         if final.exists():
             self.set_aside(generation)
@@ -60,7 +61,10 @@ class Checkpoints:
     def discard(self) -> None:
         """Remove what checkpoints that were never completed have left behind."""
         for path in self.directory.glob(".partial-*"):
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_symlink():
+                path.unlink()  # Else the next checkpoint would be gathered where it leads.
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, generation: int) -> None:
         """Take a checkpoint that cannot be used, and the newer ones, out of the way, without losing them."""
@@ -88,7 +92,7 @@ class Checkpoints:
             payload = read_bounded(path)
             manifest = json.loads(payload)
             files: Files = {str(name): dict(listed) for name, listed in manifest["files"].items()}
-            whole = manifest["generation"] == generation and payload == json_bytes(manifest)
+            whole = payload == _manifest(generation, files)
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -97,7 +101,7 @@ class Checkpoints:
             raise UserError(f"{path}: damaged, or of another generation")
         for name in files:
             if not FILE.fullmatch(name):
-                raise UserError(f"{path}: lists {name!r}, which no checkpoint has")
+                raise UserError(f"{path}: lists {name[:80]!r}, which no checkpoint has")
         return files
 
     def verify(self, generation: int) -> Files:
@@ -131,3 +135,9 @@ class Checkpoints:
 
     def _partial(self, generation: int) -> Path:
         return self.directory / f".partial-{generation:06d}"
+
+
+def _manifest(generation: int, files: Files) -> bytes:
+    """A manifest; by its own digest, damage to it is not taken for damage to a file that it lists."""
+    told = {"generation": generation, "files": files}
+    return json_bytes(told | {"sha256": digest(json_bytes(told))})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +20,7 @@ from evorl.types import UserError
 def write_atomically(path: Path, payload: bytes) -> None:
     """Write so that the file is seen whole or not at all, also after a crash."""
     temporary = path.with_name(f".{path.name}.partial")
+    temporary.unlink(missing_ok=True)  # It could be a link, through which another file would be overwritten.
     write_through(temporary, payload)
     temporary.replace(path)
     sync_directory(path.parent)
@@ -67,6 +70,8 @@ def entry_of(path: Path) -> dict[str, Any]:
 
 def read_bounded(path: Path) -> bytes:
     """All bytes of a file that memory has room for. Raises OSError, and UserError where it is too large."""
+    if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait for its other end.
+        raise OSError(errno.EINVAL, "not a file", str(path))
     with path.open("rb") as file:
         check_room(os.fstat(file.fileno()).st_size, str(path))
         return file.read()

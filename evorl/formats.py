@@ -18,6 +18,8 @@ Shape = tuple[int, ...]
 NUMBERS = TypeAdapter(dict[str, int])
 LONGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
+UNREADABLE = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
+"""What is raised for bytes that are no such file; a RuntimeError for shapes and nesting without bounds."""
 
 
 def encode_agents(agents: Sequence[Agent]) -> bytes:
@@ -41,6 +43,8 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
         # In an order of its own: the library's changes from run to run, and mutations draw noise tensor by tensor.
         for key, value in sorted(load(payload).items()):
             index, module, role, name = key.split("/", 3)
+            if role not in ROLES or not index.isdecimal():
+                raise ValueError(f"tensor {key!r} is of no agent")
             tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
         for roles in (roles for agent in tensors for roles in agent.values()):
             for role in ROLES:
@@ -49,8 +53,8 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{where}: not a file of agents: {place}: {first['msg']}") from error
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+        raise UserError(f"{where}: not a file of agents: {_short(place)}: {_short(first['msg'])}") from error
+    except UNREADABLE as error:
         raise UserError(f"{where}: not a file of agents: {_short(error)}") from error
 
 
@@ -65,14 +69,14 @@ def decode_tensors(payload: bytes, where: str) -> tuple[Tensors, dict[str, int]]
     """What `encode_tensors` made; errors say `where` it came from. Raises UserError."""
     try:
         return load(payload), NUMBERS.validate_json(_metadata(payload)["numbers"])
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise UserError(f"{where}: not a file of tensors: {_short(error)}") from error
 
 
 def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shape, torch.dtype]], where: str) -> None:
     """Raise UserError unless exactly the expected tensors are there, in their shapes and types."""
     for name in sorted(found.keys() ^ expected.keys()):
-        raise UserError(f"{where}: tensor {name!r} is {'not expected here' if name in found else 'missing'}")
+        raise UserError(f"{where}: tensor {name[:80]!r} is {'not expected here' if name in found else 'missing'}")
     for name, (shape, dtype) in expected.items():
         value = found[name]
         if (tuple(value.shape), value.dtype) != (tuple(shape), dtype):
@@ -90,5 +94,5 @@ def _metadata(payload: bytes) -> dict[str, Any]:
     return metadata
 
 
-def _short(error: Exception) -> str:
+def _short(error: Exception | str) -> str:
     return " ".join(str(error).split())[:200]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evorl.files import refuse_links, write_atomically
+from evorl.files import read_bounded, refuse_links, write_atomically
 from evorl.types import EvorlWarning
 
 
@@ -60,7 +60,7 @@ class JsonLines:
         if not self.path.is_file():
             return []
         rows = []
-        for line in self.path.read_bytes().splitlines(keepends=True):
+        for line in read_bounded(self.path).splitlines(keepends=True):
             with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)
                 if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):

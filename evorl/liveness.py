@@ -9,6 +9,8 @@ import signal
 import socket
 import threading
 import time
+import uuid
+from pathlib import Path
 from typing import Any, Protocol
 
 INTERVAL = 1.0
@@ -37,6 +39,7 @@ class SignsOfLife:
         self._size = size
         self._count = 0
         self._host = socket.gethostname()
+        self._processes = _processes_seen()
         self._give()
         threading.Thread(target=self._go_on, name="signs of life", daemon=True).start()
 
@@ -60,7 +63,7 @@ class SignsOfLife:
         return "another rank died, and the launcher's store with it"
 
     def _end(self, sign: dict[str, Any]) -> None:
-        if sign["host"] == self._host:
+        if sign["processes"] == self._processes:
             with contextlib.suppress(OSError):
                 os.kill(sign["pid"], signal.SIGKILL)
 
@@ -71,7 +74,13 @@ class SignsOfLife:
 
     def _give(self) -> None:
         self._count += 1
-        sign = {"host": self._host, "pid": os.getpid(), "count": self._count, "waits_for": self.waits_for}
+        sign = {
+            "host": self._host,
+            "processes": self._processes,
+            "pid": os.getpid(),
+            "count": self._count,
+            "waits_for": self.waits_for,
+        }
         self._store.set(str(self._rank), json.dumps(sign))
 
     def _go_on(self) -> None:
@@ -79,3 +88,15 @@ class SignsOfLife:
             while True:
                 time.sleep(INTERVAL)
                 self._give()
+
+
+def _processes_seen() -> str:
+    """What tells apart the machines and containers in which a process number means the same process.
+
+    Containers may share a name. Where it is not known, no other process has the same.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return uuid.uuid4().hex
