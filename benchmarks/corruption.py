@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/corruption.py [--rounds 16] [--resumes 25] [--seed 1]
 
-A small run is trained for some generations. Its newest checkpoint is then damaged, one way at a time: `verify` must name
-the damaged file, the manifest where that is what was damaged. Some of the damaged runs are resumed: they must say which
-file is damaged, go on from the checkpoint before it, and end as a run that was left alone, byte for byte. With every
-checkpoint damaged nothing may change. Exits with 1 if anything went unnoticed.
+A small run is trained for some generations. Its newest checkpoint is then damaged, one way at a time: `verify` must
+name the damaged file, the manifest where that is what was damaged. Some of the damaged runs are resumed: they must say
+which file is damaged, go on from the checkpoint before it, and end as a run that was left alone, byte for byte. With
+every checkpoint damaged they must end with code 2 and leave the metrics alone. Exits with 1 if anything went unnoticed.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ def to_one(
     yield Damage("emptied", name, b"")
     yield Damage("zeros of its size", name, bytes(len(payload)))
     # An elite that has not been beaten since is the same file in several generations, and no damage.
-    for other in {other[name] for other in others} - {payload}:
-        yield Damage("another generation's", name, other)
-    for other in sorted(files.keys() - {name}):
-        yield Damage("of another kind", name, files[other])
+    for older in dict.fromkeys(other[name] for other in others if other[name] != payload):
+        yield Damage("another generation's", name, older)
+    for kind in sorted(files.keys() - {name}):
+        yield Damage("of another kind", name, files[kind])
     yield Damage("removed", name)
     # A link to an equal file is damage too: what it leads to can change later, or be anybody's.
     for target in (checkpoint.parent.parent / "elsewhere" / name, Path("/nowhere")):
@@ -214,7 +214,7 @@ def resume_some(
     wrong = []
     for number in range(count):
         damage = [(newest, plan[int(rng.integers(len(plan)))])]
-        if number % 5 == 4:
+        if number % 5 == 1:
             for other in others:
                 own = list(damages(other, [newest], rng, 1, ["agents.safetensors", "state.json", MANIFEST]))
                 damage.append((other, own[int(rng.integers(len(own)))]))

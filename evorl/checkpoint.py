@@ -29,7 +29,7 @@ Files = Mapping[str, Mapping[str, Any]]
 
 
 class Checkpoints:
-    """`generation-000012/` directories. In each, `manifest.json` lists every file's size and SHA-256, and has its own."""
+    """`generation-000012/` directories. `manifest.json` in each has every file's size and SHA-256, and its own."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory

@@ -1,0 +1,93 @@
+"""Runs of two processes that are killed, stopped or hung."""
+
+import re
+import sys
+import time
+
+import numpy as np
+import pytest
+from support import ROOT, launch
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import chaos
+
+SHORT = (*chaos.CASES["dqn-replicated"], "training.max_steps=1600")
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_one_left_alone(tmp_path):
+    """The short form of benchmarks/chaos.py: a launcher and a rank die, in two phases."""
+    rng = np.random.default_rng(4)
+    assert chaos.disturb(tmp_path, "alone", SHORT, 0, rng) == []
+    kills = chaos.disturb(tmp_path, "killed", SHORT, 2, rng)
+    assert len(kills) == 2
+    assert max(kill.seconds_to_end for kill in kills) < 30
+    assert chaos.differences(tmp_path / "runs" / "alone", tmp_path / "runs" / "killed") == []
+    assert len(chaos.left_behind(tmp_path / "runs" / "alone")["metrics.jsonl"]) == 5
+
+
+RESTARTED = """
+import os, signal, sys, time
+sys.path[:0] = ["{root}/demos"]
+import online
+from evorl.launch import run_program
+from evorl.training import Run
+
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+record = Run.record
+
+def die(self, *arguments):
+    record(self, *arguments)
+    if "{how}" == "kill" and attempt < {kills} and self.progress.generation == attempt + 2:
+        if self.ranks.rank == attempt % 2:
+            print("killed at", time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+    if "{how}" == "stop" and self.ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+begin = Run.__enter__
+
+def begun(self):
+    if self.ranks.is_main:
+        print("training at", time.time(), flush=True)
+    return begin(self)
+
+Run.record, Run.__enter__ = die, begun
+sys.exit(run_program(online.main, sys.argv[1:]))
+"""
+
+
+def program(directory, **how):
+    path = directory / "program.py"
+    path.write_text(RESTARTED.format(root=ROOT, **how))
+    return path
+
+
+def test_a_launcher_that_restarts_ends_with_the_same_run(tmp_path):
+    """Without a name the directory is that of the first attempt, and `run.resume` need not be set."""
+    assert launch(tmp_path, "run.name=alone", "training.max_steps=160").returncode == 0
+    path = program(tmp_path, how="kill", kills=1)
+    done = launch(tmp_path, "training.max_steps=160", program=path, arguments=("--max_restarts", "1"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone, *others = sorted((tmp_path / "runs").iterdir(), key=lambda run: run.name != "alone")
+    assert len(others) == 1
+    assert chaos.differences(alone, others[0]) == []
+    killed, training = (
+        [float(at) for at in re.findall(rf"{what} at ([\d.]+)", done.stdout)] for what in ("killed", "training")
+    )
+    assert len(killed) == 1
+    assert training[1] - killed[0] < 60
+
+
+def test_a_rank_that_hangs_is_named_and_ends_the_job_in_time(tmp_path):
+    started = time.monotonic()
+    done = launch(tmp_path, "run.name=a", "run.timeout=8", program=program(tmp_path, how="stop", kills=0))
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert re.search(r"rank 0 waited for .*, but rank 1 on .* has given no sign of life .*8 s, run.timeout", said[0])
+    assert time.monotonic() - started < 90
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
