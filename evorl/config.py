@@ -69,6 +69,15 @@ class AlgorithmSettings(Section):
         """Settings of other sections that what was learned rests on, so that a resumed run may not change them."""
         return ()
 
+    def refusal(self, name: str, value: float) -> str | None:
+        """Why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
+        whole = isinstance(getattr(self, name), int) and type(self).model_fields[name].annotation is int
+        try:
+            type(self).model_validate(self.model_dump() | {name: round(value) if whole else value})
+        except (ValidationError, ValueError, OverflowError) as error:
+            return explain(type(self), error) if isinstance(error, ValidationError) else f"{name}: {error}"
+        return None
+
 
 class Run(Section):
     name: str | None = None
@@ -346,16 +355,11 @@ class Config(Section, Generic[Settings]):
         return self
 
     def _check_ends(self, name: str) -> None:
-        """Raise ValueError unless the setting may take both ends of its range; whole numbers are rounded."""
-        settings, ends = self.algorithm, self.evolution.hyperparameters[name]
+        """Raise ValueError unless the setting may take both ends of its range."""
+        ends = self.evolution.hyperparameters[name]
         for end, value in (("min", ends.min), ("max", ends.max)):
-            whole = isinstance(getattr(settings, name), int) and type(settings).model_fields[name].annotation is int
-            changed = settings.model_dump() | {name: round(value) if whole else value}
-            try:
-                type(settings).model_validate(changed)
-            except ValidationError as error:
-                reason = explain(type(settings), error)
-                raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}") from error
+            if reason := self.algorithm.refusal(name, value):
+                raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")
 
     def to_yaml(self) -> str:
         """The whole configuration, defaults included; it reproduces the run."""

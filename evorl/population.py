@@ -23,6 +23,10 @@ from evorl.types import Agent, Architecture, Batch, Decision, Loss, Observation,
 Decide = Callable[[Stack, Observation, Recall | None], tuple[Decision, Tensor | None]]
 
 
+LARGEST = 1e15
+"""What no number in an agent's state comes to."""
+
+
 class Memory:
     """What recurrent agents remember of the episodes they are in: `values` [P, E, K, N]; empty for other agents."""
 
@@ -265,6 +269,8 @@ def _not_finite(agent: Agent) -> str | None:
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
     numbers, state = algorithm.first_hyperparameters(), algorithm.first_state()
+    if len({agent.id for agent in agents}) < len(agents):
+        raise UserError(f"{where}: two agents have the same id")
     for agent in agents:
         here, shape = f"{where}: agent {agent.id}", agent.architecture
         if shape.activation is not None:
@@ -280,8 +286,11 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
             raise UserError(f"{here}: its state lacks {sorted(missing)}")
         for module, network in algorithm.networks.items():
             check_module(agent, module, network, here)
-        if not all(map(math.isfinite, agent.hyperparameters.values())):
-            raise UserError(f"{here}: its hyperparameters are not all finite")
+        for name, value in agent.hyperparameters.items():
+            if reason := algorithm.settings.refusal(name, value):
+                raise UserError(f"{here}: {reason}")
+        if not all(abs(value) <= LARGEST for value in agent.state.values()):
+            raise UserError(f"{here}: its state holds a number beyond {LARGEST:g}")
         if fault := _not_finite(agent):
             raise UserError(f"{here}: {fault}")
 

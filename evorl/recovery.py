@@ -40,7 +40,7 @@ class Progress:
     elite_generation: Number | None = None
     solved: bool = False
     wall_clock_seconds: float = 0.0
-    ranks: Annotated[int, Field(ge=1)] = 1
+    ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     placement: str = "replicated"
     replay: bool = True
 
@@ -227,7 +227,8 @@ class Keeper:
 
         def state() -> bytes:
             payload = checkpoints.read(generation, "state.json")
-            progress_of(payload, str(where / "state.json"))
+            if progress_of(payload, str(where / "state.json")).generation != generation:
+                raise UserError(f"{where / 'state.json'}: is of another generation")
             return payload
 
         def agents(name: str, count: int) -> bytes:

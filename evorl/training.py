@@ -28,7 +28,7 @@ from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.recovery import Keeper, Progress
 from evorl.signals import Told
 from evorl.timing import Stopwatch
-from evorl.tracking import Trackers
+from evorl.tracking import History, Trackers
 from evorl.types import Agent, EvorlWarning, UserError
 
 
@@ -95,12 +95,21 @@ class Run:
 
     def __enter__(self) -> Self:
         if self.ranks.is_main:
-            rows = self._directory.metrics.read()
-            history = [(row["generation"], row["global_steps"], curves(row)) for row in rows]
-            self._trackers = Trackers(self.config, self.path, history)
+            self._trackers = Trackers(self.config, self.path, self._history())
             total, done = self.config.training.max_steps, self.progress.agent_steps
             self._bar = tqdm(total=total, initial=done, unit="step", desc=self.path.name, dynamic_ncols=True)
         return self
+
+    def _history(self) -> History:
+        """What trackers should have of the generations before this process."""
+        rows = self._directory.metrics.read()
+        try:
+            return [(row["generation"], row["global_steps"], curves(row)) for row in rows]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            self._keeper.say_once(
+                "history", f"{self._directory.metrics.path}: a line is not as it was written: {error!r}"
+            )
+            return ()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

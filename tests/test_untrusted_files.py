@@ -351,7 +351,6 @@ def test_a_state_that_no_run_writes_is_refused(change, key, run, capsys):
     assert (run / "metrics.jsonl").read_bytes() == metrics
 
 
-@pytest.mark.xfail(strict=True, reason="the state is believed, whichever generation it says it is of")
 def test_a_state_of_another_generation_is_refused(run, capsys):
     state = json.loads((run / "checkpoints" / "generation-000003" / "state.json").read_bytes())
     forge(run, {"state.json": json.dumps(state | {"generation": 2}).encode()})

@@ -54,6 +54,10 @@ class Algorithm(Protocol):
     """How a stack of agents acts, what it remembers and what it minimises; it holds nothing of any agent."""
 
     @property
+    def settings(self) -> AlgorithmSettings:
+        """What the configuration says of the algorithm."""
+
+    @property
     def networks(self) -> Mapping[str, Network]:
         """Each agent's networks by name; each has parameters, a target copy and an optimiser."""
 
