@@ -35,15 +35,18 @@ def _one_episode_each(population: Population, environments: Environments, max_st
     returns = np.zeros((environments.agents, environments.num_envs))
     memory = population.memory(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
-    steps = 0
-    while playing.any() and (max_steps is None or steps < max_steps):
+    steps = np.zeros_like(returns)
+    while playing.any():
         transition = environments.step(population.best(environments.observation, memory)["action"])
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
+        steps += 1
         if not transition.all_valid:
             # Where an error cut an episode off, the one that follows counts in its place.
-            returns[playing & ~transition.valid.cpu().numpy()] = 0.0
+            cut_off = playing & ~transition.valid.cpu().numpy()
+            returns[cut_off] = steps[cut_off] = 0.0
         playing &= ~(transition.terminated | transition.truncated).cpu().numpy()
-        steps += 1
+        if max_steps is not None:
+            playing &= steps < max_steps
     return returns
 
 

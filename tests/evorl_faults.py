@@ -1,51 +1,103 @@
 """Environments that fail in known ways."""
 
+import os
+import time
+
 import gymnasium as gym
 import numpy as np
 
+from evorl.types import UserError
+
 
 class Failing(gym.Env):
-    """Shows (born, episode, step). A copy with an odd seed fails in its second episode at step 2; if `always`, all do.
+    """Shows (seed % 1000, episode, step); episodes end after 4 steps, each of which rewards 1.
 
-    `born` counts how often an environment was made in this process. Episodes end after 4 steps; each step rewards 1.
+    A copy whose seed is one of `seeds` ("odd" and "all" are possible too) fails in its episode number `episode`, at
+    step `step` of it, in the way `how`; the copy with the seed `stuck` does not come back from there.
     """
 
     observation_space = gym.spaces.Box(-1e6, 1e6, (3,))
     action_space = gym.spaces.Discrete(2)
-    made = 0
+    made, closed, failing_resets = 0, 0, 0
 
-    def __init__(self, how="step", always=False):
+    def __init__(self, how="step", seeds=(5, 7), episode=1, step=2, stuck=None):
         type(self).made += 1
-        self.how, self.always, self.born, self.episode, self.seed = how, always, type(self).made, -1, 0
+        self.how, self.seeds, self.place, self.stuck = how, seeds, (episode, step), stuck
+        self.seed, self.episode, self.step_number = 0, -1, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.seed = self.seed if seed is None else seed
         self.episode = 0 if seed is not None else self.episode + 1
         self.step_number = 0
-        if self.how == "reset" and self._now(0):
-            raise RuntimeError("no reset today")
+        if type(self).failing_resets:
+            type(self).failing_resets -= 1
+            raise RuntimeError("not yet")
+        self._raise("reset")
         return self._observation(), {}
 
     def step(self, action):
         self.step_number += 1
-        fails = self._now(2)
-        if self.how == "step" and fails:
-            raise RuntimeError("the wheel came off")
-        reward = float("nan") if self.how == "reward" and fails else 1.0
-        observation = self._observation()
-        if self.how == "observation" and fails:
-            observation[2] = np.inf
-        ended = self.step_number == 4
-        if self.how == "last" and ended and self.seed % 2:
-            observation[0] = np.nan
-        return observation, reward, ended, False, {}
+        if self.seed == self.stuck and (self.episode, self.step_number) == self.place:
+            time.sleep(60)
+        self._raise("step")
+        reward = {"reward": np.nan, "huge reward": 1e39, "high reward": 1e38}.get(self.how, 1.0) if self._now() else 1.0
+        return self._observation(), reward, self.step_number == 4, False, {"fault": "the environment's own word"}
 
-    def _now(self, step):
-        return self.step_number == step and (self.always or (self.seed % 2 == 1 and self.episode == 1))
+    def close(self):
+        type(self).closed += 1
+
+    def _raise(self, where):
+        if not self._now():
+            return
+        match self.how:
+            case "die" if where == "step":
+                os._exit(1)
+            case "interrupt" if where == "step":
+                raise KeyboardInterrupt
+            case "user":
+                raise UserError("environment.kwargs: the wheel must be round")
+            case "step" | "reset" if where == self.how:
+                raise RuntimeError(f"the wheel came off\nin a {where}")
+
+    def _now(self):
+        named = self.seeds == "all" or (self.seed % 2 == 1 if self.seeds == "odd" else self.seed in self.seeds)
+        return named and (self.episode, self.step_number) == self.place
 
     def _observation(self):
-        return np.array([self.born, self.episode, self.step_number], dtype=np.float32)
+        shown = np.array([self.seed % 1000, self.episode, self.step_number], dtype=np.float32)
+        if self.how in ("nan", "inf") and self._now():
+            shown[2] = float(self.how)
+        return shown
+
+
+class Parted(gym.Env):
+    """Shows a picture and a position, which is infinite at step 3; forbids action 0 at even steps; raises at step 2."""
+
+    observation_space = gym.spaces.Dict(
+        {"picture": gym.spaces.Box(0, 255, (3, 3), np.uint8), "position": gym.spaces.Box(-np.inf, np.inf, (2,))}
+    )
+    action_space = gym.spaces.Discrete(2)
+    failures = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return self._shown()
+
+    def step(self, action):
+        self.step_number += 1
+        if self.step_number == 2 and not type(self).failures:
+            type(self).failures += 1
+            raise RuntimeError("the wheel came off")
+        observation, info = self._shown()
+        return observation, 1.0, False, False, info
+
+    def _shown(self):
+        position = np.array([0.0, np.inf if self.step_number == 3 else self.step_number], dtype=np.float32)
+        allowed = np.array([self.step_number % 2, 1], dtype=np.int8)
+        return {"picture": np.zeros((3, 3), np.uint8), "position": position}, {"action_mask": allowed}
 
 
 gym.register("Failing-v0", entry_point=Failing)
+gym.register("Parted-v0", entry_point=Parted)

@@ -1,174 +1,263 @@
-"""Environments that raise or give nonsense: what is lost is known, and nothing false is learned."""
+"""Environments that raise or give nonsense: who it was is said, and only what must be lost is lost."""
 
 import json
-import re
 import warnings
 
-import evorl_faults  # noqa: F401
-import gymnasium as gym
-import numpy as np
+import evorl_faults
 import pytest
 import torch
-from support import lines, train
+from support import train
 
 from evorl.config import Environment
-from evorl.envs import Environments
-from evorl.evaluation import evaluate
-from evorl.returns import gae
+from evorl.envs import Environments, vector
 from evorl.types import EvorlWarning, UserError
 
-P, E = 2, 2
-ACT = torch.zeros(P, E, dtype=torch.int64)
+AGENTS, ENVS = 2, 2
+ACT = torch.zeros(AGENTS, ENVS, dtype=torch.int64)
 
 
-def environments(vectorization="sync", max_restarts=3, **kwargs):
-    settings = Environment(
-        id="evorl_faults:Failing-v0", vectorization=vectorization, kwargs=kwargs, max_restarts=max_restarts
-    )
-    made = Environments(settings, P, E)
-    made.reset(4)  # Copies 1 and 3, environment 1 of both agents, have odd seeds.
+def environments(vectorization="sync", max_restarts=3, name="evorl_faults:Failing-v0", **kwargs):
+    settings = Environment(id=name, vectorization=vectorization, kwargs=kwargs, max_restarts=max_restarts)
+    made = Environments(settings, AGENTS, ENVS)
+    made.reset(4)  # Copies have seeds 4 to 7: 5 is environment 1 of agent 0, 7 environment 1 of agent 1.
     return made
+
+
+def silently(made, steps):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [made.step(ACT) for _ in range(steps)]
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorization):
-    made = environments(vectorization)
+    made = environments(vectorization, seeds=[7])
     try:
-        for step in range(1, 9):
+        for step in range(1, 10):
             if step == 6:
-                with pytest.warns(
-                    EvorlWarning, match=r"2 environments .*RuntimeError: the wheel came off, 6 steps after"
-                ):
+                told = (
+                    r"environment 1 of agent 1 \(evorl_faults:Failing-v0, step 2 of the episode\) raised RuntimeError: "
+                    "the wheel came off in a step; made again"
+                )
+                with pytest.warns(EvorlWarning, match=told):
                     now = made.step(ACT)
+                assert now.valid.tolist() == [[True, True], [True, False]]
+                assert made.observation["started"].tolist() == [[False, False], [False, True]]
             else:
                 now = made.step(ACT)
-            assert now.valid.tolist() == [[True, step != 6]] * P
+                assert now.valid.all()
             assert now.all_valid == (step != 6)
-            if step == 6:
-                assert not (now.terminated | now.truncated).any()
-                assert made.observation["started"].tolist() == [[False, True]] * P
-                assert made.observation["observation"][:, 1, 1:].tolist() == [[0, 0]] * P, "a new episode has begun"
+            assert not now.reward[~now.valid].any()
+            assert not (now.terminated | now.truncated)[~now.valid].any()
+            numbers = made.observation["observation"][..., 1:]
+            assert numbers[1, 1].tolist() == ([step // 4, step % 4] if step < 6 else [(step - 6) // 4, (step - 6) % 4])
+            assert (numbers[[0, 0, 1], [0, 1, 0]] == torch.tensor([step // 4, step % 4])).all()
         returns, count = made.pop_returns()
-        assert returns.tolist() == [12.0, 12.0], "three whole episodes of each agent, none of them the dropped one"
-        assert count.tolist() == [3.0, 3.0]
-        assert made.pop_steps().tolist() == [15.0, 15.0]
+        assert returns.tolist() == [16.0, 12.0]
+        assert count.tolist() == [4.0, 3.0], "the dropped episode does not count"
+        assert made.pop_steps().tolist() == [18.0, 17.0]
     finally:
         made.close()
 
 
-def test_a_reset_that_raises_costs_no_transition():
-    made = environments(how="reset")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        valid = [made.step(ACT).valid.all() for _ in range(8)]
-    assert all(valid)
-    assert sum("no reset today" in str(one.message) for one in said) == 1
+def test_what_is_made_again_plays_episodes_that_no_other_copy_plays_and_the_same_in_every_run():
+    seeds = []
+    for _ in range(2):
+        made = environments()
+        silently(made, 5)
+        evorl_faults.Failing.closed = 0
+        with pytest.warns(EvorlWarning, match=r"environment 1 of agent 0 and 1 more \(") as said:
+            made.step(ACT)
+        assert len(said) == 1
+        assert evorl_faults.Failing.closed == 2, "whatever raised may still hold something"
+        seeds.append(made.observation["observation"][..., 0].flatten().tolist())
+    assert seeds[0] == seeds[1]
+    assert seeds[0][::2] == [4, 6]
+    assert len(set(seeds[0]) - {4, 5, 6, 7, 8}) == 2
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_reset_that_raises_costs_no_transition(vectorization):
+    made = environments(vectorization, how="reset", step=0)
+    try:
+        silently(made, 3)
+        with pytest.warns(EvorlWarning, match="the wheel came off in a reset") as said:
+            now = made.step(ACT)
+        assert len(said) == 1
+        assert now.all_valid
+        assert now.terminated.all()
+        assert (now.next_observation["observation"][..., 1:] == torch.tensor([0.0, 4.0])).all()
+        assert made.observation["started"].all()
+        assert all(now.all_valid for now in silently(made, 8))
+        assert made.pop_returns()[0].tolist() == [24.0, 24.0]
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_an_environment_that_can_never_be_reset_ends_the_run_by_name(restarts):
+    evorl_faults.Failing.made = 0
+    message = rf"environment.max_restarts: environment 0 of agent 0 and 3 more .*came off in a reset; after {restarts} "
+    with pytest.raises(UserError, match=message):
+        environments(max_restarts=restarts, how="reset", seeds="all", episode=0, step=0)
+    assert evorl_faults.Failing.made == AGENTS * ENVS * (1 + restarts)
 
 
 @pytest.mark.parametrize(("vectorization", "restarts"), [("sync", 0), ("sync", 2), ("async", 1)])
 def test_failing_too_often_ends_the_run_by_name(vectorization, restarts):
-    made = environments(vectorization, restarts, always=True)
-    message = rf"environment.max_restarts: environment 0 of agent 0 .*more than {restarts} times.*the wheel came off"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(1 + 2 * restarts):
-            made.step(ACT)
-    with pytest.raises(UserError, match=message):
+    made = environments(vectorization, restarts, seeds="all", episode=0)
+    silently(made, 1 + 2 * restarts)
+    message = (
+        r"environment.max_restarts: environment 0 of agent 0 and 3 more \(evorl_faults:Failing-v0, step 2 of the "
+        rf"episode\) raised RuntimeError: the wheel came off in a step; after {restarts} restarts"
+    )
+    with pytest.raises(UserError, match=message) as error:
         made.step(ACT)
+    assert "\n" not in str(error.value)
     made.close()
 
 
-def test_where_all_copies_fail_at_once_they_are_all_made_again(monkeypatch):
-    made = Environments(Environment(id="CartPole-v1", max_restarts=1), P, E)
-    made.reset(0)
-    step = type(made._vector).step
+def broken(self, *action, **options):
+    raise OSError("out of order")
 
-    def broken(self, action):
-        raise RuntimeError("out of order")
 
-    monkeypatch.setattr(type(made._vector), "step", broken)
-    with pytest.warns(EvorlWarning, match="4 environments .* out of order"):
+@pytest.mark.parametrize("name", ["CartPole-v1", "evorl_faults:Failing-v0"])
+@pytest.mark.parametrize("method", ["step", "reset"])
+def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, monkeypatch):
+    made = environments("auto", 2, name)
+    kind = type(made._vector)
+    working = getattr(kind, method)
+    first, now = made.observation["observation"], made.step(ACT)
+    while not (now.terminated | now.truncated).any():
         now = made.step(ACT)
-    assert not now.valid.any()
+    led_to = made.observation["observation"]
+    made.pop_steps()
+
+    def once(self, *action, **options):
+        monkeypatch.setattr(kind, method, working)
+        broken(self)
+
+    monkeypatch.setattr(kind, method, once)
+    with pytest.warns(EvorlWarning, match=r"environment 0 of agent 0 and 3 more .* raised OSError: out of order"):
+        now = made.step(ACT) if method == "step" else made.reset(4)
     assert made.observation["started"].all()
-    monkeypatch.setattr(type(made._vector), "step", step)
-    assert made.step(ACT).all_valid
+    assert not (made.observation["observation"] == first).all(-1).any(), "episodes are new ones"
+    if method == "step":
+        assert not now.valid.any()
+        assert torch.equal(now.observation["observation"], led_to)
+        assert not made.pop_steps().any()
+    now = made.step(ACT)
+    assert now.all_valid
+    assert (now.reward == 1.0).all()
+    monkeypatch.setattr(kind, "step", broken)
+    monkeypatch.setattr(kind, "reset", broken)
+    with pytest.raises(UserError, match=r"environment 0 of agent 0 and 3 more .*out of order; after 2 restarts"):
+        made.step(ACT)
+
+
+@pytest.mark.parametrize(("restarts", "failing_resets"), [(1, 0), (3, 2)])
+def test_all_failures_of_a_copy_count(restarts, failing_resets, monkeypatch):
+    """Environment 1 of agent 0 fails in a step, in resets that follow, and with all others."""
+    made = environments(max_restarts=restarts, seeds=[5])
+    silently(made, 5)
+    evorl_faults.Failing.failing_resets = failing_resets
+    silently(made, 1)
+    assert not evorl_faults.Failing.failing_resets
     monkeypatch.setattr(type(made._vector), "step", broken)
-    with pytest.raises(UserError, match=r"all copies of CartPole-v1 failed more than 1 times; .*out of order"):
+    with pytest.raises(UserError, match=rf"environment 1 of agent 0 \(.*out of order; after {restarts} restarts"):
         made.step(ACT)
 
 
+def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
+    made = environments("async", how="die", seeds=[5])
+    old = made._vector.processes
+    try:
+        silently(made, 5)
+        with pytest.warns(EvorlWarning, match="and 3 more .* raised (EOFError|ConnectionResetError|BrokenPipeError)"):
+            now = made.step(ACT)
+        assert not now.valid.any()
+        assert [process.exitcode for process in old] == [0, 1, 0, 0], "the others have closed their environments"
+        assert made.observation["started"].all()
+        assert all(now.all_valid for now in silently(made, 4))
+        assert made.pop_returns()[0].tolist() == [16.0, 16.0], "two episodes of each copy, and none from before twice"
+        assert made.pop_steps().tolist() == [18.0, 18.0]
+    finally:
+        made.close()
+
+
+def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkeypatch):
+    monkeypatch.setattr(vector, "PATIENCE", 0.5)
+    made = environments("async", 0, how="die", seeds=[5], stuck=7)
+    old = made._vector.processes
+    silently(made, 5)
+    with pytest.raises(UserError, match=r"environment.max_restarts: environment 0 of agent 0 and 3 more"):
+        made.step(ACT)
+    assert [process.exitcode for process in old] == [0, 1, 0, -9]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_no_restart_mends_is_passed_on(vectorization):
+    made = environments(vectorization, how="user")
+    silently(made, 5)
+    with pytest.raises(UserError, match=r"environment\.kwargs: the wheel must be round"):
+        made.step(ACT)
+
+
+def test_neither_an_interruption_nor_our_own_mistake_counts_as_a_failure():
+    made = environments(how="interrupt")
+    with pytest.raises(ValueError, match="agent 0 chose action 2 in environment 0"):
+        made.step(ACT + 2)
+    silently(made, 5)
+    with pytest.raises(KeyboardInterrupt):
+        made.step(ACT)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize(
-    ("how", "what", "step"), [("reward", "a reward", 6), ("observation", r"an observation \(observation\)", 6),
-                              ("last", r"an observation \(observation\)", 4)]
-)  # fmt: skip
-def test_what_is_not_finite_is_named(how, what, step):
-    made = environments(how=how)
-    message = rf"gave {what} that is not finite in environment 1 of agent 0, {step} steps after its start"
-    for _ in range(step - 1):
-        made.step(ACT)
+    ("how", "place", "message"),
+    [
+        ("reward", (1, 2), "step 2 of the episode) gave nan as its reward"),
+        ("huge reward", (1, 2), "step 2 of the episode) gave inf as its reward"),
+        ("inf", (1, 2), "step 2 of the episode) gave inf in part 'observation' of the observation"),
+        ("nan", (0, 4), "step 4 of the episode) gave nan in part 'observation' of the last observation"),
+        ("nan", (1, 0), "step 0 of the episode) gave nan in part 'observation' of the observation"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_what_is_not_finite_is_named(vectorization, how, place, message):
+    made = environments(vectorization, how=how, episode=place[0], step=place[1], seeds=[7])
+    try:
+        silently(made, max(sum(place) + 3 * place[0] - 1, 0))
+        with pytest.raises(UserError) as error:
+            made.step(ACT)
+    finally:
+        made.close()
+    assert str(error.value).startswith("environment.id: environment 1 of agent 1 (evorl_faults:Failing-v0, " + message)
+
+
+def test_a_reward_is_finite_although_its_square_is_not():
+    made = environments(how="high reward", episode=0)
+    assert [now.reward.max() for now in silently(made, 3)] == [1.0, torch.tensor(1e38), 1.0]
+
+
+def test_the_part_that_is_not_finite_is_named_and_masks_survive_a_restart():
+    evorl_faults.Parted.failures = 0
+    made = environments(name="evorl_faults:Parted-v0")
+    act = ACT + 1
+    made.step(act)
+    with pytest.warns(EvorlWarning, match="environment 0 of agent 0 "):
+        now = made.step(act)
+    assert now.valid.tolist() == [[False, True], [True, True]]
+    assert not made.observation["action_mask"][..., 0].any(), "steps 0 and 2"
+    message = r"environment 1 of agent 0 \(.*step 3 of the episode\) gave inf in part 'position' of the observation"
     with pytest.raises(UserError, match=message):
-        made.step(ACT)
-
-
-def test_an_evaluation_counts_the_episode_after_the_dropped_one():
-    made = environments(always=True, max_restarts=100, how="nothing")
-
-    class Still:
-        def memory(self, num_envs):
-            return None
-
-        def best(self, observation, memory):
-            return {"action": ACT}
-
-    step, calls = made.step, []
-
-    def drops_once(action):
-        calls.append(1)
-        now = step(action)
-        if len(calls) == 3:
-            now.valid[1, 1], now.all_valid = False, False
-        return now
-
-    made.step = drops_once
-    returns = evaluate(Still(), made, 2, 4, None)
-    assert returns.tolist() == [[4.0, 4.0], [4.0, 1.0]], "what came before the dropped step does not count"
-
-
-def test_a_dropped_step_leaks_into_no_advantage():
-    """As `RolloutExperience` puts it to `gae`: the step before bootstraps, and the dropped one weighs nothing."""
-    reward, value = torch.tensor([1.0, 50.0, 2.0]), torch.tensor([3.0, 5.0, 7.0])
-    nothing = torch.tensor([False, True, False])
-    shape = (3, 1, 1)
-    advantage = gae(
-        torch.where(nothing, value, reward).view(shape), value.view(shape), value.roll(-1).view(shape),
-        nothing.view(shape), nothing.view(shape), torch.tensor([0.9]), torch.tensor([0.8]),
-    )  # fmt: skip
-    assert advantage[0].item() == pytest.approx(1.0 + 0.9 * 5.0 - 3.0)
-    assert advantage[1].item() == 0.0
-
-
-@pytest.mark.parametrize("algorithm", ["{name: dqn, batch_size: 8}", "{name: ppo, rollout_steps: 8, batch_size: 8}"])
-def test_training_goes_on_with_as_many_updates(algorithm, in_directory):
-    common = [f"algorithm={algorithm}", "training.max_steps=80", "replay.learning_starts=8"]
-    for name, how in (("faulty", "step"), ("sound", "nothing")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            kwargs = f"{{how: {how}}}"
-            given = f"environment={{id: 'evorl_faults:Failing-v0', num_envs: 2, kwargs: {kwargs}, max_restarts: 99}}"
-            assert train(f"run.name={name}", given, *common) == 0
-    faulty, sound = (lines(in_directory / "runs" / name / "metrics.jsonl") for name in ("faulty", "sound"))
-    assert [row["updates"] for row in faulty[:2]] == [row["updates"] for row in sound[:2]]
-    assert faulty[1]["global_steps"] < sound[1]["global_steps"], "some steps are meant to have been dropped"
-    assert all(value == 4.0 for row in faulty for value in row["train_return"] if value is not None)
-    assert np.isfinite([row["statistics"]["loss"] for row in faulty]).all()
+        made.step(act)
 
 
 def test_a_run_ends_with_one_line_where_rewards_are_no_numbers(in_directory, capsys):
-    given = "environment={id: 'evorl_faults:Failing-v0', num_envs: 2, kwargs: {how: reward}}"
+    given = "environment={id: 'evorl_faults:Failing-v0', num_envs: 2, kwargs: {how: reward, seeds: odd}}"
     assert train("run.name=a", given) == 2
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(error) == 1
-    assert re.search("gave a reward that is not finite in environment . of agent", error[0])
+    assert "step 2 of the episode) gave nan as its reward" in error[0]
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "UserError"
-    assert gym.spec("Failing-v0") is not None

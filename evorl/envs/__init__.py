@@ -5,8 +5,6 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.envs.guard import FAULT, LOST
-from evorl.envs.vector import make_vector, stacked_frames
+from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
+from evorl.envs.vector import discard, make_vector, stacked_frames
+from evorl.envs.watch import Watch
 from evorl.spaces import Interface, Parts, choices, parts_of, split
-from evorl.types import EvorlWarning, Observation, Tensors, Transition, UserError
+from evorl.types import Observation, Tensors, Transition, UserError
 
 TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
 MASK = "action_mask"
@@ -35,7 +34,8 @@ class Environments:
     from the end of an episode to the start of the next:
 
     - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
-    - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false.
+    - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false;
+    - where an environment raises, it is made again, and that step is not valid whatever `always_valid` says.
     """
 
     def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str = "cpu") -> None:
@@ -63,8 +63,7 @@ class Environments:
         self._steps = np.zeros(agents)
         self._id = settings.id
         self._seed = 0
-        self._clock = 0
-        self._restarts = 0
+        self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
         self._visible = None if settings.visible is None else list(settings.visible)
         self.observation: Observation
         _, info = self._reset()
@@ -82,7 +81,7 @@ class Environments:
     def reset(self, seed: int) -> None:
         """Start a new episode everywhere."""
         self._seed = seed % 2**31
-        self._clock = 0
+        self._watch.begin(slice(None))
         observation, info = self._reset()
         self._resetting[:] = False
         self._running_return[:] = 0.0
@@ -90,19 +89,31 @@ class Environments:
 
     def step(self, action: Tensor) -> Transition:
         """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
-        self._clock += 1
-        observation, reward, terminated, truncated, info = self._step(self._actions(action))
-        self._check_finite(np.asarray(reward), "a reward")
+        self._watch.tick()
+        observation, gained, terminated, truncated, info = self._step(self._actions(action))
+        reward = np.asarray(gained, dtype=np.float32)
+        self._watch.check_finite(reward, "as its reward")
         ended = terminated | truncated
         # Where an error came in the reset after an episode's end, the step before it is still a transition.
-        dropped = self._faulty(info) & ~ended if FAULT in info else None
+        dropped = self._watch.faulty(info) & ~ended if FAULT in info else None
         valid = ~self._resetting if dropped is None else ~self._resetting & ~dropped
         truncated = truncated & ~terminated
+        last = self._last(ended, info)
+        # Where a lost life ends what is learned from, the game goes on until the last one.
+        over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
+        self._count(np.asarray(gained, dtype=np.float64), over)
+        started = over if self._resets_in_step else self._resetting
+        if not self._resets_in_step:
+            self._resetting = over.copy()
+        if dropped is not None:
+            self._running_return[dropped] = 0.0
+            started = started | dropped
+        self._watch.begin(started)
         seen = self._seen(observation, info)
         transition = Transition(
             observation=self.observation,
-            reward=self._tensor(np.asarray(reward, dtype=np.float32)),
-            next_observation=self._with_last(seen, ended, info),
+            reward=self._tensor(reward),
+            next_observation=self._with_last(seen, last),
             terminated=self._tensor(np.asarray(terminated, dtype=bool)),
             truncated=self._tensor(np.asarray(truncated, dtype=bool)),
             valid=self._tensor(valid),
@@ -110,15 +121,6 @@ class Environments:
             any_truncated=bool(truncated.any()),
         )
         self._steps += valid.reshape(self.agents, self.num_envs).sum(1)
-        # Where a lost life ends what is learned from, the game goes on until the last one.
-        over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
-        self._count(np.asarray(reward, dtype=np.float64), over)
-        started = over if self._resets_in_step else self._resetting
-        if not self._resets_in_step:
-            self._resetting = over.copy()
-        if dropped is not None:
-            self._running_return[dropped] = 0.0
-            started = started | dropped
         self.observation = seen | {"started": self._tensor(np.array(started))}
         return transition
 
@@ -141,74 +143,50 @@ class Environments:
     def _reset(self) -> tuple[Any, dict[str, Any]]:
         try:
             observation, info = self._vector.reset(seed=self._seed)
+        except UserError:
+            raise
         except Exception as error:
             observation, info = self._start_over(error)
         if FAULT in info:
-            self._faulty(info)
+            self._watch.faulty(info)
         return observation, info
 
     def _step(self, action: NDArray[Any]) -> tuple[Any, ...]:
         try:
             return self._vector.step(action)
+        except UserError:
+            raise
         except Exception as error:
             observation, info = self._start_over(error)
             copies = self.agents * self.num_envs
             none = np.zeros(copies, dtype=bool)
-            self._resetting[:] = False
+            self._resetting = none.copy()
             return observation, np.zeros(copies), none, none, info
 
     def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Make all copies again, where one error has hit them all, and begin new episodes. Raises UserError."""
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        while self._restarts < self._settings.max_restarts:
-            self._restarts += 1
-            with contextlib.suppress(Exception):
-                self._vector.close()
-            self._vector = make_vector(self._settings, self.agents * self.num_envs)
+        """Make all copies again, where one error has hit them all, and begin new episodes."""
+        copies, failures = self.agents * self.num_envs, 1
+        observation: Any = None
+        info: dict[str, Any] = {}
+        discard(self._vector)
+        while failures <= self._settings.max_restarts:
+            self._seed = another_seed(self._seed)
+            self._vector = make_vector(self._settings, copies)
             try:
-                observation, info = self._vector.reset(seed=(self._seed + self._restarts) % 2**31)
+                observation, info = self._vector.reset(seed=self._seed)
+                break
+            except UserError:
+                raise
             except Exception as another:
-                reason = f"{type(another).__name__}: {' '.join(str(another).split())}"
-                continue
-            copies = self.agents * self.num_envs
-            fault = {FAULT: np.full(copies, reason, dtype=object), LOST: np.zeros(copies, dtype=bool)}
-            return observation, {**info, **fault, f"_{FAULT}": np.ones(copies, dtype=bool)}
-        raise UserError(
-            f"environment.max_restarts: all copies of {self._id} failed more than {self._settings.max_restarts} times; "
-            f"the last time: {reason}"
-        )
-
-    def _faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Which copies [N] raised an error, which is said aloud. Raises UserError where one did so too often."""
-        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
-        copies = np.flatnonzero(faulty)
-        agent, place = divmod(int(copies[0]), self.num_envs)
-        lost = [copy for copy in copies if info[LOST][copy]]
-        if lost:
-            agent, place = divmod(int(lost[0]), self.num_envs)
-            raise UserError(
-                f"environment.max_restarts: environment {place} of agent {agent} ({self._id}) failed more than "
-                f"{self._settings.max_restarts} times; the last time: {info[FAULT][lost[0]]}"
-            )
-        where = f"environment {place} of agent {agent}" if len(copies) == 1 else f"{len(copies)} environments"
-        warnings.warn(
-            f"{where} ({self._id}) raised {info[FAULT][copies[0]]}, {self._clock} steps after its start; made again, "
-            "without the episode it was in",
-            EvorlWarning,
-            stacklevel=4,
-        )
-        return faulty
-
-    def _check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
-        """Raise UserError where one of the values [N, ...] is NaN or infinite; `copy` is the one they are of."""
-        if np.isfinite(values).all():
-            return
-        bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0]) if copy is None else copy
-        agent, place = divmod(bad, self.num_envs)
-        raise UserError(
-            f"environment.id: {self._id} gave {what} that is not finite in environment {place} of agent {agent}, "
-            f"{self._clock} steps after its start; agents cannot learn from that"
-        )
+                error = another
+                failures += 1
+                discard(self._vector)
+        return observation, {
+            **info,
+            FAULT: np.full(copies, in_words(error), dtype=object),
+            f"_{FAULT}": np.ones(copies, dtype=bool),
+            FAILURES: info.get(FAILURES, 0) + np.full(copies, failures),
+        }
 
     def _count(self, reward: NDArray[np.float64], ended: NDArray[np.bool_]) -> None:
         self._running_return += reward
@@ -247,23 +225,31 @@ class Environments:
         stored = {name: np.array(array, dtype=types[name]) for name, array in parts.items()}
         for name, array in stored.items():
             if array.dtype == np.float32:
-                self._check_finite(array, f"an observation ({name})", copy)
+                which = "the observation" if copy is None else "the last observation"
+                self._watch.check_finite(array, f"in part {name!r} of {which}", copy)
         return stored
 
-    def _with_last(self, seen: Tensors, ended: NDArray[np.bool_], info: dict[str, Any]) -> Tensors:
-        """What the step led to: where it also reset the environment, the true last observation."""
+    def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, dict[str, NDArray[Any]]]:
+        """The true last observations of copies that the step also reset."""
         if not (self._resets_in_step and ended.any()):
-            return seen
-        last = {name: value.clone() for name, value in seen.items()}
-        for copy in np.flatnonzero(ended):
-            agent, place = divmod(int(copy), self.num_envs)
-            for name, array in self._stored(info["final_obs"][copy], int(copy)).items():
-                last[name][agent, place] = torch.as_tensor(array)
-            if self._masked:
-                final = info["final_info"]
+            return {}
+        last = {int(copy): self._stored(info["final_obs"][copy], int(copy)) for copy in np.flatnonzero(ended)}
+        if self._masked:
+            final = info["final_info"]
+            for copy, parts in last.items():
                 given = MASK in final and final[f"_{MASK}"][copy]
-                last[MASK][agent, place] = torch.as_tensor(np.asarray(final[MASK][copy], bool)) if given else True
+                parts[MASK] = np.asarray(final[MASK][copy] if given else True, dtype=bool)
         return last
+
+    def _with_last(self, seen: Tensors, last: dict[int, dict[str, NDArray[Any]]]) -> Tensors:
+        """What the step led to: where it also reset the environment, what was seen last and not what is seen next."""
+        if not last:
+            return seen
+        result = {name: value.clone() for name, value in seen.items()}
+        for copy, parts in last.items():
+            for name, array in parts.items():
+                result[name][divmod(copy, self.num_envs)] = torch.as_tensor(array)
+        return result
 
     def _seen(self, observation: Any, info: dict[str, Any]) -> Tensors:
         seen = {name: self._tensor(array) for name, array in self._stored(observation).items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from evorl.config import Environment
 from evorl.envs.guard import Guard
@@ -16,6 +17,8 @@ from evorl.plugins import import_from_here
 from evorl.types import UserError
 
 ATARI = "ALE/"
+PATIENCE = 5.0
+"""Seconds that a process of a broken vector environment has to end by itself."""
 
 
 def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
@@ -33,7 +36,8 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
                 options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
             vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
-            guard = partial(Guard, restarts=settings.max_restarts)
+            another = partial(gym.make, gym.spec(name), **settings.kwargs)
+            guard = partial(Guard, make=another, restarts=settings.max_restarts)
             return gym.make_vec(
                 name, copies, vectorization_mode=mode, vector_kwargs=vector, wrappers=[guard], **settings.kwargs
             )
@@ -52,6 +56,23 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
+
+
+def discard(vector: VectorEnv[Any, Any, Any]) -> None:
+    """Close a vector environment that may be broken, and end the processes it started."""
+    if isinstance(vector, AsyncVectorEnv):
+        # Its own `close` would first wait for answers, which the dead never give.
+        for pipe in vector.parent_pipes:
+            with contextlib.suppress(Exception):
+                pipe.send(("close", None))
+        for process in vector.processes:
+            process.join(PATIENCE)
+            process.kill()
+            process.join()
+    else:
+        with contextlib.suppress(Exception):
+            vector.close()
+    vector.closed = True
 
 
 def stacked_frames(settings: Environment) -> int:

@@ -60,6 +60,10 @@ class ReplayBuffer:
             for name, store in self.storage.items()
         }
 
+    def newest(self) -> Tensors:
+        """The transition that was added last, as fields [1, ...]."""
+        return self.gather(torch.tensor([(self._next - 1) % self.capacity], device=self.device))
+
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """What a checkpoint keeps: the rows held, and where the ring stands."""
         rows = {name: store[: self.size].cpu() for name, store in self.storage.items()}

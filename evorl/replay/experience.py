@@ -142,7 +142,7 @@ class ReplayExperience:
         )
 
     def add(self, transition: Transition, decision: Decision) -> None:
-        """Remember what one step of all environments brought; resets are left out.
+        """Remember what one step of all environments brought, and nothing of those where it was no transition.
 
         Raises UserError where ranks add in lockstep and there is nothing to add.
         """
@@ -167,18 +167,18 @@ class ReplayExperience:
             self._steps = transition.valid.sum(1).cpu().numpy().astype(np.float64)
 
     def _filled(self, fields: Tensors, valid: Tensor) -> Tensors:
-        """The fields [P, E, ...] of a step, with some other true transition where an episode was dropped.
-
-        The other ranks do not hear of it, and count on as many rows from here as from themselves.
-        """
+        """The fields [P, E, ...] of a step, with some other true transition where an episode was dropped."""
+        # The other ranks do not hear of it, and draw from this rank's part as if it had grown like their own.
         if self.buffer.size:
-            held = self.buffer.gather(torch.tensor([self.buffer.size - 1], device=self.buffer.device))
+            # Frames come only from environments that spend a step on a reset, which are never in lockstep.
+            assert isinstance(self.buffer, ReplayBuffer)
+            other = self.buffer.newest()
         elif valid.any():
-            held = {name: value[valid][:1] for name, value in fields.items()}
+            other = {name: value[valid][:1] for name, value in fields.items()}
         else:
             raise UserError("environment.id: every environment failed in the very first step")
         return {
-            name: torch.where(valid.view(*valid.shape, *[1] * (value.dim() - 2)), value, held[name])
+            name: torch.where(valid.view(*valid.shape, *[1] * (value.dim() - 2)), value, other[name])
             for name, value in fields.items()
         }
 

@@ -1,0 +1,68 @@
+"""What goes wrong in copies of an environment, counted and said by name."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.envs.guard import FAILURES, FAULT
+from evorl.types import EvorlWarning, UserError
+
+
+class Watch:
+    """Knows how often each of N copies, `num_envs` of each agent, has failed and how far its episode is."""
+
+    def __init__(self, id: str, copies: int, num_envs: int, restarts: int) -> None:
+        self._id = id
+        self._num_envs = num_envs
+        self._restarts = restarts
+        self._failures = np.zeros(copies, dtype=np.int64)
+        self._clock = 0
+        self._began = np.zeros(copies, dtype=np.int64)
+
+    def tick(self) -> None:
+        """One more step of all copies."""
+        self._clock += 1
+
+    def begin(self, copies: NDArray[np.bool_] | slice) -> None:
+        """Let an episode start in these copies."""
+        self._began[copies] = self._clock
+
+    def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
+        """Which copies [N] raised, which is said aloud. Raises UserError where one did so too often."""
+        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
+        self._failures += np.where(faulty, info[FAILURES], 0)
+        beyond = self._failures > self._restarts
+        copies = np.flatnonzero(beyond if beyond.any() else faulty)
+        what = f"{self._names(copies)} raised {info[FAULT][copies[0]]}"
+        if beyond.any():
+            raise UserError(
+                f"environment.max_restarts: {what}; after {self._restarts} restarts, which is all that each may have"
+            )
+        warnings.warn(f"{what}; made again; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
+        return faulty
+
+    def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
+        """Raise UserError where one of the values [N, ...], or of those of one `copy`, is NaN or infinite."""
+        # Squares cannot cancel out, and their sum takes a fifth of the time; where it overflows, look more closely.
+        if math.isfinite(np.vdot(values, values)):
+            return
+        finite = np.isfinite(values)
+        if finite.all():
+            return
+        if copy is None:
+            copy = int(np.flatnonzero(~finite.reshape(len(values), -1).all(1))[0])
+        raise UserError(
+            f"environment.id: {self._names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
+            "observations must be finite in single precision"
+        )
+
+    def _names(self, copies: NDArray[np.int64]) -> str:
+        agent, place = divmod(int(copies[0]), self._num_envs)
+        step = self._clock - self._began[copies[0]]
+        others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        return f"environment {place} of agent {agent}{others} ({self._id}, step {step} of the episode)"

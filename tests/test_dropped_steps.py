@@ -1,0 +1,163 @@
+"""Steps in which an environment raised: replays, rollouts, evaluations and whole runs learn nothing false from them."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support import lines, train
+from worlds import PLAIN, E, P, T, World, check, flat, learned, played, remembered, worth
+
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.evaluation import evaluate
+from evorl.replay.buffer import ReplayBuffer
+from evorl.replay.experience import ReplayExperience
+from evorl.timing import Stopwatch
+from evorl.types import Transition, UserError
+
+
+class Still:
+    """A population that does always the same."""
+
+    def memory(self, num_envs):
+        return None
+
+    def best(self, observation, memory):
+        return {"action": torch.zeros(2, 2, dtype=torch.int64)}
+
+
+@pytest.mark.parametrize(("max_steps", "expected"), [(None, 4.0), (3, 3.0)])
+def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expected):
+    """One environment of each agent fails at step 3, and would return 6, or 2 had it been given up."""
+    kwargs = {"episode": 0, "step": 3, "seeds": [5, 7]}
+    made = Environments(Environment(id="evorl_faults:Failing-v0", kwargs=kwargs), 2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        returns = evaluate(Still(), made, 2, 4, max_steps)
+    assert returns.tolist() == [[expected] * 2] * 2
+
+
+SHOWN, NUMBER = ((1,), torch.float32), ((), torch.float32)
+FIELDS = {"observation.observation": SHOWN, "next_observation.observation": SHOWN, "reward": NUMBER}
+FIELDS |= {"action": ((), torch.int64), "terminated": ((), torch.bool)}
+
+
+def replay(lockstep=True, capacity=6):
+    return ReplayExperience(
+        ReplayBuffer(capacity, FIELDS, torch.device("cpu")), learning_starts=1, gather=lambda numbers: numbers[None],
+        lockstep=lockstep, part=0, reward_clip=None, seed=0, rank=0, stopwatch=Stopwatch(),
+    )  # fmt: skip
+
+
+def remember(memory, step, valid):
+    """A step of 2 agents in 2 environments; a row's fields tell its number, -1 where it is no transition."""
+    valid = torch.tensor(valid)
+    row = torch.where(valid, torch.arange(4).view(2, 2) + 4 * step, -1)
+    seen = {"observation": row.unsqueeze(-1).float(), "started": torch.zeros(2, 2, dtype=torch.bool)}
+    never = torch.zeros(2, 2, dtype=torch.bool)
+    memory.add(Transition(seen, row.float(), seen, never, never, valid, bool(valid.all())), {"action": row})
+
+
+def rows(memory):
+    stored = memory.buffer.storage
+    for name in FIELDS:
+        if name != "terminated":
+            assert torch.equal(stored[name].view(-1).long(), stored["action"]), f"{name} is of another row"
+    return stored["action"].tolist()
+
+
+def test_in_lockstep_the_newest_transition_stands_in_for_one_that_was_dropped_also_after_a_checkpoint():
+    memory, resumed = replay(), replay()
+    remember(memory, 0, [[True, True], [True, True]])
+    remember(memory, 1, [[True, False], [True, True]])
+    assert rows(memory) == [6, 7, 2, 3, 4, 3]
+    resumed.restore(*memory.state())
+    for each in (memory, resumed):
+        remember(each, 2, [[False, False], [False, False]])
+        assert rows(each) == [6, 7, 7, 7, 7, 7], "7 was the newest, though not the last of the ring"
+    assert memory._steps.tolist() == [2.0, 2.0], "other ranks count on as many steps as they make"
+
+
+def test_in_lockstep_another_copy_stands_in_where_nothing_is_held_yet():
+    memory = replay()
+    remember(memory, 0, [[False, False], [True, True]])
+    assert rows(memory) == [2, 2, 2, 3, 0, 0]
+    with pytest.raises(UserError, match="every environment failed in the very first step"):
+        remember(replay(), 0, [[False, False], [False, False]])
+
+
+def test_without_lockstep_dropped_steps_are_left_out():
+    memory = replay(lockstep=False)
+    remember(memory, 0, [[False, False], [False, False]])
+    remember(memory, 1, [[True, False], [False, True]])
+    assert memory.buffer.size == 2
+    assert rows(memory)[:2] == [4, 7]
+    assert memory._steps.tolist() == [1.0, 1.0]
+
+
+class Faulty(World):
+    """A world in which some steps were dropped in the middle of an episode, with a reward that nothing may know of."""
+
+    def __init__(self, seed=0, next_step=False, memory=False, gained=-99.0):
+        super().__init__(seed, next_step, memory)
+        generator = torch.Generator().manual_seed(100 + seed)
+        fails = torch.rand(2 * T, P, E, generator=generator) < 0.3
+        kept, began = torch.zeros(P, E, 1, 1), torch.zeros(P, E, dtype=torch.bool)
+        for t, (step, decision) in enumerate(self.steps):
+            drops = fails[t] & step.valid & ~(step.terminated | step.truncated)
+            seen = {**step.observation, "started": step.observation["started"] | began}
+            valid = step.valid & ~drops
+            reward = torch.where(drops, gained, step.reward)
+            decision = dict(decision)
+            if memory:
+                before = torch.where(seen["started"][..., None, None], 0.0, kept)
+                decision |= {"memory": kept, "next_memory": remembered(seen, before), "value": worth(seen, before)}
+                kept = decision["next_memory"]
+            self.steps[t] = (replace(step, observation=seen, reward=reward, valid=valid, all_valid=False), decision)
+            began = drops
+        self.dropped = int((fails & torch.stack([~step.valid for step, _ in self.steps])).sum())
+
+    def at(self, t, p, e):
+        step = super().at(t, p, e)
+        # To the step before one that was dropped this is as if its episode had been cut there.
+        step.truncated |= t + 1 < 2 * T and not self.steps[t + 1][0].valid[p, e]
+        return step
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_dropped_step_is_not_learned_from_and_cuts_what_flows_back(seed, next_step, memory):
+    world = Faulty(seed, next_step, memory)
+    assert world.dropped > 10
+    for index, batches in enumerate(played(world)):
+        check(world, batches)
+        assert set(learned(batches)) == world.valid(index * T, (index + 1) * T)
+
+
+def test_what_a_dropped_step_gained_changes_nothing_that_is_learned():
+    settings = replace(PLAIN, normalize_rewards=True, normalize_advantage=True, sequence=2)
+    one, other = (flat(played(Faulty(gained=gained), settings=settings)) for gained in (-99.0, 5.0))
+    assert one
+    for mine, its in zip(one, other, strict=True):
+        assert torch.equal(mine.weight, its.weight)
+        for name, values in mine.fields.items():
+            assert torch.equal(values[mine.weight > 0], its.fields[name][its.weight > 0]), name
+
+
+@pytest.mark.parametrize("algorithm", ["{name: dqn, batch_size: 8}", "{name: ppo, rollout_steps: 8, batch_size: 8}"])
+def test_training_goes_on_with_as_many_updates(algorithm, in_directory):
+    common = [f"algorithm={algorithm}", "training.max_steps=80", "replay.learning_starts=8"]
+    for name, how in (("faulty", "step"), ("sound", "nothing")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kwargs = f"{{how: {how}, seeds: odd}}"
+            given = f"environment={{id: 'evorl_faults:Failing-v0', num_envs: 2, kwargs: {kwargs}, max_restarts: 99}}"
+            assert train(f"run.name={name}", given, *common) == 0
+    faulty, sound = (lines(in_directory / "runs" / name / "metrics.jsonl") for name in ("faulty", "sound"))
+    assert [row["updates"] for row in faulty[:2]] == [row["updates"] for row in sound[:2]]
+    assert faulty[1]["global_steps"] < sound[1]["global_steps"], "some steps are meant to have been dropped"
+    assert all(value == 4.0 for row in faulty for value in row["train_return"] if value is not None)
+    assert np.isfinite([row["statistics"]["loss"] for row in faulty]).all()
