@@ -158,10 +158,8 @@ class Environments:
             raise
         except Exception as error:
             observation, info = self._start_over(error)
-            copies = self.agents * self.num_envs
-            none = np.zeros(copies, dtype=bool)
-            self._resetting = none.copy()
-            return observation, np.zeros(copies), none, none, info
+            none = np.zeros(self.agents * self.num_envs)
+            return observation, none, none.astype(bool), none.astype(bool), info
 
     def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
         """Make all copies again, where one error has hit them all, and begin new episodes."""

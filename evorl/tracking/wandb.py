@@ -47,7 +47,8 @@ class WeightsAndBiases:
             id=run_id(directory),
             # An offline run that said so would be appended to what an earlier upload left, and that doubled.
             resume=None if mode == "offline" else "allow",
-            dir=str(directory),
+            # W&B's helper process keeps the working directory of the program's first run.
+            dir=str(directory.resolve()),
             mode=mode,
             tags=list(settings.tags),
             config=config.model_dump(mode="json"),
