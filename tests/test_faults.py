@@ -205,7 +205,11 @@ def test_a_signal_ends_a_run_in_order(number, code, tmp_path):
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = tmp_path / "runs" / "a"
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
+        # Under nohup the tests inherit a signal that is ignored, which a run rightly leaves so.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )  # fmt: skip
     while not (run / "checkpoints" / "generation-000002").is_dir():
         assert process.poll() is None
     process.send_signal(number)
