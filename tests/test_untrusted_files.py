@@ -1,17 +1,15 @@
-"""Files that are damaged or that somebody has prepared: one line says which, and nothing is built from them."""
+"""Files that somebody has prepared: one line says which, and nothing is built from them."""
 
-import importlib.util
 import json
 import os
 import resource
 import shutil
 import time
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from support import ROOT, agent, algorithm, train
+from support import agent, algorithm, train
 
 from evorl.checkpoint import Checkpoints
 from evorl.cli import run_command
@@ -22,21 +20,8 @@ from evorl.launch import run_program
 from evorl.population import check_agents
 from evorl.types import EvorlWarning, UserError
 
-spec = importlib.util.spec_from_file_location("corruption", ROOT / "benchmarks" / "corruption.py")
-corruption = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(corruption)
 RESUME = ("run.name=a", "run.resume=auto", "training.max_steps=200")
 REPLAY = "replay-rank-000.safetensors"
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The directory above `runs/` with the run that is damaged, its newest checkpoint and the older ones."""
-    directory = tmp_path_factory.mktemp("damaged")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        newest, others = corruption.prepare(directory / "runs" / "original")
-    return directory, newest, others
 
 
 @pytest.fixture(scope="module")
@@ -72,32 +57,6 @@ def forge(run, payloads, listed=()):
     files = {name: checkpoints.write(3, name, payload) for name, payload in payloads.items()}
     checkpoints.complete(3, files | dict(listed))
     return checkpoints
-
-
-def test_no_damage_goes_unnoticed(trained, capsys):
-    _, newest, others = trained
-    plan = list(corruption.damages(newest, others, np.random.default_rng(5), rounds=3))
-    assert len(plan) >= 100
-    assert {damage.file for damage in plan} >= {path.name for path in newest.iterdir()}
-    assert corruption.verify_all(newest, plan) == []
-    again = corruption.damages(newest, others, np.random.default_rng(5), rounds=3)
-    assert list(again) == plan
-    Checkpoints(newest.parent, 4).verify(int(newest.name[-6:]))
-
-
-def test_damage_that_is_not_noticed_is_counted(trained, monkeypatch, capsys):
-    _, newest, others = trained
-    monkeypatch.setattr(Checkpoints, "verify", Checkpoints.files)
-    damages = list(corruption.damages(newest, others, np.random.default_rng(5), 1, ["state.json"]))
-    assert len(corruption.verify_all(newest, damages)) == len(damages)
-
-
-def test_a_damaged_run_ends_as_one_that_was_left_alone(trained, monkeypatch):
-    directory, newest, others = trained
-    monkeypatch.chdir(directory)
-    plan = list(corruption.damages(newest, others, np.random.default_rng(6), rounds=1))
-    rng = np.random.default_rng(7)
-    assert corruption.resume_some(directory / "runs" / "original", newest, others, plan, rng, 2) == []
 
 
 def hostile(**changes):
