@@ -127,7 +127,13 @@ def _count(text: str) -> int:
 
 def run_command(arguments: Sequence[str]) -> None:
     """What the command line asks for. Raises UserError."""
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    # A subparser takes its list of overrides only where it stands in one piece.
+    parsed, others = parser.parse_known_args(arguments)
+    if parsed.command != "resume" or any(other.startswith("-") for other in others):
+        parser.parse_args(arguments)
+    else:
+        parsed.overrides += others
     refuse_code(parsed.run, parsed.allow_code)
     if parsed.command == "resume":
         command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes)

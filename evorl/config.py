@@ -69,6 +69,11 @@ class AlgorithmSettings(Section):
         """Settings of other sections that what was learned rests on, so that a resumed run may not change them."""
         return ()
 
+    def first_hyperparameters(self) -> dict[str, float]:
+        """An agent's hyperparameters as the configuration gives them; those that are null are left out."""
+        values = {name: getattr(self, name) for name in self.hyperparameters}
+        return {name: float(value) for name, value in values.items() if value is not None}
+
     def refusal(self, name: str, value: float) -> str | None:
         """Why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
         whole = isinstance(getattr(self, name), int) and type(self).model_fields[name].annotation is int
@@ -152,6 +157,8 @@ class Network(Section):
     def _factory_where_it_belongs(self) -> Self:
         if (self.name == "module") != (self.factory is not None):
             raise ValueError("`factory` and `name: module` go together")
+        if self.name == "module" and self.recurrent:
+            raise ValueError(f"a module has no memory; leave `recurrent: {self.recurrent}` out")
         return self
 
     @model_validator(mode="after")
@@ -331,7 +338,7 @@ class Config(Section, Generic[Settings]):
         if selection.name == "tournament" and selection.size > size:
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
-                f"but population.size is {size}"
+                f"but population.size is {size}; take evolution.selection.size={size}"
             )
         if size * self.environment.num_envs > MOST_COPIES:
             raise ValueError(

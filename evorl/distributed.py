@@ -139,10 +139,6 @@ class Ranks:
             if payload:
                 raise UserError(payload.decode(), told=rank != self.rank)
 
-    def barrier(self, what: str) -> None:
-        """Wait until every rank has come here."""
-        self.gather(np.zeros(1), what)
-
     def _tensor(self, payload: bytes) -> Tensor:
         return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device) if payload else self._empty()
 

@@ -24,7 +24,7 @@ Decide = Callable[[Stack, Observation, Recall | None], tuple[Decision, Tensor | 
 
 
 LARGEST = 1e15
-"""What no number in an agent's state comes to."""
+"""What nothing that an agent counts comes to."""
 
 
 class Memory:
@@ -268,7 +268,7 @@ def _not_finite(agent: Agent) -> str | None:
 
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
-    numbers, state = algorithm.first_hyperparameters(), algorithm.first_state()
+    numbers, state = algorithm.settings.first_hyperparameters(), algorithm.first_state()
     if len({agent.id for agent in agents}) < len(agents):
         raise UserError(f"{where}: two agents have the same id")
     for agent in agents:
@@ -281,16 +281,16 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
             raise UserError(f"{here}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(numbers)}")
         if agent.tensors.keys() != algorithm.networks.keys():
             raise UserError(f"{here}: has the networks {sorted(agent.tensors)}, not {sorted(algorithm.networks)}")
-        missing = state.keys() | {f"{module}.updates" for module in agent.tensors}
-        if missing := missing - agent.state.keys():
+        counted = state.keys() | {f"{module}.updates" for module in agent.tensors}
+        if missing := counted - agent.state.keys():
             raise UserError(f"{here}: its state lacks {sorted(missing)}")
         for module, network in algorithm.networks.items():
             check_module(agent, module, network, here)
         for name, value in agent.hyperparameters.items():
             if reason := algorithm.settings.refusal(name, value):
                 raise UserError(f"{here}: {reason}")
-        if not all(abs(value) <= LARGEST for value in agent.state.values()):
-            raise UserError(f"{here}: its state holds a number beyond {LARGEST:g}")
+        if not all(abs(agent.state[name]) <= LARGEST for name in counted):
+            raise UserError(f"{here}: its state counts beyond {LARGEST:g}")
         if fault := _not_finite(agent):
             raise UserError(f"{here}: {fault}")
 
@@ -303,7 +303,7 @@ def found_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
         agent = Agent(
             id=id,
             architecture=algorithm.first_architecture(),
-            hyperparameters=algorithm.first_hyperparameters(),
+            hyperparameters=algorithm.settings.first_hyperparameters(),
             tensors={},
             state=algorithm.first_state(),
         )

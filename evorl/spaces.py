@@ -82,7 +82,10 @@ def parts_of(space: gym.Space[Any], key: str = "environment.id", name: str = "")
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: dict[str, Part] = {}
         for child, inner in _children(space):
-            parts |= parts_of(inner, key, f"{name}.{child}" if name else child)
+            found = parts_of(inner, key, f"{name}.{child}" if name else child)
+            if twice := parts.keys() & found.keys():
+                raise UserError(f"{key}: two parts of the observation are called {min(twice)!r}; rename one")
+            parts |= found
         return parts
     reader = PARTS.get(type(space))
     if reader is None:

@@ -15,6 +15,8 @@ OBSERVATIONS = {
     "channels last": gym.spaces.Box(0, 255, (12, 12, 3), np.uint8),
     "rows and columns": gym.spaces.Box(0, 255, (12, 11), np.uint8),
     "floating image": gym.spaces.Box(0.0, 1.0, (1, 11, 12)),
+    "number": gym.spaces.Box(-1.0, 1.0, ()),
+    "table": gym.spaces.Box(-1.0, 1.0, (3, 2)),
     "bytes": gym.spaces.Box(0, 255, (5,), np.uint8),
     "category": gym.spaces.Discrete(4, start=2),
     "categories": gym.spaces.MultiDiscrete([3, 2, 4]),

@@ -50,7 +50,7 @@ def agent(architecture=None, id=0, dqn=None, **hyperparameters):
     """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
     dqn = dqn or algorithm()
     architecture = architecture or dqn.first_architecture()
-    made = Agent(id, architecture, dqn.first_hyperparameters() | hyperparameters, {}, dqn.first_state())
+    made = Agent(id, architecture, dqn.settings.first_hyperparameters() | hyperparameters, {}, dqn.first_state())
     generator = torch.Generator().manual_seed(id)
     new_tensors(dqn.networks, made, generator)
     for roles in made.tensors.values():

@@ -1,5 +1,6 @@
 """The configuration: what is right loads, what is wrong is named with what would be right."""
 
+import gymnasium as gym
 import pydantic
 import pytest
 from support import ROOT, config
@@ -7,6 +8,7 @@ from support import ROOT, config
 from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
 from evorl.launch import check, load_config
+from evorl.spaces import parts_of
 from evorl.types import UserError
 
 DQN = ROOT / "configs" / "training" / "dqn.yaml"
@@ -23,6 +25,12 @@ def test_the_resolved_configuration_reproduces_itself(tmp_path):
     resolved = tmp_path / "config.yaml"
     resolved.write_text(first.to_yaml())
     assert load_config([], resolved) == first
+
+
+def test_two_parts_of_one_name_are_refused():
+    box = gym.spaces.Box(-1.0, 1.0, (2,))
+    with pytest.raises(UserError, match=r"two parts of the observation are called 'a.b'"):
+        parts_of(gym.spaces.Dict({"a.b": box, "a": gym.spaces.Dict(b=box)}))
 
 
 def test_overrides_are_read_as_yaml():
@@ -94,6 +102,10 @@ def test_it_cannot_be_changed():
         ("environment={id: LunarLander-v3, kwargs: {gravity: 5}}", "environment.kwargs: 'LunarLander-v3' refuses them"),
         ("evolution.architecture.min_units=500", "min_units 500 must not exceed max_units"),
         ("network.activation=rely", "network.activation: there is no 'rely'; did you mean 'relu'?"),
+        (
+            "network={name: module, factory: 'support:probe_network', recurrent: lstm}",
+            "network: a module has no memory; leave `recurrent: lstm` out",
+        ),
         ("network.name=module", "network: `factory` and `name: module` go together"),
         ("network={name: module, factory: nowhere}", "network.factory: 'nowhere' must have the form"),
         ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),

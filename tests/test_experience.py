@@ -9,6 +9,7 @@ from support import agent, seen
 
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
+from evorl.replay.frames import FrameReplay
 from evorl.timing import Stopwatch
 from evorl.types import Transition
 
@@ -58,7 +59,8 @@ def test_reset_steps_are_neither_stored_nor_counted():
 
 def test_ranks_learn_when_their_steps_are_earned_on_average():
     """This rank made 3 steps of each agent, the other rank 2 and 3."""
-    memory = experience(lambda numbers: np.stack([numbers, np.array([10.0, 2.0, 3.0][: len(numbers)])]), lockstep=False)
+    other = np.array([10.0, 0.0, 2.0, 3.0])
+    memory = experience(lambda numbers: np.stack([numbers, other[: len(numbers)]]), lockstep=False)
     memory.begin(members(learn_step=1.0), 1)
     everywhere = torch.ones(P, E, dtype=torch.bool)
     memory.add(transition(everywhere), {"action": torch.zeros(P, E, dtype=torch.int64)})
@@ -83,6 +85,32 @@ def test_nothing_is_learned_before_the_union_holds_enough():
         memory.add(transition(everywhere), {"action": torch.zeros(P, E, dtype=torch.int64)})
         due.append(len(list(memory.due())))
     assert due == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("others", "learns"), [((10.0, 1.0), True), ((10.0, 0.0), False)])
+def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_their_room(others, learns):
+    shown = {"observation.observation": ((2, 1), torch.uint8), "next_observation.observation": ((2, 1), torch.uint8)}
+    fields = shown | {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}
+    ring = FrameReplay(24, {"observation": 2}, fields, torch.device("cpu"))
+    memory = ReplayExperience(
+        ring, learning_starts=34, gather=lambda numbers: np.stack([numbers, [*others, 6.0, 6.0][: len(numbers)]]),
+        lockstep=False, part=0, reward_clip=None, seed=0, rank=0, stopwatch=Stopwatch(),
+    )  # fmt: skip
+    memory.begin(members(learn_step=3.0), 1)
+    updates = []
+    for step in range(12):
+        valid = torch.full((P, E), step % 4 != 3)
+        shows = {"observation": torch.zeros(P, E, 2, 1, dtype=torch.uint8), "started": ~valid}
+        never = torch.zeros(P, E, dtype=torch.bool)
+        seen_next = {"observation": shows["observation"]}
+        memory.add(
+            Transition(shows, torch.zeros(P, E), seen_next, never, never, valid, bool(valid.all())),
+            {"action": torch.zeros(P, E, dtype=torch.int64)},
+        )
+        updates.append(len(list(memory.due())))
+    assert ring.size < 24
+    assert not any(updates[:4])
+    assert (updates[-1] > 0) == learns
 
 
 def test_agents_keep_the_share_of_an_update_that_they_have_earned():

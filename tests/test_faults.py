@@ -12,10 +12,12 @@ import pytest
 import torch
 from support import EVERY_MUTATION, ROOT, agent, algorithm, batch, lines, population, train
 
+from evorl import cli
 from evorl.checkpoint import Checkpoints
 from evorl.cli import resume_command
 from evorl.files import Lock
 from evorl.history import JsonLines
+from evorl.population import check_agents
 from evorl.types import EvorlWarning, UserError
 
 
@@ -223,6 +225,26 @@ def test_a_signal_ends_a_run_in_order(number, code, tmp_path):
     kept.verify(kept.generations()[-1])
 
 
+@pytest.mark.parametrize("arguments", ["--processes 1 a.b=1 c=2", "a.b=1 --processes 1 c=2", "a.b=1 c=2 --processes 1"])
+def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypatch, tmp_path):
+    asked = []
+
+    def resume_command(*given):
+        asked.append(given)
+        raise UserError("enough")
+
+    monkeypatch.setattr(cli, "resume_command", resume_command)
+    with pytest.raises(UserError, match="enough"):
+        cli.run_command(["resume", str(tmp_path), *arguments.split()])
+    assert asked == [(tmp_path, ["a.b=1", "c=2"], cli.PROGRAM, 1)]
+
+
+@pytest.mark.parametrize("arguments", ["resume runs/a --proceses 1", "evaluate runs/a a.b=1"])
+def test_what_the_command_line_does_not_know_is_refused(arguments):
+    with pytest.raises(SystemExit, match="2"):
+        cli.run_command(arguments.split())
+
+
 def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
     assert train("run.name=a") == 0
     run, program = in_directory / "runs" / "a", ROOT / "demos" / "online.py"
@@ -237,3 +259,13 @@ def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
         resume_command(run, ["algorithm.gamma=0.5"], program, None)
     with pytest.raises(UserError, match="there is no run here"):
         resume_command(in_directory / "nothing", [], program, None)
+
+
+def test_an_agent_of_large_rewards_is_taken_up_and_one_that_counts_without_end_is_not():
+    ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}")
+    member = agent(dqn=ppo)
+    member.state |= {"rewards.number": 1e3, "rewards.mean": 1e9, "rewards.variance": 1e18}
+    check_agents([member], ppo, "here")
+    member.state["steps"] = 1e16
+    with pytest.raises(UserError, match=r"here: agent 0: its state counts beyond 1e\+15"):
+        check_agents([member], ppo, "here")

@@ -169,6 +169,15 @@ def test_rewards_are_divided_by_the_spread_of_their_sums_over_all_ranks():
     assert again._rewards.number[0] == 2 * T * E, "the statistics stay with the agent"
 
 
+def test_a_reward_that_nothing_compares_with_is_cut():
+    """Where every sum has been the same, dividing by its spread makes 1 to 10,000."""
+    made, group = steps(), Group([member(0, gamma=0.0), member(1, gamma=0.0)])
+    for transition, _ in made:
+        transition.reward = torch.ones_like(transition.reward)
+    (batch,) = played(experience(scale=True), group, made)
+    assert whole(batch, "return").abs().max() <= 10.0
+
+
 def test_what_was_seen_is_absorbed_once_learning_from_it_is_over():
     made, group = steps(), Group([member(0, epochs=2), member(1, epochs=2)])
     due = played(experience(normalized=("observation",)), group, made)
@@ -179,6 +188,17 @@ def test_what_was_seen_is_absorbed_once_learning_from_it_is_over():
     ((part, moments),) = group.absorbed
     assert part == "observation"
     np.testing.assert_allclose(moments.mean, [[(T - 1) / 2, p, (E - 1) / 2] for p in range(P)])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1)])
+def test_vectors_of_every_shape_are_absorbed(shape):
+    made, group = steps(), Group([member(0), member(1)])
+    for transition, _ in made:
+        shown = transition.observation["observation"][..., :1]
+        shown = shown.expand(*shown.shape[:2], shape[0] if len(shape) else 1)
+        transition.observation = {**transition.observation, "observation": shown.reshape(*shown.shape[:2], *shape)}
+    list(played(experience(normalized=("observation",)), group, made))
+    np.testing.assert_allclose(group.absorbed[0][1].mean, np.full((P, max((1, *shape))), (T - 1) / 2))
 
 
 def test_bytes_are_absorbed_as_networks_read_them():
@@ -265,6 +285,7 @@ def test_every_epoch_passes_over_everything_once_for_each_agent():
         ((16, 8, 16, None), None),
         ((256, 8, 1, 60), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
         ((128, 8, 32, 16), "algorithm.batch_size: .* sequences of 32, .*minibatches of 16; take one of .32, 64,"),
+        ((2**20, 2**6, 1, 100), r"algorithm.batch_size: .* minibatches of 100; .* 64, 128,"),
         ((100, 8, 32, 64), "algorithm.sequence_length: 32 does not divide algorithm.rollout_steps 100; .* 25,"),
     ],
 )

@@ -225,6 +225,11 @@ def test_an_agent_that_is_through_does_not_keep_the_others_from_learning():
     assert due == [[[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 1, 0]]]
 
 
+def test_nor_do_updates_go_on_for_nobody_once_the_others_have_stopped():
+    due, _ = rollouts_with_stops({1: [1, 2]}, batch_size=(16.0, 4.0, 4.0))
+    assert due == [[[1, 1, 1], [0, 1, 1]]]
+
+
 class Together:
     """Two ranks that wait for each other's numbers."""
 

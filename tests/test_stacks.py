@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import gymnasium as gym
 import pytest
 import torch
 from support import agent, algorithm, batch, population, seen
@@ -135,6 +136,14 @@ def test_a_smaller_batch_is_the_mean_over_its_own_size():
     together.learn(some)
     alone.learn(small)
     torch.testing.assert_close(together.to_agents()[1].tensors, alone.to_agents()[0].tensors)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 2)])
+def test_a_users_module_reads_every_vector_flat(shape):
+    spaces = {"observations": gym.spaces.Box(-1.0, 1.0, shape)}
+    dqn = algorithm("network={name: module, factory: 'support:probe_network'}", **spaces)
+    (stack,) = population([agent(id=id, dqn=dqn) for id in range(2)], dqn).stacks
+    assert stack.modules["q"](seen(torch.randn(2, 4, *shape)))["action"].shape == (2, 4, 3)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

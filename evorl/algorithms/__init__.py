@@ -72,9 +72,6 @@ class Algorithm(Protocol):
     def first_architecture(self) -> Architecture:
         """A new agent's architecture."""
 
-    def first_hyperparameters(self) -> dict[str, float]:
-        """A new agent's hyperparameters: `learning_rate`, `max_grad_norm` if gradients are clipped, and its own."""
-
     def first_state(self) -> dict[str, float]:
         """The numbers of a new agent that acting and learning move."""
 

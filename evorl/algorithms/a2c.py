@@ -46,7 +46,7 @@ class A2CSettings(AlgorithmSettings):
     normalize_observations: bool = False
     """Shift and scale vectors by each agent's running mean and variance."""
     normalize_rewards: bool = False
-    """Divide rewards by the standard deviation of their running discounted sum."""
+    """Divide rewards by the standard deviation of their running discounted sum, and cut them at 10."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         "learning_rate",
@@ -87,7 +87,7 @@ class A2C:
         architecture = self.first_architecture()
         network.cost(architecture)
         self._sequence = self.settings.sequence_length if architecture.recurrent else 1
-        batch_size = self.first_hyperparameters().get("batch_size")
+        batch_size = self.settings.first_hyperparameters().get("batch_size")
         wrong = check_rollout(self.settings.rollout_steps, config.environment.num_envs, self._sequence, batch_size)
         if wrong:
             raise UserError(wrong)
@@ -96,11 +96,6 @@ class A2C:
         """The architecture that the configuration asks for."""
         streams: Literal["all", "shared"] = "all" if self.settings.critic == "separate" else "shared"
         return first_architecture(self.config.network, self.interface.parts, streams)
-
-    def first_hyperparameters(self) -> dict[str, float]:
-        """An agent's hyperparameters as the configuration gives them."""
-        values = {name: getattr(self.settings, name) for name in self.settings.hyperparameters}
-        return {name: float(value) for name, value in values.items() if value is not None}
 
     def first_state(self) -> dict[str, float]:
         """What acting moves: the steps made, by which the learning rate may fall."""

@@ -100,11 +100,6 @@ class DQN:
         streams: Literal["last", "shared"] = "last" if self.settings.dueling else "shared"
         return first_architecture(self.config.network, self.interface.parts, streams)
 
-    def first_hyperparameters(self) -> dict[str, float]:
-        """An agent's hyperparameters as the configuration gives them."""
-        values = {name: getattr(self.settings, name) for name in self.settings.hyperparameters}
-        return {name: float(value) for name, value in values.items() if value is not None}
-
     def first_state(self) -> dict[str, float]:
         """What acting moves: the exploration rate."""
         return {"epsilon": self.settings.exploration.start}

@@ -79,6 +79,8 @@ class ModuleNetwork:
             self._device = seen.device
             self.module.to(seen.device)
         seen = as_numbers(seen)
+        if self.part.kind == "vector":
+            seen = seen.reshape(*seen.shape[:2], self.part.width)
         own = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
         outputs: Tensor = self._forward(own, seen)
         return outputs
@@ -132,8 +134,7 @@ def module_network(factory: str, parts: Parts, heads: Sequence[Head], normalize:
         network = ModuleNetwork(make, name, part, heads)
         values = network.initialise(Architecture(), torch.Generator())
         two_agents = {name: torch.stack([value, value]).view(2, 1, -1) for name, value in values.items()}
-        shape = part.shape if part.kind == "image" else (part.width,)
-        got = network.joined(two_agents, {name: torch.zeros(2, 3, *shape)}).shape[1:]
+        got = network.joined(two_agents, {name: torch.zeros(2, 3, *part.shape)}).shape[1:]
     except Exception as error:  # Whatever a user's code may raise.
         raise UserError(f"network.factory: {factory!r} fails under vmap: {' '.join(str(error).split())}") from error
     if got != (3, outputs):

@@ -28,6 +28,11 @@ class ReplayBuffer:
             name: torch.zeros((capacity, *shape), dtype=dtype, device=device) for name, (shape, dtype) in fields.items()
         }
 
+    @property
+    def full(self) -> bool:
+        """Whether the oldest give way from now on."""
+        return self.size == self.capacity
+
     def begin(self) -> None:
         """Start a generation; transitions need not follow each other here."""
 

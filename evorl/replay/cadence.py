@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 class UpdateCadence:
     """One update of an agent for every `learn_step` [P] of its environment steps, exactly, however steps arrive.
 
-    `credit` [P] is the share of an update that was already earned.
+    `credit` [P] is the share of an update that was already earned, between 0 and 1.
     """
 
     def __init__(self, learn_step: NDArray[np.float64], credit: NDArray[np.float64]) -> None:
         self._learn_step = learn_step
-        self._credit = credit
+        self._credit = np.clip(credit, 0.0, 1.0)  # It may come from a file that lies.
         self._steps = np.zeros_like(learn_step)
         self._done = np.zeros(len(learn_step), dtype=np.int64)
 

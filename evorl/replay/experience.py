@@ -48,6 +48,10 @@ class Replay(Protocol):
         """How many can be drawn."""
 
     @property
+    def full(self) -> bool:
+        """Whether the oldest give way from now on; fewer than `capacity` may then be there to draw."""
+
+    @property
     def device(self) -> torch.device:
         """Where they are kept."""
 
@@ -117,6 +121,7 @@ class ReplayExperience:
         self._sampler: DistributedSampler
         self._steps: NDArray[np.float64]
         self._sizes: NDArray[np.int64]
+        self._full = False
 
     @property
     def period(self) -> int:
@@ -131,7 +136,8 @@ class ReplayExperience:
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         self.buffer.begin()
         self._cadence = UpdateCadence(learn_step, credit)
-        self._sizes = self._gather(np.array([float(self.buffer.size)]))[:, 0].astype(np.int64)
+        known = self._gather(np.array([float(self.buffer.size), float(self.buffer.full)]))
+        self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
         self._sampler = DistributedSampler(
             self._part,
             batch_size,
@@ -185,7 +191,8 @@ class ReplayExperience:
     def due(self) -> Iterator[Batch]:
         """The batches that the steps since the last call make due, one for each update of the population."""
         steps = self._agree_on_steps()
-        if self._sizes.sum() < self._learning_starts:
+        # A ring of frames also holds resets: full, it may never come to so many transitions, or fall back below.
+        if self._sizes.sum() < self._learning_starts and not self._full:
             return
         counts = self._cadence.due(steps)
         updates = int(counts.max())
@@ -202,11 +209,12 @@ class ReplayExperience:
         """Steps [P] of each agent since the last call, averaged over the ranks that hold it; notes all parts' sizes."""
         if self._lockstep:
             self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self.buffer.capacity)
+            self._full = bool((self._sizes == self.buffer.capacity).all())
             return self._steps
         with self._stopwatch("communication"):
-            known = self._gather(np.concatenate([[self.buffer.size], self._steps]))
-        self._sizes = known[:, 0].astype(np.int64)
-        return np.asarray(known[:, 1:].mean(0))
+            known = self._gather(np.concatenate([[self.buffer.size, self.buffer.full], self._steps]))
+        self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
+        return np.asarray(known[:, 2:].mean(0))
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""

@@ -44,6 +44,11 @@ class FrameReplay:
         """How many transitions can be drawn."""
         return len(self._positions())
 
+    @property
+    def full(self) -> bool:
+        """Whether the oldest give way from now on."""
+        return bool(self._store) and self._steps >= self._rows
+
     def begin(self) -> None:
         """Start a generation: what comes next does not follow what came last."""
         self._first_step = True

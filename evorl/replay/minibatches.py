@@ -5,6 +5,7 @@ Axes: U updates, P agents, B sequences of a minibatch, N sequences of a rollout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,6 +44,8 @@ class Minibatches:
         """Which of the drawn sequences [U, P, B] count."""
         self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
         """Which agents an update concerns [U, P]."""
+        self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)
+        """Which agents a further update concerns [U, P]."""
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """The sequences [U, P, B] of each update."""
@@ -58,11 +61,11 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
     if steps % sequence:
         return (
             f"algorithm.sequence_length: {sequence} does not divide algorithm.rollout_steps {steps}; "
-            f"take one of {_divisors(steps)}"
+            f"take one of {_nearest(_divisors(steps), sequence)}"
         )
     whole = steps * num_envs
     if batch_size is not None and (whole % batch_size or batch_size % sequence):
-        fitting = [size for size in _divisors(whole) if size % sequence == 0]
+        fitting = _nearest([size for size in _divisors(whole) if size % sequence == 0], batch_size)
         return (
             f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments, in sequences of {sequence}, "
             f"does not divide into minibatches of {batch_size:.0f}; take one of {fitting}"
@@ -70,5 +73,11 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
     return None
 
 
+def _nearest(sizes: list[int], wanted: float) -> list[int]:
+    """The sizes around the wanted one, as many as one reads."""
+    return sorted(sorted(sizes, key=lambda size: abs(size - wanted))[:12])
+
+
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

@@ -27,6 +27,9 @@ from evorl.types import Agent, Batch, Decision, Recall, Tensors, Transition
 GATHERED_BYTES = 2**24
 """Minibatches are gathered several at once, as many as take about so much memory: small ones cost calls, not copies."""
 
+MOST_REWARD = 10.0
+"""Scaled rewards are cut at so many standard deviations: before returns have varied, one could be thousands."""
+
 
 @dataclass(frozen=True)
 class RolloutSettings:
@@ -132,13 +135,13 @@ class RolloutExperience:
             self._appraise()
             index = self._minibatches.draw(self._generator)
         going = torch.ones_like(self._minibatches.due[0])
-        for batch in self._batches(index):
+        for batch, later in zip(self._batches(index), self._minibatches.later, strict=True):
             planned = batch.due
             batch.due = planned * going
             yield batch
             going = torch.where(planned > 0, batch.due, going)
             # All ranks stop here or none does: what stops an agent is averaged over them.
-            if not going.any():
+            if not (going * later).any():
                 break
         self._absorb()
 
@@ -182,7 +185,7 @@ class RolloutExperience:
         sums, self._reward_sums = discounted_sums(reward, ended, self._numbers["gamma"], before)
         self._rewards = self._rewards.merged(self._moments(sums.unsqueeze(-1), valid))
         scale = torch.from_numpy(1 / np.sqrt(self._rewards.variance + 1e-8)).to(reward)
-        return reward * scale
+        return (reward * scale).clamp(-MOST_REWARD, MOST_REWARD)
 
     def _moments(self, samples: Tensor, valid: Tensor) -> Moments:
         """Moments of [T, P, E, D] over the steps and all ranks that hold the same agents."""
@@ -201,7 +204,7 @@ class RolloutExperience:
         valid = self._columns["valid"].whole()
         for part in self._settings.normalized:
             seen = as_numbers(self._columns[f"observation.{part}"].whole())
-            self._population.absorb(part, self._moments(seen.flatten(3), valid))
+            self._population.absorb(part, self._moments(seen.reshape(*seen.shape[:3], -1), valid))
 
     def _batches(self, index: Tensor) -> Iterator[Batch]:
         """The batches of all updates, given their sequences [U, P, B], gathered several at once."""
