@@ -48,6 +48,7 @@ class Checkpoints:
         Raises OSError; the checkpoints there were are then still there.
         """
         partial, final = self._partial(generation), self.path(generation)
+        partial.mkdir(parents=True, exist_ok=True)  # A host whose replay is too large to be kept has no file.
         write_through(partial / MANIFEST, _manifest(generation, files))
         sync_directory(partial)
         if final.exists():

@@ -61,11 +61,14 @@ def resume_command(run: Path, overrides: Sequence[str], program: Path, processes
         raise UserError(f"{run}: there is no run here (no config.yaml)")
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")
-    place = [f"run.directory={run.resolve().parent}", f"run.name={run.resolve().name}", "run.resume=auto"]
+    directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
+    place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
     check_same_run(run, check(validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)))
     arguments = [str(program), "--config", str(run / "config.yaml"), *given]
-    count = processes or _ranks_of(run)
+    count, cores = processes or _ranks_of(run), os.cpu_count() or 1
+    if count > cores and processes is None:
+        raise UserError(f"--processes: the run had {count}, this machine has {cores} cores; say how many to start")
     if count == 1:
         return [sys.executable, *arguments]
     with socket.socket() as free:

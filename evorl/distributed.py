@@ -180,8 +180,8 @@ def _meet(rank: int, size: int, timeout: float, backend: str) -> SignsOfLife:
         return SignsOfLife(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size)
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
-            f"rank {rank} waited for all {size} ranks to meet at {address}:{port}, and {timeout:g} s went by "
-            f"(run.timeout; {' '.join(str(error).split())[:120]})"
+            f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "
+            f"run.timeout; {' '.join(str(error).split())[:120]})"
         ) from error
 
 

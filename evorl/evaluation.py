@@ -92,9 +92,6 @@ class Evaluator:
         sums = ranks.gather(np.array([returns.sum(), float(returns.size)]), "the other ranks' evaluation").sum(0)
         return float(sums[0] / sums[1])
 
-    def close(self) -> None:
-        self._environments.close()
-
     def _seed(self, generation: int, purpose: str) -> int:
         rank = self._placement.ranks.rank
         return derive_seed(self._config.seed, generation=generation, rank=rank, purpose=purpose)

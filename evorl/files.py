@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import time
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,17 +65,22 @@ def entry(payload: bytes) -> dict[str, Any]:
 
 def entry_of(path: Path) -> dict[str, Any]:
     """What a manifest says about this file, which is read piece by piece. Raises OSError."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def read_bounded(path: Path) -> bytes:
     """All bytes of a file that memory has room for. Raises OSError, and UserError where it is too large."""
-    if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait for its other end.
-        raise OSError(errno.EINVAL, "not a file", str(path))
-    with path.open("rb") as file:
+    with _open(path) as file:
         check_room(os.fstat(file.fileno()).st_size, str(path))
         return file.read()
+
+
+def _open(path: Path) -> BufferedReader:
+    """Open for reading what is a file. Raises OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait for its other end.
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return path.open("rb")
 
 
 def check_room(size: int, where: str, copies: int = 2) -> None:
@@ -117,6 +123,7 @@ class Lock:
         self._file.truncate(0)
         self._file.write(json.dumps(owner))
         self._file.flush()
+        os.fsync(self._file.fileno())  # Or other hosts would not see whose it is.
 
     def release(self) -> None:
         """Give the lock back."""
@@ -133,7 +140,7 @@ class Lock:
 def read_owner(directory: Path) -> dict[str, Any]:
     """Who holds the lock on a directory or held it last; empty where that is not known."""
     try:
-        with (directory / ".lock").open(encoding="utf-8") as file:
+        with _open(directory / ".lock") as file:
             owner = json.loads(file.read(10_000))
     except (OSError, ValueError):
         return {}

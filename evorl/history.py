@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,28 @@ class JsonLines:
         self.path = path
         self._waiting: list[bytes] = []
 
-    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add lines and wait until the disk has them. Raises OSError; the file then ends as it did before."""
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add lines, to be written by the next `flush` that succeeds."""
         self._waiting += [(json.dumps(row) + "\n").encode() for row in rows]
+
+    def flush(self) -> None:
+        """Write what waits and see that the disk has it. Raises OSError; the file then ends as it did before."""
         if not self._waiting:
             return
-        with self.path.open("ab") as file:
+        # Without a buffer, whose rest would be written when the file is closed, after half a line was taken back.
+        with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                file.writelines(self._waiting)
-                file.flush()
+                rest = memoryview(b"".join(self._waiting))
+                while rest:
+                    rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(end)
+                self._waiting.clear()
+            except BaseException:  # Also a signal: what it interrupts will be written again.
+                if self._waiting:
+                    with contextlib.suppress(OSError):
+                        file.truncate(end)
                 raise
-        self._waiting.clear()
 
     def read(self) -> list[dict[str, Any]]:
         """The objects of all whole lines."""
@@ -50,7 +57,7 @@ class JsonLines:
         kept = [(line, row) for line, row in self._rows() if row["generation"] <= generation]
         write_atomically(self.path, b"".join(line for line, _ in kept))
         there = {row["generation"] for _, row in kept}
-        if lost := sorted(set(range(1, generation + 1)) - there):
+        if lost := list(islice((number for number in range(1, generation + 1) if number not in there), 6)):
             named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
             warnings.warn(
                 f"{self.path}: holds nothing of generation {named}; it was damaged", EvorlWarning, stacklevel=2

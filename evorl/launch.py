@@ -6,13 +6,13 @@ import argparse
 import atexit
 import gc
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
+from evorl.console import say
 from evorl.distributed import RankLost, have_met, leave
 from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
@@ -80,10 +80,10 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
     except UserError as error:
         # Before the ranks have met, all of them see the same mistake and one line is enough.
         if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
-            print(f"error: {on_one_line(str(error))}", file=sys.stderr)
+            say(f"error: {on_one_line(str(error))}")
         return 2
     except RankLost as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 1
     except Told as told:
         return int(told.code or 0)

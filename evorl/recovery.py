@@ -23,7 +23,7 @@ from evorl.population import check_agents
 from evorl.run import Owner, RunDirectory
 from evorl.types import Agent, EvorlWarning, UserError
 
-Number = Annotated[int, Field(ge=0)]
+Number = Annotated[int, Field(ge=0, le=10**15)]
 
 
 @dataclass
@@ -42,6 +42,7 @@ class Progress:
     wall_clock_seconds: float = 0.0
     ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     placement: str = "replicated"
+    vectorization: str | None = None
     replay: bool = True
 
 
@@ -89,6 +90,7 @@ class Keeper:
         ranks, generation = self._ranks, progress.generation
         rows, numbers = self._experience.state()
         progress.ranks, progress.placement = ranks.size, self._placement.kind
+        progress.vectorization = self._config.environment.vectorization
         progress.replay = self._replay_is_kept(sum(value.nbytes for value in rows.values()))
         files = {_part(ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
         if ranks.is_main:
@@ -107,12 +109,14 @@ class Keeper:
                 progress, [part["files"] for part, sees in zip(parts, self._sees, strict=True) if sees]
             )
         problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
-        if not problem and ranks.leads_host and not self._shared:
+        if not problem and self._tidies and not ranks.is_main:
             problem = self._complete(progress, [part["files"] for part in parts[ranks.rank :][: ranks.on_host]])
         if problem:
             self.checkpoints.discard()
             lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
             self.say_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+        else:
+            self.is_over("checkpoint")
 
     def restore(self) -> Taken | None:
         """What the newest checkpoint holds that is whole on all hosts; None where there has never been one.
@@ -120,28 +124,23 @@ class Keeper:
         Raises UserError where there are checkpoints and none is whole; nothing has been changed then.
         """
         ranks, checkpoints = self._ranks, self.checkpoints
-        listed = ranks.from_main(lambda: json_bytes(checkpoints.generations()), "the checkpoints")
-        generations: list[int] = json.loads(listed)
+        generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
         for generation in reversed(generations):
             replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
             problem = next((reply.decode() for reply in replies if reply), None)
             if problem is None:
                 taken = self._take(generation)
-                if ranks.leads_host:
-                    checkpoints.set_aside(generation + 1)
-                if ranks.is_main:
-                    self.directory.cut_back(generation, taken.elite)
+                self._go_back(generation, taken.elite)
                 return taken
             if ranks.is_main:
                 self.say_once(problem, f"{problem}; looking at the checkpoint before it")
         if generations:
             raise UserError(
-                f"run.resume: no checkpoint in {checkpoints.directory} is whole; nothing was changed, and with another "
-                "run.name training begins anew",
+                f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
+                "another run.name training begins anew",
                 told=not ranks.is_main,
             )
-        if ranks.is_main:
-            self.directory.cut_back(0, b"")
+        self._go_back(0, b"")
         return None
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
@@ -161,6 +160,39 @@ class Keeper:
             self._said.add(about)
             warnings.warn(message, EvorlWarning, stacklevel=3)
 
+    def is_over(self, about: str) -> None:
+        """Let the next trouble of this kind be said again."""
+        self._said.discard(about)
+
+    @property
+    def _tidies(self) -> bool:
+        """Whether this rank is the one that moves and removes what is in its directory."""
+        return self._ranks.is_main or (self._ranks.leads_host and not self._shared)
+
+    def _listed(self) -> bytes:
+        """The generations there are checkpoints of. Raises UserError where they are gone, and not what they led to."""
+        generations = self.checkpoints.generations()
+        if not generations and any(row["generation"] > 1 for row in self.directory.metrics.read()):
+            raise UserError(
+                f"run.resume: {self.directory.path} has been trained before, but has no checkpoint; it was left as it "
+                "is, and with another run.name training begins anew"
+            )
+        return json_bytes(generations)
+
+    def _go_back(self, generation: int, elite: bytes) -> None:
+        """Make every host's directory what it was after a generation. Raises UserError, on all ranks."""
+        problem = ""
+        try:
+            if self._tidies:
+                self.checkpoints.set_aside(generation + 1)
+            if self._ranks.is_main:
+                self.directory.cut_back(generation, elite)
+        except OSError as error:
+            problem = f"run.directory: cannot write to {error.filename or self.directory.path}: {error.strerror}"
+        except UserError as error:
+            problem = str(error)
+        self._ranks.all_well(problem, "the hosts' run directories")
+
     def _claim(self) -> RunDirectory:
         """Agree on the directory; the hosts that do not see the main process's one make and lock their own."""
         keep, wait = self._config.checkpoint.keep, self._config.run.lock_timeout
@@ -175,7 +207,7 @@ class Keeper:
         if not self._ranks.is_main:
             self._shared = read_owner(path) == reply["owner"]
             claimed = [RunDirectory(path, keep)]
-            if self._ranks.leads_host and not self._shared:
+            if self._tidies:
                 try:
                     path.mkdir(parents=True, exist_ok=True)
                     claimed = [RunDirectory(path, keep, Lock(path, Owner.here().to_json(), wait))]
@@ -213,7 +245,7 @@ class Keeper:
                 files = checkpoints.verify(generation)
                 if not {"agents.safetensors", "state.json"} <= files.keys():
                     return f"{checkpoints.path(generation)}: lacks the agents or state.json"
-            elif self._ranks.leads_host and not self._shared and checkpoints.generations():
+            elif self._tidies and checkpoints.generations():
                 if generation not in checkpoints.generations():
                     return f"{checkpoints.path(generation)}: is not there on {socket.gethostname()}"
                 checkpoints.verify(generation)
@@ -260,16 +292,17 @@ class Keeper:
                 missing += 1
                 continue
             try:
-                rows, numbers = decode_tensors(checkpoints.read(generation, name), str(path))
+                rows, numbers = decode_tensors(checkpoints.read(generation, name), "the replay")
                 self._experience.restore(rows, numbers)
             except UserError as error:
                 problem = f"{path}: {error}"
         ranks.all_well(problem, "the replay")
         missing = int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
-        here = self._placement.kind
+        here, before, now = self._placement.kind, progress.vectorization, self._config.environment.vectorization
         reasons = {
             f"the number of ranks changed from {progress.ranks} to {ranks.size}": progress.ranks != ranks.size,
             f"the placement changed from {progress.placement} to {here}": progress.placement != here,
+            f"environment.vectorization changed from {before} to {now}": before not in (None, now),
             "environments carry over": self._config.environment.carry_over,
             "the replay was too large to be kept": not progress.replay,
             f"{missing} parts of the replay are not on these hosts": missing > 0,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from evorl.algorithms import SETTINGS
 from evorl.checkpoint import Checkpoints
 from evorl.config import AnyConfig, read_yaml, validate
@@ -40,21 +42,25 @@ class Owner:
     host: str
     pid: int
     launcher: int
+    launched: float
     attempt: int
 
     @classmethod
     def here(cls) -> Owner:
         """This process."""
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return cls(socket.gethostname(), os.getpid(), os.getppid(), attempt)
+        # In containers hosts and processes often have the same names and numbers again.
+        launched = psutil.Process(os.getppid()).create_time() if os.getppid() else 0.0
+        return cls(socket.gethostname(), os.getpid(), os.getppid(), launched, attempt)
 
     def to_json(self) -> dict[str, Any]:
-        return {"host": self.host, "pid": self.pid, "launcher": self.launcher}
+        return {"host": self.host, "pid": self.pid, "launcher": self.launcher, "launched": self.launched}
 
     def had(self, directory: Path) -> bool:
         """Whether an earlier attempt of this same launch used the directory."""
         owner = read_owner(directory)
-        return self.attempt > 0 and (owner.get("host"), owner.get("launcher")) == (self.host, self.launcher)
+        same = all(owner.get(name) == getattr(self, name) for name in ("host", "launcher", "launched"))
+        return self.attempt > 0 and same
 
 
 class RunDirectory:
@@ -110,9 +116,9 @@ class RunDirectory:
         self.checkpoints.discard()
 
     def flush(self) -> None:
-        """Write the lines that could not be written before. Raises OSError."""
-        self.metrics.append([])
-        self.lineage.append([])
+        """Write the lines that wait. Raises OSError."""
+        self.metrics.flush()
+        self.lineage.flush()
 
     def cut_back(self, generation: int, elite: bytes) -> None:
         """Make the directory what it was after `generation`, with the elite of that time, if there was one."""

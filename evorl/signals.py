@@ -6,12 +6,13 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from evorl.console import say
 
 GRACE = 20.0
 """Seconds from a signal to the end of a process that is stuck; launchers kill after 30."""
@@ -61,6 +62,8 @@ def heeded() -> Iterator[None]:
         for number in heeded:
             signal.signal(number, before[signal.Signals(number)])
         signal.set_wakeup_fd(old_descriptor)
+        # Closing would not do while a forked child, such as an environment's process, still holds its copy.
+        writer.shutdown(socket.SHUT_WR)
         writer.close()
         watch.join()
         reader.close()
@@ -84,7 +87,7 @@ def _watch(reader: socket.socket, signals: set[int]) -> None:
                 return
             number = heard[0] if heard[0] in signals else 0
         elif launcher is not None and os.getppid() != launcher:
-            print("error: the launcher is gone; ending", file=sys.stderr)
+            say("error: the launcher is gone; ending")
             os.kill(os.getpid(), signal.SIGTERM)
             number = signal.SIGTERM
     deadline = time.monotonic() + GRACE

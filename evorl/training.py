@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
+from evorl.console import Terminal
 from evorl.distributed import Placement
 from evorl.evaluation import Evaluator
 from evorl.evolution import Context, elite, evolve
@@ -97,15 +98,17 @@ class Run:
         if self.ranks.is_main:
             self._trackers = Trackers(self.config, self.path, self._history())
             total, done = self.config.training.max_steps, self.progress.agent_steps
-            self._bar = tqdm(total=total, initial=done, unit="step", desc=self.path.name, dynamic_ncols=True)
+            self._bar = tqdm(
+                total=total, initial=done, unit="step", desc=self.path.name, dynamic_ncols=True, file=Terminal()
+            )
         return self
 
     def _history(self) -> History:
         """What trackers should have of the generations before this process."""
-        rows = self._directory.metrics.read()
         try:
+            rows = self._directory.metrics.read()
             return [(row["generation"], row["global_steps"], curves(row)) for row in rows]
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except Exception as error:  # Whatever stands in a file that others may have changed.
             self._keeper.say_once(
                 "history", f"{self._directory.metrics.path}: a line is not as it was written: {error!r}"
             )
@@ -201,8 +204,8 @@ class Run:
         if self._trackers is not None:
             self._trackers.log(progress.generation, progress.global_steps, curves(row))
         if self._bar is not None:
-            self._bar.n = progress.agent_steps
             shown = {"best": row["best_fitness"], "mean": row["mean_fitness"], "rate": row["env_steps_per_second"]}
+            self._bar.n = progress.agent_steps
             self._bar.set_postfix({name: round(value) for name, value in shown.items() if value is not None})
 
     def evolve(self, trained: list[Agent]) -> None:
@@ -230,12 +233,14 @@ class Run:
 
     def _write(self, row: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         """Write a generation's lines and a new elite; what the disk does not take now is tried again next time."""
+        self._directory.metrics.add([row])
+        self._directory.lineage.add(lineage)
         try:
-            self._directory.metrics.append([row])
-            self._directory.lineage.append(lineage)
+            self._directory.flush()
             if not self._elite_is_written:
                 self._directory.write_elite(self._elite)
                 self._elite_is_written = True
+            self._keeper.is_over("lines")
         except OSError as error:
             self._keeper.say_once("lines", f"{self.path}: {error.strerror}; training goes on, and this is tried again")
         for agent in lineage:

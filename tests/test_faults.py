@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import warnings
 
 import pytest
 import torch
-from support import EVERY_MUTATION, ROOT, agent, algorithm, batch, lines, population, train
+from support import EVERY_MUTATION, ROOT, agent, algorithm, batch, config, lines, population, train
 
 from evorl import cli
 from evorl.checkpoint import Checkpoints
@@ -18,6 +20,7 @@ from evorl.cli import resume_command
 from evorl.files import Lock
 from evorl.history import JsonLines
 from evorl.population import check_agents
+from evorl.signals import Told
 from evorl.types import EvorlWarning, UserError
 
 
@@ -135,19 +138,46 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
 
 def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monkeypatch):
     log = JsonLines(tmp_path / "metrics.jsonl")
-    log.append([{"generation": 1}])
+    log.add([{"generation": 1}])
+    log.flush()
     monkeypatch.setattr("evorl.history.os.fsync", full_disk)
+    log.add([{"generation": 2}])
     with pytest.raises(OSError, match="No space"):
-        log.append([{"generation": 2}])
+        log.flush()
     assert lines(log.path) == [{"generation": 1}]
     monkeypatch.undo()
-    log.append([{"generation": 3}])
+    log.add([{"generation": 3}])
+    log.flush()
     assert lines(log.path) == [{"generation": 1}, {"generation": 2}, {"generation": 3}]
     with log.path.open("ab") as file:
         file.write(b'\xff\x00{"generation": 1}\n[]\n{"generation": "x"}\n{"generation": 2')
     with pytest.warns(EvorlWarning, match="metrics.jsonl: holds nothing of generation 4"):
         log.cut_back(4)
     assert [row["generation"] for row in log.read()] == [1, 2, 3]
+
+
+def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    rows = [{"generation": number, "text": "x" * 400} for number in range(1, 4)]
+    log.add(rows[:1])
+    log.flush()
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+        log.add(rows[1:2])
+        with pytest.raises(OSError, match="too large"):
+            log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert lines(log.path) == rows[:1]
+    monkeypatch.setattr("evorl.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Told(signal.SIGTERM)))
+    with pytest.raises(Told):
+        log.flush()
+    monkeypatch.undo()
+    log.add(rows[2:])
+    log.flush()
+    assert lines(log.path) == rows
 
 
 def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory):
@@ -245,12 +275,69 @@ def test_what_the_command_line_does_not_know_is_refused(arguments):
         cli.run_command(arguments.split())
 
 
+@pytest.mark.parametrize("name", ["42", "2024-06-01", "a #b", "x: y"])
+def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path):
+    run = tmp_path / "e #1" / name
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(config().to_yaml())
+    command = resume_command(run, [], cli.PROGRAM, 1)
+    resumed = config(*command[command.index("--config") + 2 :]).run
+    assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
+
+
+def test_more_processes_than_cores_are_only_started_when_asked_for(in_directory, monkeypatch):
+    assert train("run.name=a") == 0
+    monkeypatch.setattr(cli, "_ranks_of", lambda run: 1_000_000)
+    with pytest.raises(UserError, match="--processes: the run had 1000000"):
+        resume_command(in_directory / "runs" / "a", [], cli.PROGRAM, None)
+
+
+@pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])
+def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
+    kwargs = "{how: step, seeds: all, episode: 0}" if how == "error" else "{how: nothing}"
+    environment = f"{{id: 'evorl_faults:Failing-v0', vectorization: async, max_restarts: 1, kwargs: {kwargs}}}"
+    command = [
+        sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(ROOT / "tests" / "small.yaml"),
+        "run.name=a", "training.max_steps=1000000", f"environment={environment}",
+    ]  # fmt: skip
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+    if how == "signal":
+        while not (tmp_path / "runs" / "a" / "checkpoints" / "generation-000001").is_dir():
+            assert process.poll() is None
+        process.terminate()
+    _, error = process.communicate(timeout=15)
+    assert process.returncode == code
+    assert ("error: environment.max_restarts: " in error) == (how == "error")
+
+
+def test_a_run_whose_reader_has_left_goes_on(tmp_path):
+    command = [
+        sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(ROOT / "tests" / "small.yaml"), "run.name=a",
+    ]  # fmt: skip
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE)
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
+
+
+def test_a_run_without_its_checkpoints_is_not_begun_anew(in_directory, capsys):
+    assert train("run.name=a", "training.max_steps=108") == 0
+    run = in_directory / "runs" / "a"
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "metrics.jsonl").read_bytes(), (run / "elite" / "agent.safetensors").read_bytes()
+    assert train("run.name=a", "training.max_steps=200", "run.resume=auto") == 2
+    assert "has been trained before, but has no checkpoint" in capsys.readouterr().err
+    assert ((run / "metrics.jsonl").read_bytes(), (run / "elite" / "agent.safetensors").read_bytes()) == before
+
+
 def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
     assert train("run.name=a") == 0
     run, program = in_directory / "runs" / "a", ROOT / "demos" / "online.py"
     command = resume_command(run, ["training.max_steps=200"], program, None)
     assert command[:2] == [sys.executable, str(program)]
-    assert command[-3:] == [f"run.directory={run.parent}", "run.name=a", "run.resume=auto"]
+    assert command[-3:] == [f'run.directory="{run.parent}"', 'run.name="a"', "run.resume=auto"]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0
     assert lines(run / "metrics.jsonl")[-1]["agent_steps"] >= 200
     two = resume_command(run, [], program, 2)

@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "evorl"
 FLOORS = [
     {
         "config",
+        "console",
         "documents",
         "explain",
         "files",

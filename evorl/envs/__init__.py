@@ -281,6 +281,8 @@ class Environments:
         values = values.reshape(self.agents * self.num_envs, *values.shape[2:])
         space = self._actions_of
         if isinstance(space, gym.spaces.Box):
+            # An agent whose numbers are lost is stopped when it learns; until then its environment shall not break.
+            values = np.where(np.isnan(values), 0.0, values)
             # Single precision may lie a hair beyond bounds in double precision.
             whole = np.rint(values) if np.issubdtype(space.dtype, np.integer) else values
             return np.asarray(np.clip(whole.astype(space.dtype), space.low, space.high))

@@ -14,9 +14,9 @@ from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
 from evorl.config import AnyConfig
-from evorl.files import write_json
+from evorl.files import read_bounded, write_json
 from evorl.tracking.history import History, Points, lacking
-from evorl.types import EvorlWarning
+from evorl.types import EvorlWarning, UserError
 
 LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architecture", "hyperparameters")
 Mode = Literal["online", "offline", "disabled", "shared"]
@@ -85,13 +85,13 @@ def run_id(directory: Path) -> str:
     """The W&B id of the run in `directory`: drawn once, and kept in its `tracking.json`."""
     path = directory / "tracking.json"
     try:
-        kept = json.loads(path.read_bytes())["wandb"]
+        kept = json.loads(read_bounded(path))["wandb"]
         if RUN_ID.fullmatch(kept):
             return str(kept)
         reason = "its id is not one to 64 small letters and digits"
     except FileNotFoundError:
         reason = None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         reason = f"it holds no id ({type(error).__name__})"
     if reason:
         warnings.warn(f"{path}: {reason}; W&B gets a new run, with the whole history", EvorlWarning, stacklevel=2)

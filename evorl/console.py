@@ -1,0 +1,37 @@
+"""What a run says on the terminal, whose reader may leave before the run ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+class Terminal:
+    """stderr, as a file that raises nothing: a reader that left, as `tee` does at Ctrl-C, must not end a run."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except OSError:
+            # What stands in buffers, and what others still say there, goes nowhere from now on.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stderr.fileno())
+            os.close(nowhere)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing waits: every write is followed by a flush."""
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+
+def say(line: str) -> None:
+    """Print a line on stderr."""
+    Terminal().write(f"{line}\n")
