@@ -1,12 +1,15 @@
 """Files of a checkpoint that are damaged in any way: noticed, named, and never resumed from."""
 
 import importlib.util
+import os
 
 import numpy as np
 import pytest
 from support import ROOT
 
 from evorl.checkpoint import Checkpoints
+from evorl.files import read_owner
+from evorl.types import UserError
 
 spec = importlib.util.spec_from_file_location("corruption", ROOT / "benchmarks" / "corruption.py")
 corruption = importlib.util.module_from_spec(spec)
@@ -47,3 +50,25 @@ def test_a_damaged_run_ends_as_one_that_was_left_alone(trained, monkeypatch):
     plan = list(corruption.damages(newest, others, np.random.default_rng(6), rounds=1))
     rng = np.random.default_rng(7)
     assert corruption.resume_some(directory / "runs" / "original", newest, others, plan, rng, 2) == []
+
+
+@pytest.mark.parametrize("name", ["agents.safetensors", "manifest.json"])
+def test_nobody_waits_for_a_pipe_in_a_checkpoint(name, tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.complete(1, {"agents.safetensors": checkpoints.write(1, "agents.safetensors", b"")})
+    pipe = checkpoints.path(1) / name
+    pipe.unlink()
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=f"{name}: cannot be read: not a file"):
+        checkpoints.verify(1)
+
+
+def test_nobody_waits_for_a_pipe_in_place_of_a_lock(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    assert read_owner(tmp_path) == {}
+
+
+def test_a_host_without_files_of_its_own_has_checkpoints_too(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.complete(5, {})
+    assert checkpoints.verify(5) == {}

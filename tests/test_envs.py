@@ -147,3 +147,10 @@ def test_carry_over_keeps_episodes_running():
 def test_what_cannot_be_made_is_named(settings, message):
     with pytest.raises(UserError, match=message):
         Environments(Environment(**settings), 1, 1)
+
+
+def test_an_action_that_is_no_number_breaks_no_environment():
+    made = Environments(Environment(id="Pendulum-v1", vectorization="sync"), 2, 1)
+    made.reset(1)
+    reward = made.step(torch.tensor([[[float("nan")]], [[1.0]]])).reward
+    assert reward.isfinite().all()

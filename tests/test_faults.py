@@ -20,6 +20,7 @@ from evorl.cli import resume_command
 from evorl.files import Lock
 from evorl.history import JsonLines
 from evorl.population import check_agents
+from evorl.run import RunDirectory
 from evorl.signals import Told
 from evorl.types import EvorlWarning, UserError
 
@@ -154,6 +155,20 @@ def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monk
     with pytest.warns(EvorlWarning, match="metrics.jsonl: holds nothing of generation 4"):
         log.cut_back(4)
     assert [row["generation"] for row in log.read()] == [1, 2, 3]
+    with pytest.warns(EvorlWarning, match=r"holds nothing of generation 4, 5, 6, 7, 8 [.]{3}; it was damaged"):
+        log.cut_back(10**11)
+
+
+def test_lines_of_one_file_wait_where_those_of_another_cannot_be_written(tmp_path, monkeypatch):
+    directory = RunDirectory(tmp_path, keep=1)
+    directory.metrics.add([{"generation": 1}])
+    directory.lineage.add([{"generation": 1}])
+    monkeypatch.setattr("evorl.history.os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        directory.flush()
+    monkeypatch.undo()
+    directory.flush()
+    assert lines(directory.metrics.path) == lines(directory.lineage.path) == [{"generation": 1}]
 
 
 def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
