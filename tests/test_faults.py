@@ -317,11 +317,14 @@ def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
     ]  # fmt: skip
     variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
-    if how == "signal":
-        while not (tmp_path / "runs" / "a" / "checkpoints" / "generation-000001").is_dir():
-            assert process.poll() is None
-        process.terminate()
-    _, error = process.communicate(timeout=15)
+    try:
+        if how == "signal":
+            while not (tmp_path / "runs" / "a" / "checkpoints" / "generation-000001").is_dir():
+                assert process.poll() is None
+            process.terminate()
+        _, error = process.communicate(timeout=15)
+    finally:
+        process.kill()
     assert process.returncode == code
     assert ("error: environment.max_restarts: " in error) == (how == "error")
 
