@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> None:
     stopwatch = Stopwatch()
 
     environments = Environments(config.environment, placement.local_size, config.environment.num_envs, ranks.device)
-    evaluator = Evaluator(config, placement)
     algorithm = make_algorithm(config, environments.interface)
+    evaluator = Evaluator(config, placement, algorithm)
     experience = algorithm.experience(placement, environments.always_valid, stopwatch)
 
     with Run(config, placement, algorithm, experience, stopwatch) as run:
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str]) -> None:
             counts = count(population, environments, placement)
             trained = run.collect(population)
             with stopwatch("evaluation"):
-                fitness = evaluator.fitness(population, run.generation)
-                run.judge(trained, fitness, evaluator)
+                returns = evaluator.returns(population, run.generation)
+                run.judge(trained, returns, evaluator)
             run.record(trained, counts)
             with stopwatch("evolution"):
                 run.evolve(trained)

@@ -17,10 +17,11 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.checkpoint import Checkpoints
 from evorl.config import override, read_yaml, validate
 from evorl.envs import Environments
-from evorl.evaluation import MOST_COPIES, evaluate, whole_games
+from evorl.envs.vector import for_evaluation
+from evorl.evaluation import MOST_COPIES, evaluate
 from evorl.launch import check, run_program
 from evorl.population import Population, check_agents
-from evorl.randomness import derive_seed, torch_generator
+from evorl.randomness import numpy_generator, torch_generator
 from evorl.recovery import progress_of
 from evorl.run import check_same_run, load_elite
 from evorl.types import UserError
@@ -34,14 +35,15 @@ def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int
     """Returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
     data, agent = load_elite(run)
     config = check(validate(data, SETTINGS))
-    environments = Environments(whole_games(config.environment), 1, min(episodes, MOST_COPIES))
+    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MOST_COPIES))
     algorithm = make_algorithm(config, environments.interface)
     check_agents([agent], algorithm, str(run / "elite"))
     generator = torch_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
     population = Population([agent], algorithm, generator=generator)
     # A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed.
-    first = derive_seed(seed, generation=0, rank=0, purpose="evaluation of the elite")
-    returns = evaluate(population, environments, episodes, first, config.evaluation.max_steps)[0]
+    rng = numpy_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
+    seeds = [int(number) for number in rng.integers(2**31, size=episodes)]
+    returns = evaluate(population, environments, seeds, config.evaluation.max_steps)[0]
     environments.close()
     return {
         "run": str(run),

@@ -195,6 +195,8 @@ class Selection(Section):
     """For `tournament`: the best agent goes on unchanged. Under `truncation` it always does."""
     share: Annotated[float, Field(gt=0, le=0.5)] = 0.25
     """For `truncation`: the share of the population that is replaced."""
+    archive: bool = True
+    """The best agent so far competes as a parent in every generation, evaluated again on that generation's episodes."""
 
 
 class Mutation(BaseModel):
@@ -282,11 +284,23 @@ class Evolution(Section):
 
 class Evaluation(Section):
     episodes: Size = 10
-    """Episodes that make an agent's fitness, over all ranks."""
+    """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None
     """Cut evaluation episodes after so many steps; without it the environment decides."""
-    confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Fresh episodes on which the best agent must reach the target again, since the best of noisy means is too high."""
+    confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
+    """Fresh episodes that decide between the best agent of a generation and the best so far, and on which the target
+    must be reached, since the best of noisy means is too high. 0 believes the means of `episodes`."""
+    error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    """The probability, over a whole run, of stopping at an agent whose true mean return is below the target."""
+
+    @model_validator(mode="after")
+    def _confirms_by_more(self) -> Self:
+        if 0 < self.confirmation_episodes < self.episodes:
+            raise ValueError(
+                f"confirmation_episodes: {self.confirmation_episodes} are fewer than the {self.episodes} of `episodes` "
+                f"that they are to confirm; take at least {self.episodes}, or 0 for none"
+            )
+        return self
 
 
 class Training(Section):

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from evorl.config import AnyConfig, Environment
-from evorl.distributed import Placement, Ranks
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
+from evorl.distributed import Placement
 from evorl.envs import Environments
+from evorl.envs.vector import for_evaluation
 from evorl.population import Population
-from evorl.randomness import derive_seed
+from evorl.randomness import numpy_generator
+from evorl.types import Agent
 
-MOST_COPIES = 16
+MOST_COPIES = 32
 """Environments of each agent that an evaluation steps at once."""
 
 
 def evaluate(
-    population: Population, environments: Environments, episodes: int, seed: int, max_steps: int | None
+    population: Population, environments: Environments, seeds: Sequence[int], max_steps: int | None
 ) -> NDArray[np.float64]:
-    """Returns [P, episodes] of as many fresh episodes of each agent, cut after `max_steps`.
+    """Return the returns [P, episodes] of one fresh episode from each seed with every agent, cut after `max_steps`.
 
     Every environment plays one episode at a time and each that was begun counts: taking the first to end would favour
     short ones.
     """
+    width = environments.num_envs
     rounds: list[NDArray[np.float64]] = []
-    while sum(played.shape[1] for played in rounds) < episodes:
-        # Copy i of a vector environment takes seed + i, so rounds lie a whole set of copies apart.
-        environments.reset(seed + len(rounds) * environments.agents * environments.num_envs)
-        rounds.append(_one_episode_each(population, environments, max_steps))
-    return np.concatenate(rounds, axis=1)[:, :episodes] if rounds else np.zeros((environments.agents, 0))
+    for first in range(0, len(seeds), width):
+        chosen = list(seeds[first : first + width])
+        # The last round may have fewer episodes than environments; those left over repeat one, which is not counted.
+        environments.reset(chosen + [chosen[-1]] * (width - len(chosen)))
+        rounds.append(_one_episode_each(population, environments, len(chosen), max_steps)[:, : len(chosen)])
+    return np.concatenate(rounds, axis=1) if rounds else np.zeros((environments.agents, 0))
 
 
-def _one_episode_each(population: Population, environments: Environments, max_steps: int | None) -> NDArray[np.float64]:
+def _one_episode_each(
+    population: Population, environments: Environments, counted: int, max_steps: int | None
+) -> NDArray[np.float64]:
     returns = np.zeros((environments.agents, environments.num_envs))
     memory = population.memory(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
+    playing[:, counted:] = False
     steps = np.zeros_like(returns)
     while playing.any():
         transition = environments.step(population.best(environments.observation, memory)["action"])
@@ -50,48 +62,70 @@ def _one_episode_each(population: Population, environments: Environments, max_st
     return returns
 
 
-def share_of_episodes(episodes: int, ranks: int, rank: int) -> int:
-    """How many of the episodes this rank plays; shares differ by one at most."""
-    return episodes // ranks + (rank < episodes % ranks)
-
-
-def whole_games(settings: Environment) -> Environment:
-    """The environment as it is evaluated: a lost life ends nothing."""
-    return settings.model_copy(update={"life_loss_ends": False})
-
-
 class Evaluator:
-    """Evaluates agents over all ranks, each rank on seeds of its own."""
+    """Evaluates agents over all ranks. All agents play the same episodes, which cuts the noise of a comparison."""
 
-    def __init__(self, config: AnyConfig, placement: Placement) -> None:
+    def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
         self._config = config
         self._placement = placement
-        ranks = placement.ranks
-        copy = 0 if placement.is_sharded else ranks.rank
-        self._episodes = share_of_episodes(config.evaluation.episodes, placement.copies, copy)
-        columns = max(1, min(self._episodes, MOST_COPIES))
-        self._environments = Environments(whole_games(config.environment), placement.local_size, columns, ranks.device)
+        self._algorithm = algorithm
+        self._settings = for_evaluation(config.environment)
+        copy = 0 if placement.is_sharded else placement.ranks.rank
+        self._mine = slice(copy, None, placement.copies)
+        self._environments = self._make(placement.local_size, len(self._seeds(0, "generation")[self._mine]))
+        self._few: Environments | None = None
 
-    def fitness(self, population: Population, generation: int) -> NDArray[np.float64]:
-        """The mean return [P] of every agent over all ranks' episodes."""
-        seed = self._seed(generation, "evaluation")
-        returns = evaluate(population, self._environments, self._episodes, seed, self._config.evaluation.max_steps)
-        counts = np.full(len(returns), float(returns.shape[1]))
-        sums, counts = self._placement.total(np.stack([returns.sum(1), counts]), "the other ranks' evaluation")
-        return np.asarray(sums / counts)
+    def returns(self, population: Population, generation: int) -> NDArray[np.float64]:
+        """Return the returns [P, episodes] of every agent on the generation's episodes, agents in the ranks' order."""
+        seeds = self._seeds(generation, "generation")
+        returns = self._play(population, self._environments, seeds[self._mine])
+        everyones = self._gathered(returns, len(seeds), self._placement.copies)
+        if self._placement.is_sharded:
+            return np.concatenate(list(everyones))
+        return _interleaved(everyones, len(seeds))
 
-    def confirm(self, population: Population, generation: int) -> float:
-        """The mean return of one agent, which every rank holds, over further episodes of all ranks."""
-        ranks: Ranks = self._placement.ranks
-        episodes = share_of_episodes(self._config.evaluation.confirmation_episodes, ranks.size, ranks.rank)
+    def remeasure(
+        self, agents: Sequence[Agent], generation: int, purpose: Literal["generation", "confirmation"]
+    ) -> NDArray[np.float64]:
+        """Return the returns [P, episodes] of a few agents that every rank holds, one or two, over all ranks.
+
+        They play the generation's episodes again, or as many fresh ones as confirm a candidate.
+        """
+        ranks = self._placement.ranks
+        seeds = self._seeds(generation, purpose)
+        mine = seeds[ranks.rank :: ranks.size]
+        width = max(1, min(len(mine), MOST_COPIES))
+        if self._few is None or (self._few.agents, self._few.num_envs) != (len(agents), width):
+            if self._few is not None:
+                self._few.close()
+            self._few = self._make(len(agents), width)
+        generator = torch.Generator(device=ranks.device)  # Nothing is drawn: agents act without exploration.
+        population = Population(agents, self._algorithm, generator=generator)
+        # By identity: an agent that has trained on has the id of the one that was kept.
+        places = [id(agent) for agent in population.agents]
+        returns = self._play(population, self._few, mine)[[places.index(id(agent)) for agent in agents]]
+        return _interleaved(self._gathered(returns, len(seeds), ranks.size), len(seeds))
+
+    def _make(self, agents: int, episodes: int) -> Environments:
         columns = max(1, min(episodes, MOST_COPIES))
-        environments = Environments(whole_games(self._config.environment), 1, columns, ranks.device)
-        seed = self._seed(generation, "confirmation")
-        returns = evaluate(population, environments, episodes, seed, self._config.evaluation.max_steps)
-        environments.close()
-        sums = ranks.gather(np.array([returns.sum(), float(returns.size)]), "the other ranks' evaluation").sum(0)
-        return float(sums[0] / sums[1])
+        return Environments(self._settings, agents, columns, self._placement.ranks.device)
 
-    def _seed(self, generation: int, purpose: str) -> int:
-        rank = self._placement.ranks.rank
-        return derive_seed(self._config.seed, generation=generation, rank=rank, purpose=purpose)
+    def _play(self, population: Population, environments: Environments, seeds: Sequence[int]) -> NDArray[np.float64]:
+        return evaluate(population, environments, seeds, self._config.evaluation.max_steps)
+
+    def _gathered(self, returns: NDArray[np.float64], episodes: int, shares: int) -> NDArray[np.float64]:
+        """Every rank's returns [R, P, most episodes of a rank]; a rank with one episode fewer ends in NaN."""
+        padded = np.full((len(returns), -(-episodes // shares)), np.nan)
+        padded[:, : returns.shape[1]] = returns
+        return self._placement.ranks.gather(padded, "the other ranks' evaluation")
+
+    def _seeds(self, generation: int, purpose: Literal["generation", "confirmation"]) -> list[int]:
+        settings = self._config.evaluation
+        episodes = settings.episodes if purpose == "generation" else settings.confirmation_episodes
+        rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose=f"evaluation {purpose}")
+        return [int(seed) for seed in rng.integers(2**31, size=episodes)]
+
+
+def _interleaved(everyones: NDArray[np.float64], episodes: int) -> NDArray[np.float64]:
+    """Put the shares [R, P, N] of ranks that took every R-th episode in the episodes' order [P, episodes]."""
+    return np.moveaxis(everyones, 0, 2).reshape(everyones.shape[1], -1)[:, :episodes]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.distributed import Placement
+from evorl.elite import Elite, Score
 from evorl.envs import Environments
 from evorl.population import Population
 from evorl.types import Agent
@@ -42,16 +43,28 @@ def count(population: Population, environments: Environments, placement: Placeme
 
 
 def generation_row(
-    agents: Sequence[Agent], counts: Counts, progress: Mapping[str, Any], seconds: Mapping[str, float]
+    agents: Sequence[Agent],
+    scores: Sequence[Score],
+    counts: Counts,
+    progress: Mapping[str, Any],
+    elite: Elite,
+    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The line of `metrics.jsonl`; lists have an entry for each agent, in the order of `agents`."""
+    """Return the line of `metrics.jsonl`; lists have an entry for each agent, in the order of `agents`."""
     fitness = [agent.fitness for agent in agents]
     known = [value for value in fitness if value is not None]
     training = seconds["training"]
     return {
         **progress,
+        "elite_fitness": elite.score.mean if elite.score else None,
+        "elite_std": elite.score.std if elite.score else None,
+        "elite_episodes": elite.score.episodes if elite.score else 0,
+        "elite_lower_bound": elite.lower_bound,
+        "elite_generation": elite.generation,
         "agents": [agent.id for agent in agents],
         "fitness": fitness,
+        "fitness_std": [score.std for score in scores],
+        "fitness_episodes": [score.episodes for score in scores],
         "best_fitness": max(known, default=None),
         "mean_fitness": float(np.mean(known)) if known else None,
         "train_return": _list(counts.train_return),

@@ -6,7 +6,7 @@ import json
 import socket
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +17,12 @@ from evorl.algorithms import Algorithm, Experience
 from evorl.checkpoint import Checkpoints, Files
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
+from evorl.elite import Elite, Number
 from evorl.files import Lock, digest, json_bytes, read_owner
 from evorl.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.population import check_agents
 from evorl.run import Owner, RunDirectory
 from evorl.types import Agent, EvorlWarning, UserError
-
-Number = Annotated[int, Field(ge=0, le=10**15)]
 
 
 @dataclass
@@ -36,8 +35,7 @@ class Progress:
     agent_steps: Number = 0
     global_steps: Number = 0
     next_id: Number = 0
-    elite_fitness: float | None = None
-    elite_generation: Number | None = None
+    elite: Elite = field(default_factory=Elite)
     solved: bool = False
     wall_clock_seconds: float = 0.0
     ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
@@ -232,7 +230,7 @@ class Keeper:
         """Make a checkpoint of the gathered files; gives what went wrong."""
         files = {name: listed for part in parts for name, listed in part.items()}
         try:
-            self.checkpoints.complete(progress.generation, files, progress.elite_generation)
+            self.checkpoints.complete(progress.generation, files, progress.elite.generation)
         except OSError as error:
             return f"{error.filename or self.directory.path}: {error.strerror}"
         return ""

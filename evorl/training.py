@@ -19,8 +19,9 @@ from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.console import Terminal
 from evorl.distributed import Placement
+from evorl.elite import Score
 from evorl.evaluation import Evaluator
-from evorl.evolution import Context, elite, evolve
+from evorl.evolution import Context, evolve
 from evorl.files import digest
 from evorl.formats import decode_agents, encode_agents
 from evorl.metrics import Counts, curves, generation_row, lineage_rows
@@ -56,6 +57,8 @@ class Run:
         self._context = Context(config.evolution, algorithm.networks)
         self._training_seconds = 0.0
         self._elite, self._elite_is_written = b"", True
+        self._archive: list[Agent] = []
+        self._scores: dict[int, Score] = {}
         self._keeper = Keeper(config, placement, algorithm, experience)
         self._period = experience.period
         self._directory = self._keeper.directory
@@ -67,7 +70,8 @@ class Run:
         else:
             self.progress, self.agents, self._elite = taken.progress, taken.agents, taken.elite
             # A target that was reached may have been raised since.
-            self.progress.solved = self.progress.solved and self._is_reached(self.progress.elite_fitness)
+            target, bound = config.training.target_fitness, self.progress.elite.lower_bound
+            self.progress.solved &= target is not None and bound is not None and bound >= target
         self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
 
@@ -120,9 +124,12 @@ class Run:
         if not self.ranks.is_main:
             self._directory.release()
             return
+        score = self.progress.elite.score
         summary = {
             "solved": self.progress.solved,
-            "best_fitness": self.progress.elite_fitness,
+            "best_fitness": score.mean if score else None,
+            "best_fitness_std": score.std if score else None,
+            "best_fitness_episodes": score.episodes if score else 0,
             "generations": self.progress.generation,
             "global_steps": self.progress.global_steps,
             "agent_steps": self.progress.agent_steps,
@@ -161,28 +168,41 @@ class Run:
         parts = self.ranks.gather_bytes(payload, "the other ranks' trained agents")
         return [agent for part in parts for agent in decode_agents(part, "another rank's agents")]
 
-    def judge(self, trained: list[Agent], fitness: NDArray[np.float64], evaluator: Evaluator) -> None:
-        """Note each agent's fitness [P], keep the best agent there has been, and see whether the target is reached.
+    def judge(self, trained: list[Agent], returns: NDArray[np.float64], evaluator: Evaluator) -> None:
+        """Give each agent its fitness, the mean of its `returns` [P, episodes], and see who is the best so far.
 
-        An agent that a fault kept from learning has no fitness.
+        An agent that a fault kept from learning has no fitness. The elite is measured again on the same episodes; where
+        it is beaten there, both play further ones, and the target is tested on the winner.
         """
-        for agent, value in zip(trained, fitness, strict=True):
-            agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
-        best, progress = _best(trained), self.progress
-        confirmed: set[int] = set()
-        while self.config.evaluation.confirmation_episodes and self._is_reached(best.fitness):
-            if best.id in confirmed:
-                break
-            alone = Population([best], self.algorithm, generator=self.generator("confirmation"))
-            best.fitness = evaluator.confirm(alone, self.generation)
-            confirmed.add(best.id)
-            # What was the best of noisy means may now be behind another.
-            best = _best(trained)
-        if best.fitness is not None and (progress.elite_fitness is None or best.fitness > progress.elite_fitness):
-            progress.elite_fitness, progress.elite_generation = best.fitness, self.generation
-            self._elite = encode_agents([best])
-            self._elite_is_written = False
-        progress.solved = self._is_reached(best.fitness)
+        for agent, row in zip(trained, returns, strict=True):
+            self._scores[agent.id] = Score.of(row)
+            agent.fitness = float(row.mean()) if np.isfinite(row).all() and agent.fault is None else None
+        elite, target, best = self.progress.elite, self.config.training.target_fitness, _best(trained)
+        hopes = best.fitness, elite.score.mean if elite.score else None
+        seems_reached = target is not None and any(hope is not None and hope >= target for hope in hopes)
+        if self._is_elite(best, evaluator):
+            self._elite, self._elite_is_written, self._archive = encode_agents([best]), False, []
+        self.progress.solved = target is not None and elite.reaches(target, self.config.evaluation.error, seems_reached)
+
+    def _is_elite(self, best: Agent, evaluator: Evaluator) -> bool:
+        """Whether a generation's best agent is better than the elite, which is measured again on the same episodes."""
+        generation, again, elite = self.generation, None, self.progress.elite
+        self._archive = decode_agents(self._elite, "the elite") if self._elite else []
+        for agent in self._archive:
+            again = Score.of(evaluator.remeasure([agent], generation, "generation")[0])
+            agent.fitness = again.mean
+        if best.fitness is None:
+            if again is not None:
+                elite.note(again)
+            return False
+
+        def remeasure() -> tuple[Score, Score | None]:
+            rows = evaluator.remeasure([best, *self._archive], generation, "confirmation")
+            scores = [Score.of(row) for row in rows]
+            return scores[0], scores[1] if self._archive else None
+
+        confirms = self.config.evaluation.confirmation_episodes > 0
+        return elite.challenge(self._scores[best.id], again, remeasure if confirms else None, generation)
 
     def record(self, trained: list[Agent], counts: Counts) -> None:
         """Write the generation's lines and curves; the seconds of an evolution appear in the next generation's."""
@@ -195,11 +215,11 @@ class Run:
         self.stopwatch.clear()
         if not self.ranks.is_main:
             return
-        # Stacks order the agents anew each generation; curves keep the places that evolution gave them.
-        place = {agent.id: number for number, agent in enumerate(self.agents)}
-        order = np.argsort([place[agent.id] for agent in trained])
+        order = self._places(trained)
         trained = [trained[index] for index in order]
-        row = generation_row(trained, counts.ordered(order), asdict(progress), seconds)
+        scores = [self._scores.pop(agent.id) for agent in trained]
+        numbers = {name: value for name, value in asdict(progress).items() if name != "elite"}
+        row = generation_row(trained, scores, counts.ordered(order), numbers, progress.elite, seconds)
         self._write(row, lineage_rows(trained, progress.generation))
         if self._trackers is not None:
             self._trackers.log(progress.generation, progress.global_steps, curves(row))
@@ -222,8 +242,10 @@ class Run:
             )
         payload = b""
         if self.ranks.is_main:
+            trained = [trained[index] for index in self._places(trained)]
+            archive = self._archive if self.config.evolution.selection.archive else []
             rng = numpy_generator(self.config.seed, generation=self.progress.generation, rank=0, purpose="evolution")
-            agents = evolve(trained, self._context, self.progress.next_id, rng)
+            agents = evolve(trained, self._context, self.progress.next_id, rng, archive)
             self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in agents))
             payload = encode_agents(agents)
         with self.stopwatch("checkpoint"):
@@ -248,10 +270,12 @@ class Run:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
 
-    def _is_reached(self, fitness: float | None) -> bool:
-        target = self.config.training.target_fitness
-        return target is not None and fitness is not None and fitness >= target
+    def _places(self, trained: Sequence[Agent]) -> NDArray[np.intp]:
+        """The order that evolution gave the agents; stacks order them anew in each generation."""
+        place = {agent.id: number for number, agent in enumerate(self.agents)}
+        return np.argsort([place[agent.id] for agent in trained])
 
 
 def _best(agents: Sequence[Agent]) -> Agent:
-    return agents[elite(np.array([np.nan if agent.fitness is None else agent.fitness for agent in agents]))]
+    """The best agent; of several the newest."""
+    return max(agents, key=lambda agent: (agent.fitness is not None, agent.fitness or 0.0, agent.id))

@@ -7,7 +7,7 @@ from support import config, lines, train
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.evaluation import whole_games
+from evorl.envs.vector import for_evaluation
 from evorl.replay.experience import make_replay
 from evorl.replay.frames import FrameReplay
 from evorl.types import EvorlWarning
@@ -95,7 +95,7 @@ def test_scores_are_true_and_lives_do_not_end_a_game():
         games = made._return_count.sum()
     assert lost > games > 0, "a game has five lives"
     assert resets <= games
-    assert not whole_games(Environment(life_loss_ends=True)).life_loss_ends
+    assert not for_evaluation(Environment(id="ALE/Breakout-v5", life_loss_ends=True)).life_loss_ends
 
 
 def test_rewards_are_not_clipped():

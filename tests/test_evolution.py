@@ -32,20 +32,20 @@ def test_tournament_winners_have_the_frequencies_of_theory():
     settings, rounds = Selection(size=2, elitism=False), 20_000
     wins = Counter()
     for _ in range(rounds):
-        wins.update(place.parent for place in SELECTIONS["tournament"](fitness, settings, rng))
+        wins.update(place.parent for place in SELECTIONS["tournament"](fitness, 0, settings, rng))
     share = {index: wins[index] / (4 * rounds) for index in range(4)}
     assert share == pytest.approx({2: 3 / 6, 0: 2 / 6, 3: 1 / 6, 1: 0.0}, abs=0.01)
 
 
 def test_a_tournament_of_all_is_won_by_the_best():
-    places = SELECTIONS["tournament"](np.array([1.0, 5.0, 2.0]), Selection(size=3), np.random.default_rng(0))
+    places = SELECTIONS["tournament"](np.array([1.0, 5.0, 2.0]), 0, Selection(size=3), np.random.default_rng(0))
     assert [place.parent for place in places] == [1, 1, 1]
     assert [place.child for place in places] == [False, True, True]
 
 
 def test_truncation_replaces_the_worst_by_the_best():
     fitness = np.array([5.0, 1.0, 3.0, 2.0, 9.0, 4.0, 8.0, 7.0])
-    places = SELECTIONS["truncation"](fitness, Selection(name="truncation", share=0.25), np.random.default_rng(0))
+    places = SELECTIONS["truncation"](fitness, 0, Selection(name="truncation", share=0.25), np.random.default_rng(0))
     assert sorted(place.parent for place in places if not place.child) == [0, 2, 4, 5, 6, 7]
     children = [place.parent for place in places if place.child]
     assert len(children) == 2
@@ -57,7 +57,7 @@ def test_every_selection_fills_the_population_and_keeps_the_best(name):
     for size in (2, 3, 8):
         fitness = np.random.default_rng(size).normal(size=size)
         fitness[0] = np.nan
-        places = SELECTIONS[name](fitness, Selection(name=name), np.random.default_rng(1))
+        places = SELECTIONS[name](fitness, 0, Selection(name=name), np.random.default_rng(1))
         assert len(places) == size
         best = int(np.nanargmax(fitness))
         assert any(place.parent == best and not place.child for place in places)

@@ -247,21 +247,26 @@ def test_unnamed_runs_get_directories_of_their_own(in_directory):
     assert len(list((in_directory / "runs").iterdir())) == 2
 
 
-def test_a_confirmation_that_fails_does_not_crown_the_next_best_untested(in_directory, monkeypatch):
-    """Four agents seem to reach the target; none does on fresh episodes, so none may count as having done so."""
-    confirmed = []
+def test_only_fresh_episodes_make_an_elite_and_stop_a_run(in_directory, monkeypatch):
+    """An agent seems to reach the target in every generation, and none does on fresh episodes."""
 
-    def fails(self, population, generation):
-        confirmed.append(population.agents[0].id)
-        return 1.0 + 0.1 * len(confirmed)
+    def fails(self, agents, generation, purpose):
+        return np.full((len(agents), 3), 1.0 if purpose == "confirmation" else 6.0)
 
-    monkeypatch.setattr("evorl.evaluation.Evaluator.confirm", fails)
+    monkeypatch.setattr("evorl.evaluation.Evaluator.remeasure", fails)
     overrides = ["training.target_fitness=5", "evaluation.confirmation_episodes=3", "training.max_steps=40"]
     assert train("run.name=a", *overrides) == 0
-    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
-    assert set(confirmed[:4]) == {0, 1, 2, 3}
-    assert max(rows[0]["fitness"]) == rows[0]["elite_fitness"] == 1.4
-    assert not rows[0]["solved"]
+    row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
+    assert max(row["fitness"]) > 5
+    assert (row["elite_fitness"], row["elite_episodes"], row["solved"]) == (1.0, 3, False)
+
+
+def test_lines_say_how_sure_each_fitness_is(in_directory):
+    assert train("run.name=a", "evaluation.episodes=3", "training.max_steps=40") == 0
+    row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
+    assert row["fitness_episodes"] == [3] * 4
+    assert len(row["fitness_std"]) == 4
+    assert any(row["fitness_std"])
 
 
 def test_agents_survive_the_file(in_directory):

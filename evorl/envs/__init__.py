@@ -5,6 +5,7 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,11 +79,12 @@ class Environments:
         if not (self._carries_over and hasattr(self, "observation")):
             self.reset(seed)
 
-    def reset(self, seed: int) -> None:
-        """Start a new episode everywhere."""
-        self._seed = seed % 2**31
+    def reset(self, seed: int | Sequence[int]) -> None:
+        """Start a new episode everywhere: copy i from `seed` + i, or environment e of every agent from seeds [E]."""
+        seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed] * self.agents
+        self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
         self._watch.begin(slice(None))
-        observation, info = self._reset()
+        observation, info = self._reset(seeds)
         self._resetting[:] = False
         self._running_return[:] = 0.0
         self.observation = self._seen(observation, info) | {"started": self._tensor(np.ones_like(self._resetting))}
@@ -140,9 +142,9 @@ class Environments:
     def close(self) -> None:
         self._vector.close()
 
-    def _reset(self) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, seeds: Sequence[int] = ()) -> tuple[Any, dict[str, Any]]:
         try:
-            observation, info = self._vector.reset(seed=self._seed)
+            observation, info = self._vector.reset(seed=self._seeds(seeds))
         except UserError:
             raise
         except Exception as error:
@@ -150,6 +152,12 @@ class Environments:
         if FAULT in info:
             self._watch.faulty(info)
         return observation, info
+
+    def _seeds(self, seeds: Sequence[int]) -> Any:
+        """The seeds of all copies as the vector environment takes them: most native ones only know a single one."""
+        if seeds and isinstance(self._vector, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
+            return list(seeds)
+        return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
 
     def _step(self, action: NDArray[Any]) -> tuple[Any, ...]:
         try:

@@ -75,6 +75,16 @@ def discard(vector: VectorEnv[Any, Any, Any]) -> None:
     vector.closed = True
 
 
+def for_evaluation(settings: Environment) -> Environment:
+    """Return the environment as it is evaluated: a lost life ends nothing, and every copy takes a seed of its own."""
+    name = settings.id.rpartition(":")[2]
+    spec = None if name.startswith(ATARI) else gym.spec(name)
+    # Native implementations other than Atari's take one seed for all copies.
+    single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
+    mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization
+    return settings.model_copy(update={"life_loss_ends": False, "vectorization": mode})
+
+
 def stacked_frames(settings: Environment) -> int:
     """How many successive frames an Atari environment shows at once, the newest last; 0 for other environments.
 

@@ -11,22 +11,34 @@ from evorl.evolution.selection import SELECTIONS, Place, elite
 from evorl.types import Agent
 
 
-def evolve(agents: Sequence[Agent], context: Context, next_id: int, rng: np.random.Generator) -> list[Agent]:
+def evolve(
+    agents: Sequence[Agent],
+    context: Context,
+    next_id: int,
+    rng: np.random.Generator,
+    archive: Sequence[Agent] = (),
+) -> list[Agent]:
     """Select by fitness and mutate the children. New agents count their ids up from `next_id`.
 
-    An agent with a fault never goes on: a child of the best agent takes its place.
+    Agents of the `archive` compete as parents; one that wins a place as itself fills it as a child without mutation,
+    since an agent of its identity may have trained on. An agent with a fault never goes on: a child of the best one
+    takes its place.
     """
-    fitness = np.array([np.nan if agent.fitness is None else agent.fitness for agent in agents])
+    candidates = [*archive, *agents]
+    fitness = np.array([np.nan if agent.fitness is None else agent.fitness for agent in candidates])
     selection = context.settings.selection
     evolved = []
-    for place in SELECTIONS[selection.name](fitness, selection, rng):
-        if agents[place.parent].fault:
+    for place in SELECTIONS[selection.name](fitness, len(archive), selection, rng):
+        if candidates[place.parent].fault:
             place = Place(elite(fitness), child=True)
-        agent = agents[place.parent]
-        if place.child:
+        agent = candidates[place.parent]
+        if place.child or place.parent < len(archive):
             agent = agent.child(next_id)
             next_id += 1
-            mutate(agent, context, rng)
+            if place.child:
+                mutate(agent, context, rng)
+            else:
+                agent.mutation = "none (from the archive)"
         evolved.append(agent)
     return evolved
 

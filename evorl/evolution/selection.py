@@ -12,38 +12,50 @@ from evorl.config import Selection
 
 
 class Place(NamedTuple):
-    """A place in the next generation: which agent fills it, and whether as a child that may mutate or as itself."""
+    """A place in the next generation: which candidate fills it, and whether as a child that may mutate or as itself."""
 
     parent: int
     child: bool
 
 
-def tournament(fitness: NDArray[np.float64], settings: Selection, rng: np.random.Generator) -> list[Place]:
-    """The elite as itself, then children of the winners of tournaments of `size` different agents.
+Select = Callable[[NDArray[np.float64], int, Selection, np.random.Generator], list[Place]]
+"""Fills the places of the next generation, given the fitness of the candidates, how many of those are `archived`, the
+settings and a generator. Archived candidates stand first; they are parents, and do not count for the population."""
 
-    The best of `size` agents drawn without replacement wins (Miller & Goldberg 1995).
+
+def tournament(
+    fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
+) -> list[Place]:
+    """Keep the elite as itself, then take children of the winners of tournaments of `size` different candidates.
+
+    The best of `size` candidates drawn without replacement wins (Miller & Goldberg 1995).
     """
     places = [Place(elite(fitness), child=False)] if settings.elitism else []
-    while len(places) < len(fitness):
-        entrants = rng.choice(len(fitness), size=settings.size, replace=False)
-        places.append(Place(int(entrants[np.argmax(_ranked(fitness)[entrants])]), child=True))
+    while len(places) < len(fitness) - archived:
+        entrants = np.sort(rng.choice(len(fitness), size=settings.size, replace=False))
+        places.append(Place(int(entrants[elite(fitness[entrants])]), child=True))
     return places
 
 
-def truncation(fitness: NDArray[np.float64], settings: Selection, rng: np.random.Generator) -> list[Place]:
-    """The worst `share` give way to children of as many of the best (population-based training, arXiv 1711.09846).
+def truncation(
+    fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
+) -> list[Place]:
+    """Replace the worst `share` by children of as many of the best (population-based training, arXiv 1711.09846).
 
     All others go on as themselves. At least one agent is replaced where there are two.
     """
-    count = min(max(1, round(settings.share * len(fitness))), len(fitness) // 2)
-    best_first = np.argsort(-_ranked(fitness), kind="stable")
-    survivors = [Place(int(index), child=False) for index in best_first[: len(fitness) - count]]
-    return survivors + [Place(int(rng.choice(best_first[:count])), child=True) for _ in range(count)]
+    size = len(fitness) - archived
+    count = min(max(1, round(settings.share * size)), size // 2)
+    best_first = np.lexsort((-np.arange(len(fitness)), -_ranked(fitness)))
+    population = best_first[best_first >= archived]
+    survivors = [Place(int(index), child=False) for index in population[: size - count]]
+    return survivors + [Place(int(rng.choice(best_first[: max(1, count)])), child=True) for _ in range(count)]
 
 
 def elite(fitness: NDArray[np.float64]) -> int:
-    """The best agent; the first of several."""
-    return int(np.argmax(_ranked(fitness)))
+    """Return the best candidate's index; of several the last, which is the newest."""
+    ranked = _ranked(fitness)
+    return int(len(ranked) - 1 - np.argmax(ranked[::-1]))
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -51,7 +63,4 @@ def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 
-SELECTIONS: Mapping[str, Callable[[NDArray[np.float64], Selection, np.random.Generator], list[Place]]] = {
-    "tournament": tournament,
-    "truncation": truncation,
-}
+SELECTIONS: Mapping[str, Select] = {"tournament": tournament, "truncation": truncation}
