@@ -14,7 +14,7 @@ from statistics import NormalDist
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, Field
 
 Number = Annotated[int, Field(ge=0, le=10**15)]
@@ -79,8 +79,24 @@ def error_of_test(total: float, number: int) -> float:
     return total / (number * (number + 1))
 
 
-Remeasure = Callable[[], tuple[Score, Score | None]]
-"""Plays the same fresh episodes with the challenger and, where there is one, with the elite."""
+Returns = NDArray[np.float64]
+Play = Callable[[int, int], Returns]
+"""Plays fresh episodes, numbered from the first argument and as many as the second: returns [P, N] of one agent, or of
+challenger and elite on the same episodes."""
+
+
+def play_until_clear(play: Play, part: int, most: int) -> Returns:
+    """Return returns [P, N] of fresh episodes, played in parts until it is clear which of two agents is better.
+
+    That is where their difference is twice its standard error, or after `most` episodes. A single agent plays one part.
+    """
+    played = play(0, part)
+    while len(played) > 1 and (have := played.shape[1]) + part <= most:
+        difference = Score.of(played[0] - played[1])
+        if abs(difference.mean) > 2 * difference.std / math.sqrt(have):
+            break
+        played = np.concatenate([played, play(have, part)], axis=1)
+    return played
 
 
 @dataclass
@@ -101,33 +117,38 @@ class Elite:
         """Pool further episodes of the elite with those it has."""
         self.score = score if self.score is None else self.score.merged(score)
 
-    def challenge(self, challenger: Score, elite: Score | None, remeasure: Remeasure | None, generation: int) -> bool:
+    def challenge(
+        self, challenger: Returns, elite: Returns | None, play: Play | None, most: int, generation: int
+    ) -> bool:
         """Take over a generation's best agent if it is better, and return whether it is; ties go to the newer.
 
-        `challenger` and `elite` are the scores of both on the generation's episodes. Where the challenger wins there
-        and `remeasure` is given, fresh episodes decide, and count instead of those that chose it.
+        `challenger` and `elite` are returns [N] of both on the generation's episodes. Where the challenger wins there,
+        up to `most` fresh episodes of `play` decide, and count instead of those that chose it.
         """
         if elite is not None:
-            self.note(elite)
-            if challenger.mean < elite.mean:
+            self.note(Score.of(elite))
+            if challenger.mean() < elite.mean():
                 return False
-        if remeasure is not None:
-            challenger, elite = remeasure()
-            if elite is not None:
-                self.note(elite)
-                if challenger.mean < elite.mean:
+        if play is not None:
+            challenger, *others = play_until_clear(play, len(challenger), most)
+            for fresh in others:
+                self.note(Score.of(fresh))
+                if challenger.mean() < fresh.mean():
                     return False
-        self.score, self.generation = challenger, generation
+        self.score, self.generation = Score.of(challenger), generation
         return True
 
-    def reaches(self, target: float, error: float, seems_reached: bool) -> bool:
-        """Test whether the true mean return is at least `target`, where it `seems_reached` by other episodes.
+    def reaches(self, target: float, error: float, seems_reached: bool, play: Play | None, episodes: int) -> bool:
+        """Test whether the true mean return is at least `target`, after so many further `episodes` of `play`.
 
-        A test uses up its share of the `error` even if it fails, so it is made only where there is hope.
+        A test uses up its share of the `error` even if it fails, so it is made only where the target `seems_reached`
+        by episodes that do not count here.
         """
         if self.score is None or not seems_reached:
             return False
         self.tests += 1
+        if play is not None and self.score.mean >= target:
+            self.note(Score.of(play(0, episodes)[0]))
         bound = self.score.lower_bound(error_of_test(error, self.tests))
         self.lower_bound = bound if math.isfinite(bound) else None
         return bound >= target

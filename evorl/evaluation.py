@@ -20,6 +20,8 @@ from evorl.types import Agent
 
 MOST_COPIES = 32
 """Environments of each agent that an evaluation steps at once."""
+Purpose = Literal["generation", "confirmation", "target"]
+"""What episodes are for: the fitness of all agents, who is the elite, or whether it reaches the target."""
 
 
 def evaluate(
@@ -72,12 +74,13 @@ class Evaluator:
         self._settings = for_evaluation(config.environment)
         copy = 0 if placement.is_sharded else placement.ranks.rank
         self._mine = slice(copy, None, placement.copies)
-        self._environments = self._make(placement.local_size, len(self._seeds(0, "generation")[self._mine]))
-        self._few: Environments | None = None
+        episodes = len(range(config.evaluation.episodes)[self._mine])
+        self._environments = self._make(placement.local_size, episodes)
+        self._few: dict[tuple[int, int], Environments] = {}
 
     def returns(self, population: Population, generation: int) -> NDArray[np.float64]:
         """Return the returns [P, episodes] of every agent on the generation's episodes, agents in the ranks' order."""
-        seeds = self._seeds(generation, "generation")
+        seeds = self._seeds(generation, "generation", 0, self._config.evaluation.episodes)
         returns = self._play(population, self._environments, seeds[self._mine])
         everyones = self._gathered(returns, len(seeds), self._placement.copies)
         if self._placement.is_sharded:
@@ -85,25 +88,24 @@ class Evaluator:
         return _interleaved(everyones, len(seeds))
 
     def remeasure(
-        self, agents: Sequence[Agent], generation: int, purpose: Literal["generation", "confirmation"]
+        self, agents: Sequence[Agent], generation: int, purpose: Purpose, first: int, episodes: int
     ) -> NDArray[np.float64]:
-        """Return the returns [P, episodes] of a few agents that every rank holds, one or two, over all ranks.
+        """Return the returns [P, episodes] of one or two agents that every rank holds, played by all ranks together.
 
-        They play the generation's episodes again, or as many fresh ones as confirm a candidate.
+        They play the generation's episodes, or fresh ones for another purpose, from number `first` on.
         """
         ranks = self._placement.ranks
-        seeds = self._seeds(generation, purpose)
+        seeds = self._seeds(generation, purpose, first, episodes)
         mine = seeds[ranks.rank :: ranks.size]
         width = max(1, min(len(mine), MOST_COPIES))
-        if self._few is None or (self._few.agents, self._few.num_envs) != (len(agents), width):
-            if self._few is not None:
-                self._few.close()
-            self._few = self._make(len(agents), width)
+        environments = self._few.get((len(agents), width))
+        if environments is None:
+            environments = self._few[len(agents), width] = self._make(len(agents), width)
         generator = torch.Generator(device=ranks.device)  # Nothing is drawn: agents act without exploration.
         population = Population(agents, self._algorithm, generator=generator)
         # By identity: an agent that has trained on has the id of the one that was kept.
         places = [id(agent) for agent in population.agents]
-        returns = self._play(population, self._few, mine)[[places.index(id(agent)) for agent in agents]]
+        returns = self._play(population, environments, mine)[[places.index(id(agent)) for agent in agents]]
         return _interleaved(self._gathered(returns, len(seeds), ranks.size), len(seeds))
 
     def _make(self, agents: int, episodes: int) -> Environments:
@@ -119,11 +121,9 @@ class Evaluator:
         padded[:, : returns.shape[1]] = returns
         return self._placement.ranks.gather(padded, "the other ranks' evaluation")
 
-    def _seeds(self, generation: int, purpose: Literal["generation", "confirmation"]) -> list[int]:
-        settings = self._config.evaluation
-        episodes = settings.episodes if purpose == "generation" else settings.confirmation_episodes
+    def _seeds(self, generation: int, purpose: Purpose, first: int, episodes: int) -> list[int]:
         rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose=f"evaluation {purpose}")
-        return [int(seed) for seed in rng.integers(2**31, size=episodes)]
+        return [int(seed) for seed in rng.integers(2**31, size=first + episodes)[first:]]
 
 
 def _interleaved(everyones: NDArray[np.float64], episodes: int) -> NDArray[np.float64]:

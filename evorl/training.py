@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,8 +20,8 @@ from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.console import Terminal
 from evorl.distributed import Placement
-from evorl.elite import Score
-from evorl.evaluation import Evaluator
+from evorl.elite import Play, Score
+from evorl.evaluation import Evaluator, Purpose
 from evorl.evolution import Context, evolve
 from evorl.files import digest
 from evorl.formats import decode_agents, encode_agents
@@ -58,7 +59,7 @@ class Run:
         self._training_seconds = 0.0
         self._elite, self._elite_is_written = b"", True
         self._archive: list[Agent] = []
-        self._scores: dict[int, Score] = {}
+        self._returns: dict[int, NDArray[np.float64]] = {}
         self._keeper = Keeper(config, placement, algorithm, experience)
         self._period = experience.period
         self._directory = self._keeper.directory
@@ -172,37 +173,39 @@ class Run:
         """Give each agent its fitness, the mean of its `returns` [P, episodes], and see who is the best so far.
 
         An agent that a fault kept from learning has no fitness. The elite is measured again on the same episodes; where
-        it is beaten there, both play further ones, and the target is tested on the winner.
+        it is beaten there, both play further ones. The target is tested on fresh episodes of who is then the elite.
         """
         for agent, row in zip(trained, returns, strict=True):
-            self._scores[agent.id] = Score.of(row)
+            self._returns[agent.id] = row
             agent.fitness = float(row.mean()) if np.isfinite(row).all() and agent.fault is None else None
-        elite, target, best = self.progress.elite, self.config.training.target_fitness, _best(trained)
+        settings, elite, best = self.config.evaluation, self.progress.elite, _best(trained)
+        target, confirms = self.config.training.target_fitness, settings.confirmation_episodes
         hopes = best.fitness, elite.score.mean if elite.score else None
         seems_reached = target is not None and any(hope is not None and hope >= target for hope in hopes)
         if self._is_elite(best, evaluator):
             self._elite, self._elite_is_written, self._archive = encode_agents([best]), False, []
-        self.progress.solved = target is not None and elite.reaches(target, self.config.evaluation.error, seems_reached)
+        play = self._play(self._archive or [best], "target", evaluator) if confirms else None
+        self.progress.solved = target is not None and elite.reaches(
+            target, settings.error, seems_reached, play, confirms
+        )
 
     def _is_elite(self, best: Agent, evaluator: Evaluator) -> bool:
         """Whether a generation's best agent is better than the elite, which is measured again on the same episodes."""
-        generation, again, elite = self.generation, None, self.progress.elite
+        settings, elite, again = self.config.evaluation, self.progress.elite, None
         self._archive = decode_agents(self._elite, "the elite") if self._elite else []
         for agent in self._archive:
-            again = Score.of(evaluator.remeasure([agent], generation, "generation")[0])
-            agent.fitness = again.mean
+            again = self._play([agent], "generation", evaluator)(0, settings.episodes)[0]
+            agent.fitness = float(again.mean())
         if best.fitness is None:
             if again is not None:
-                elite.note(again)
+                elite.note(Score.of(again))
             return False
+        confirms = settings.confirmation_episodes
+        play = self._play([best, *self._archive], "confirmation", evaluator) if confirms else None
+        return elite.challenge(self._returns[best.id], again, play, confirms, self.generation)
 
-        def remeasure() -> tuple[Score, Score | None]:
-            rows = evaluator.remeasure([best, *self._archive], generation, "confirmation")
-            scores = [Score.of(row) for row in rows]
-            return scores[0], scores[1] if self._archive else None
-
-        confirms = self.config.evaluation.confirmation_episodes > 0
-        return elite.challenge(self._scores[best.id], again, remeasure if confirms else None, generation)
+    def _play(self, agents: list[Agent], purpose: Purpose, evaluator: Evaluator) -> Play:
+        return partial(evaluator.remeasure, agents, self.generation, purpose)
 
     def record(self, trained: list[Agent], counts: Counts) -> None:
         """Write the generation's lines and curves; the seconds of an evolution appear in the next generation's."""
@@ -217,7 +220,7 @@ class Run:
             return
         order = self._places(trained)
         trained = [trained[index] for index in order]
-        scores = [self._scores.pop(agent.id) for agent in trained]
+        scores = [Score.of(self._returns.pop(agent.id)) for agent in trained]
         numbers = {name: value for name, value in asdict(progress).items() if name != "elite"}
         row = generation_row(trained, scores, counts.ordered(order), numbers, progress.elite, seconds)
         self._write(row, lineage_rows(trained, progress.generation))

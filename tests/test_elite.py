@@ -8,28 +8,32 @@ import pytest
 from support import agent, config, train
 from test_evolution import context
 
-from evorl.elite import Elite, Score, error_of_test
+from evorl.elite import Elite, Score, error_of_test, play_until_clear
 from evorl.evolution import SELECTIONS, evolve
 from evorl.recovery import PROGRESS, Progress
 
 
 def lives(rng, means, target, *, generations=25, episodes=10, confirmation=60, draw=None):
-    """A whole run of agents with these true means: whether it stops, and the true mean of who made it stop."""
+    """A whole run of agents with these true means: the true mean of who made it stop, or None."""
     draw = draw or (lambda mean, count: rng.normal(mean, 70.0, count))
-    elite, true = Elite(), None
+    elite, true = Elite(), []
     for generation in range(1, generations + 1):
-        scores = [Score.of(draw(mean, episodes)) for mean in means]
-        best = int(np.argmax([score.mean for score in scores]))
-        hopes = (scores[best].mean, -math.inf if elite.score is None else elite.score.mean)
-        again = None if elite.score is None else Score.of(draw(true, episodes))
+        returns = [draw(mean, episodes) for mean in means]
+        best = int(np.argmax([each.mean() for each in returns]))
+        hopes = (returns[best].mean(), -math.inf if elite.score is None else elite.score.mean)
+        again = draw(true[0], episodes) if true else None
 
-        def remeasure(best=best, again=again, true=true):
-            return Score.of(draw(means[best], confirmation)), again and Score.of(draw(true, confirmation))
+        def confirm(first, count, members=(means[best], *true)):
+            return np.stack([draw(mean, count) for mean in members])
 
-        if elite.challenge(scores[best], again, remeasure, generation):
-            true = means[best]
-        if elite.reaches(target, 0.05, max(hopes) >= target):
-            return true
+        if elite.challenge(returns[best], again, confirm, confirmation, generation):
+            true = [means[best]]
+
+        def play(first, count, true=true):
+            return draw(true[0], count)[None]
+
+        if elite.reaches(target, 0.05, max(hopes) >= target, play, confirmation):
+            return true[0]
     return None
 
 
@@ -42,8 +46,8 @@ def crashes(rng):
 def test_a_run_of_agents_below_the_target_stops_in_fewer_than_one_case_of_twenty(skewed):
     rng = np.random.default_rng(0)
     draw = crashes(rng) if skewed else None
-    stops = sum(lives(rng, (215, 210, 205, 200), 220, draw=draw) is not None for _ in range(250))
-    assert stops / 250 < 0.05
+    stops = sum(lives(rng, (215, 210, 205, 200), 220, draw=draw) is not None for _ in range(150))
+    assert stops / 150 < 0.05
 
 
 def test_a_run_stops_soon_once_an_agent_is_clearly_above_the_target():
@@ -57,36 +61,45 @@ def test_a_lucky_mean_is_forgotten():
     rng = np.random.default_rng(2)
     elite = Elite()
     for generation in range(15):
-        scores = [Score.of(rng.normal(230, 70, 10)) for _ in range(4)]
-        best = max(scores, key=lambda score: score.mean)
-        again = None if elite.score is None else Score.of(rng.normal(230, 70, 10))
-        elite.challenge(best, again, lambda again=again: (*(Score.of(rng.normal(230, 70, 60)) for _ in range(2)),)
-                        if again else (Score.of(rng.normal(230, 70, 60)), None), generation)  # fmt: skip
+        best = max((rng.normal(230, 70, 10) for _ in range(4)), key=np.mean)
+        again = None if elite.score is None else rng.normal(230, 70, 10)
+        agents = 1 if elite.score is None else 2
+        elite.challenge(
+            best, again, lambda first, count, agents=agents: rng.normal(230, 70, (agents, count)), 60, generation
+        )
     assert elite.score.mean == pytest.approx(230, abs=20)
 
 
 def test_the_elite_gives_way_only_to_who_is_better_on_the_same_episodes():
     elite = Elite(Score(60, 200.0, 50.0), 3)
-    assert not elite.challenge(Score(10, 219.0, 50.0), Score(10, 220.0, 50.0), None, 4)
-    assert elite.generation == 3
-    assert elite.score.episodes == 70
+    assert not elite.challenge(np.full(10, 219.0), np.full(10, 220.0), None, 0, 4)
+    assert (elite.generation, elite.score.episodes) == (3, 70)
+    assert not elite.challenge(np.full(10, 300.0), np.full(10, 220.0), two(199.0, 200.0), 60, 5)
+    assert (elite.generation, elite.score.episodes) == (3, 90)
+    assert elite.challenge(np.full(10, 300.0), np.full(10, 220.0), two(201.0, 200.0), 60, 6)
+    assert (elite.generation, elite.score) == (6, Score(10, 201.0, 0.0))
 
-    def loses():
-        return Score(60, 199.0, 50.0), Score(60, 200.0, 50.0)
 
-    assert not elite.challenge(Score(10, 300.0, 50.0), Score(10, 220.0, 50.0), loses, 5)
-    assert elite.score.episodes == 140
+def two(challenger, elite):
+    return lambda first, count: np.array([[challenger] * count, [elite] * count])
 
-    def wins():
-        return Score(60, 201.0, 50.0), Score(60, 200.0, 50.0)
 
-    assert elite.challenge(Score(10, 300.0, 50.0), Score(10, 220.0, 50.0), wins, 6)
-    assert (elite.score, elite.generation) == (Score(60, 201.0, 50.0), 6)
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.1, 10, 10), (2.0, 20, 50), (1000.0, 60, 60)])
+def test_fresh_episodes_are_played_until_the_difference_is_clear(noise, least, most):
+    rng, asked = np.random.default_rng(6), []
+
+    def play(first, count):
+        asked.append((first, count))
+        return np.stack([1.0 + rng.normal(0, noise, count), rng.normal(0, noise, count)])
+
+    played = play_until_clear(play, 10, 60)
+    assert least <= played.shape[1] <= most
+    assert asked == [(first, 10) for first in range(0, played.shape[1], 10)]
 
 
 def test_ties_go_to_the_newer():
     elite = Elite(Score(10, 1.0, 0.0), 1)
-    assert elite.challenge(Score(10, 1.0, 0.0), Score(10, 1.0, 0.0), None, 2)
+    assert elite.challenge(np.ones(10), np.ones(10), None, 0, 2)
     assert elite.generation == 2
 
 
@@ -128,12 +141,14 @@ def test_all_tests_together_spend_the_error():
     assert error_of_test(0.05, 1) < 0.05
 
 
-def test_a_test_is_made_only_where_there_is_hope():
+def test_a_test_is_made_only_where_there_is_hope_and_on_fresh_episodes():
     elite = Elite(Score(60, 250.0, 10.0), 1)
-    assert not elite.reaches(220, 0.05, seems_reached=False)
+    assert not elite.reaches(220, 0.05, False, None, 60)
     assert elite.tests == 0
-    assert elite.reaches(220, 0.05, seems_reached=True)
+    assert elite.reaches(220, 0.05, True, None, 60)
     assert elite.lower_bound == pytest.approx(250 + NormalDist().inv_cdf(0.025) * 10 / math.sqrt(60), abs=0.1)
+    assert not elite.reaches(220, 0.05, True, lambda first, count: np.full((1, count), 150.0), 60)
+    assert elite.score.episodes == 120
 
 
 def test_progress_keeps_the_elite_over_a_file():

@@ -250,15 +250,15 @@ def test_unnamed_runs_get_directories_of_their_own(in_directory):
 def test_only_fresh_episodes_make_an_elite_and_stop_a_run(in_directory, monkeypatch):
     """An agent seems to reach the target in every generation, and none does on fresh episodes."""
 
-    def fails(self, agents, generation, purpose):
-        return np.full((len(agents), 3), 1.0 if purpose == "confirmation" else 6.0)
+    def fails(self, agents, generation, purpose, first, episodes):
+        return np.full((len(agents), episodes), 6.0 if purpose == "generation" else 1.0)
 
     monkeypatch.setattr("evorl.evaluation.Evaluator.remeasure", fails)
     overrides = ["training.target_fitness=5", "evaluation.confirmation_episodes=3", "training.max_steps=40"]
     assert train("run.name=a", *overrides) == 0
     row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
     assert max(row["fitness"]) > 5
-    assert (row["elite_fitness"], row["elite_episodes"], row["solved"]) == (1.0, 3, False)
+    assert (row["elite_fitness"], row["elite_episodes"], row["solved"]) == (1.0, 2, False)
 
 
 def test_lines_say_how_sure_each_fitness_is(in_directory):
