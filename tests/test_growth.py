@@ -79,12 +79,95 @@ def test_moments_of_surviving_weights_survive():
         moments = member.tensors["q"][role]
         assert before[role]["hidden.1.weight"].any()
         torch.testing.assert_close(moments["hidden.1.weight"][:, :24], before[role]["hidden.1.weight"])
-        assert not moments["hidden.1.weight"][:, 24:].any()
         torch.testing.assert_close(moments["action.weight"][:24], before[role]["action.weight"])
+    new = (
+        member.tensors["q"]["mean"]["hidden.1.weight"][:, 24:],
+        member.tensors["q"]["square"]["hidden.1.weight"][:, 24:],
+    )
+    assert not new[0].any()
+    torch.testing.assert_close(new[1], before["square"]["hidden.1.weight"].mean().expand(20, 16))
     operations.reduce(member, dqn.networks, "hidden.1", 24)
     for role in ("mean", "square", "target"):
         for name, value in before[role].items():
             torch.testing.assert_close(member.tensors["q"][role][name], value)
+
+
+@pytest.fixture(scope="module")
+def veteran():
+    """An agent whose bias correction is nearly over."""
+    dqn = algorithm("algorithm.tau=0.01")
+    group = population([agent(Architecture((64, 64), (0, 0), "relu"), dqn=dqn)], dqn)
+    for seed in range(400):
+        group.learn(batch(group.agents, size=64, seed=seed))
+    return dqn, group.to_agents()[0]
+
+
+GROWTHS = {
+    "a wider first layer": lambda *given: operations.enlarge(given[0], given[1], "hidden.0", 96, given[2]),
+    "a wider last layer": lambda *given: operations.enlarge(given[0], given[1], "hidden.1", 96, given[2]),
+    "another layer": lambda *given: operations.add_layer(given[0], given[1], "hidden.1", given[2]),
+}
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_new_weights_step_no_further_than_under_a_fresh_adam(growth, veteran):
+    """That moves a weight by the learning rate first; here moments of zero made it 1.8 times as far."""
+    dqn, parent = veteran
+
+    def first_update(member):
+        before, answers = member.tensors["q"]["parameters"], outputs(member, dqn)[0].clone()
+        group = population([member.child(1)], dqn)
+        group.learn(batch(group.agents, size=64, seed=1000))
+        after = group.to_agents()[0]
+        steps = {name: (value - before[name]).abs() for name, value in after.tensors["q"]["parameters"].items()}
+        return steps, (outputs(after, dqn)[0] - answers).abs().mean()
+
+    _, usual = first_update(parent)
+    child = parent.child(1)
+    GROWTHS[growth](child, dqn.networks, np.random.default_rng(0))
+    steps, moved = first_update(child)
+    old = parent.tensors["q"]["parameters"]
+    for name, step in steps.items():
+        if name in old:
+            step[tuple(slice(size) for size in old[name].shape)] = 0
+    furthest = max(step.max() for step in steps.values())
+    assert 0 < furthest <= parent.hyperparameters["learning_rate"]
+    assert moved < 1.3 * usual
+
+
+def test_a_merged_layer_takes_over_how_far_the_next_one_steps(veteran):
+    dqn, parent = veteran
+    child = parent.child(1)
+    operations.merge_layer(child, dqn.networks, 0)
+    before, after = parent.tensors["q"]["square"], child.tensors["q"]["square"]
+    for new, old in (("weight.observation", "weight"), ("bias", "bias")):
+        name, expected = f"hidden.0.{new}", before[f"hidden.1.{old}"].mean()
+        torch.testing.assert_close(after[name], expected.expand(after[name].shape), rtol=1e-5, atol=0)
+        assert not child.tensors["q"]["mean"][name].any()
+
+
+def test_streams_take_their_own_steps():
+    """The gradients of a policy and of a value may differ by orders of magnitude."""
+    dqn, streams = made(dueling=True)
+    member = trained("relu", False, streams, dqn)
+    square = member.tensors["q"]["square"]
+    for name in ("hidden.1.weight", "hidden.1.bias"):
+        square[name][1] = 1e6
+    operations.add_layer(member, dqn.networks, "hidden.1", np.random.default_rng(0))
+    operations.enlarge(member, dqn.networks, "hidden.1", 30, np.random.default_rng(0))
+    for name in ("hidden.1.weight", "hidden.1.residual.0.weight", "hidden.1.residual.0.scale"):
+        policy, value = member.tensors["q"]["square"][name][..., 24:]
+        assert policy.max() < 1
+        assert value.min() > 1e5
+
+
+def test_an_agent_that_never_learned_has_no_moments_to_take_over():
+    dqn = algorithm()
+    member = agent(dqn=dqn)
+    for growth in GROWTHS.values():
+        growth(member, dqn.networks, np.random.default_rng(0))
+    operations.merge_layer(member, dqn.networks, 0)
+    assert not any(value.any() for role in ("mean", "square") for value in member.tensors["q"][role].values())
 
 
 def test_the_units_that_are_read_least_go_first():

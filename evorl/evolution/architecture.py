@@ -11,7 +11,7 @@ import torch
 
 from evorl.config import ArchitectureLimits
 from evorl.networks import Network
-from evorl.networks.growth import MOMENTS, fresh_roles, grow, importance, joined, shrink
+from evorl.networks.growth import added_squares, fresh_roles, grow, importance, joined, newborn_square, shrink
 from evorl.networks.parameters import initialise
 from evorl.types import Agent
 
@@ -84,10 +84,12 @@ def add_layer(agent: Agent, networks: Networks, group: str, rng: np.random.Gener
     """Add a residual layer after the layer of `group`. Its scale is zero, so the agent acts as before."""
     old, agent.architecture = agent.architecture, agent.architecture.deepened(group, +1)
     for module, network in networks.items():
-        specs = network.specs(agent.architecture)
-        added = {name: spec for name, spec in specs.items() if name not in network.specs(old)}
+        before, specs = network.specs(old), network.specs(agent.architecture)
+        added = {name: spec for name, spec in specs.items() if name not in before}
         values = initialise(added, agent.architecture.sizes(), _torch_generator(rng))
-        agent.tensors[module] = joined(agent.tensors[module], fresh_roles(added, values))
+        roles = joined(agent.tensors[module], fresh_roles(added, values))
+        roles["square"] |= added_squares(added, before, roles)
+        agent.tensors[module] = roles
     return f"{group}: layer added"
 
 
@@ -106,14 +108,19 @@ def remove_residual_layer(agent: Agent, networks: Networks, group: str) -> str:
 def merge_layer(agent: Agent, networks: Networks, index: int) -> str:
     """Remove hidden layer `index`, not the last: the next one takes over the product of both.
 
-    What the agent loses is the activation between them; moments of the product start at zero.
+    What the agent loses is the activation between them. Moments of the product start as those of all new weights do,
+    with the mean square of the next layer, which passed on the same gradient.
     """
     old = agent.architecture
     for module, network in networks.items():
+        specs = network.specs(old)
         for role, tensors in agent.tensors[module].items():
             left, merged = network.without_layer(old, index, tensors)
-            if role in MOMENTS:
-                left |= {name: torch.zeros_like(left[name]) for name in merged}
+            for name, next_name in merged.items():
+                if role == "mean":
+                    left[name] = torch.zeros_like(left[name])
+                elif role == "square":
+                    left[name] = newborn_square(left[name], [tensors[next_name]], specs[next_name].copies)
             agent.tensors[module][role] = left
     agent.architecture = replace(
         old,

@@ -42,8 +42,9 @@ class Network(Protocol):
         `p` are the stack's parameters, each [P * copies, read, produced].
         """
 
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, set[str]]:
-        """`tensors` of one agent after hidden layer `index`, not the last, went out, and the names that are new."""
+    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
+        """`tensors` of one agent after hidden layer `index`, not the last, went out, and which of the next layer's
+        tensors each new one replaces, by their names."""
 
 
 NETWORKS: Mapping[str, Callable[[NetworkSettings, Parts, Sequence[Head], bool], Network]] = {

@@ -85,7 +85,7 @@ class ModuleNetwork:
         outputs: Tensor = self._forward(own, seen)
         return outputs
 
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, set[str]]:
+    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """A module has no layer that could go."""
         raise ValueError("a user's module has no hidden layers to remove")
 

@@ -112,14 +112,16 @@ class StandardNetwork:
         constants = {head.name: p[f"{head.name}.bias"][..., : head.outputs] for head in self.heads if head.constant}
         return outputs | constants, memory
 
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, set[str]]:
-        """`tensors` of one agent after hidden layer `index`, not the last, went out, and the names that are new.
+    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
+        """`tensors` of one agent after hidden layer `index`, not the last, went out, and which of the next layer's
+        tensors each new one replaces, by their names.
 
         The layer and the next become one linear map, their product: what is lost is the activation between them.
         """
         gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
         kept = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
         new: Tensors = {}
+        replaced: dict[str, str] = {}
         if f"{follower}.weight" in kept:
             specs, sizes = self.specs(architecture), architecture.sizes()
             weight, bias = kept.pop(f"{follower}.weight"), kept.pop(f"{follower}.bias")
@@ -129,8 +131,9 @@ class StandardNetwork:
                 reads = specs[name].shape(sizes)[specs[name].copies is not None : -1]
                 new[name] = product.view(*weight.shape[:-2], *reads, -1)
             first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
+            replaced = dict.fromkeys(new, f"{follower}.weight") | {f"{gone}.bias": f"{follower}.bias"}
             new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
-        return {_moved_up(name, index): value for name, value in kept.items()} | new, set(new)
+        return {_moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
     def _copies(self, architecture: Architecture, index: int | None = None) -> int | None:
         """How many copies hidden layer `index` has, or the recurrent cell without one; None where streams share it."""
