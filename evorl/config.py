@@ -1,4 +1,4 @@
-"""The YAML schema of an experiment. Every default of the project stands here or in an algorithm's own settings."""
+"""The YAML schema of an experiment. Every default stands here, in `settings.py` or in an algorithm's own settings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -22,66 +22,25 @@ from pydantic import (
 from evorl.documents import override as override
 from evorl.documents import read_yaml as read_yaml
 from evorl.explain import explain, nearest, shown
+from evorl.settings import (
+    AlgorithmSettings,
+    Count,
+    Finite,
+    Fraction,
+    HyperparameterRange,
+    Plain,
+    Positive,
+    Seconds,
+    Section,
+    Size,
+    Weight,
+    Width,
+)
 from evorl.types import UserError
-
-Count = Annotated[int, Field(ge=1, le=10**12)]
-Size = Annotated[int, Field(ge=1, le=2**20)]
-"""A number of things that are all held in memory."""
-Width = Annotated[int, Field(ge=1, le=2**16)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=1e9)]
-Weight = Annotated[float, Field(ge=0, le=1e9)]
-Seconds = Annotated[float, Field(gt=0, le=1e6)]
-
-
-def _plain(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError(f"{shown(text)} has letters that cannot be printed")
-    return text
-
-
-Plain = Annotated[str, AfterValidator(_plain)]
 
 MOST_WEIGHTS = 2**28
 """Between the first layers of a network; with its target and Adam's moments that is 4 GiB for each agent."""
 MOST_COPIES = 2**16
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, and without room for a key it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class AlgorithmSettings(Section):
-    """What every algorithm's settings have; the rest stands in the algorithm's file."""
-
-    name: str = "dqn"
-    reward_clip: Positive | None = None
-    """Agents learn from rewards cut to this much on either side of zero; fitness and returns count the true ones."""
-
-    hyperparameters: ClassVar[tuple[str, ...]] = ()
-    """The settings that differ between agents and that evolution may turn."""
-
-    @property
-    def rests_on(self) -> tuple[str, ...]:
-        """Settings of other sections that what was learned rests on, so that a resumed run may not change them."""
-        return ()
-
-    def first_hyperparameters(self) -> dict[str, float]:
-        """An agent's hyperparameters as the configuration gives them; those that are null are left out."""
-        values = {name: getattr(self, name) for name in self.hyperparameters}
-        return {name: float(value) for name, value in values.items() if value is not None}
-
-    def refusal(self, name: str, value: float) -> str | None:
-        """Why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
-        whole = isinstance(getattr(self, name), int) and type(self).model_fields[name].annotation is int
-        try:
-            type(self).model_validate(self.model_dump() | {name: round(value) if whole else value})
-        except (ValidationError, ValueError, OverflowError) as error:
-            return explain(type(self), error) if isinstance(error, ValidationError) else f"{name}: {error}"
-        return None
 
 
 class Run(Section):
@@ -114,7 +73,7 @@ class Environment(Section):
     id: Plain = "LunarLander-v3"
     num_envs: Size = 8
     """Copies for each agent on each process."""
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     visible: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
@@ -226,25 +185,6 @@ class Mutation(BaseModel):
         return self
 
 
-class HyperparameterRange(Section):
-    """How evolution may turn one hyperparameter. The range bounds what a mutation may choose, not the first value."""
-
-    min: Finite
-    max: Finite
-    scale: Literal["log", "linear"] = "log"
-    """`log` multiplies by `grow` or `shrink`; `linear` moves by (factor - 1) of the range."""
-    grow: Annotated[float, Field(gt=1, le=1e9)] = 1.2
-    shrink: Annotated[float, Field(gt=0, lt=1)] = 0.8
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if not self.min < self.max:
-            raise ValueError(f"min {self.min:g} must be below max {self.max:g}")
-        if self.scale == "log" and self.min <= 0:
-            raise ValueError(f"min {self.min:g} must be above 0 on a log scale")
-        return self
-
-
 class ArchitectureLimits(Section):
     """How far architecture mutations may go."""
 
@@ -278,7 +218,7 @@ class Evolution(Section):
     """Environment steps of each agent in a generation, over all ranks."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
-    hyperparameters: dict[str, HyperparameterRange] = {}
+    hyperparameters: dict[str, HyperparameterRange] = Field(default_factory=dict)
     architecture: ArchitectureLimits = ArchitectureLimits()
 
 
@@ -346,6 +286,14 @@ class Config(Section, Generic[Settings]):
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
 
+    @field_validator("evolution")
+    @classmethod
+    def _has_scales(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
+        algorithm: AlgorithmSettings | None = info.data.get("algorithm")
+        if algorithm is None:
+            return evolution
+        return evolution.model_copy(update={"hyperparameters": algorithm.scaled(evolution.hyperparameters)})
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         selection, size = self.evolution.selection, self.population.size
@@ -372,15 +320,17 @@ class Config(Section, Generic[Settings]):
                 )
             if getattr(self.algorithm, name) is None:
                 raise ValueError(f"algorithm.{name}: evolution can only turn it from a number, and it is null")
-            self._check_ends(name)
+            self._check_range(name)
         return self
 
-    def _check_ends(self, name: str) -> None:
-        """Raise ValueError unless the setting may take both ends of its range."""
+    def _check_range(self, name: str) -> None:
+        """Raise ValueError unless the setting may take both ends of its range, and its scale too."""
         ends = self.evolution.hyperparameters[name]
         for end, value in (("min", ends.min), ("max", ends.max)):
             if reason := self.algorithm.refusal(name, value):
                 raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")
+        if reason := ends.refusal():
+            raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
 
     def to_yaml(self) -> str:
         """The whole configuration, defaults included; it reproduces the run."""

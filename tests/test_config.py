@@ -92,6 +92,11 @@ def test_it_cannot_be_changed():
             "evolution.hyperparameters={gamma: {min: 0.5, max: 1.5}}",
             "evolution.hyperparameters.gamma.max: gamma: 1.5 is out of range; it must be at least 0 and at most 1",
         ),
+        (
+            "evolution.hyperparameters={gamma: {min: 0.5, max: 1}}",
+            "evolution.hyperparameters.gamma: max 1 must be below 1 on the scale one_minus_log; take 0.999",
+        ),
+        ("evolution.hyperparameters={gamma: {min: 0, max: 0.9, scale: log}}", "hyperparameters.gamma: min 0 must be"),
         ("evolution.hyperparameters={tau: {min: 0.5, max: .inf}}", "evolution.hyperparameters.tau.max: inf is out"),
         ("evolution.hyperparameters={learn_step: {min: 0, max: 2, scale: linear}}", "learn_step.min: .* above 0"),
         (

@@ -17,6 +17,7 @@ FLOORS = [
         "liveness",
         "plugins",
         "randomness",
+        "settings",
         "signals",
         "spaces",
         "timing",

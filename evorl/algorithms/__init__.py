@@ -14,11 +14,12 @@ from torch import Tensor
 from evorl.algorithms.a2c import A2C, A2CSettings
 from evorl.algorithms.dqn import DQN, DQNSettings
 from evorl.algorithms.ppo import PPO, PPOSettings
-from evorl.config import AlgorithmSettings, AnyConfig
+from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.networks import Network
 from evorl.networks.stacked import Stack
 from evorl.replay import Actors
+from evorl.settings import AlgorithmSettings
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
 from evorl.types import Agent, Architecture, Batch, Decision, Loss, Observation, Recall, Tensors, Transition

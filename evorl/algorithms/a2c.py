@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.config import AlgorithmSettings, Config, Fraction, Positive, Size, Weight
+from evorl.config import Config
 from evorl.distributed import Placement
 from evorl.distributions import DISTRIBUTIONS, Likelihood
 from evorl.losses import policy_gradient, squared_error
@@ -20,6 +20,7 @@ from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
+from evorl.settings import AlgorithmSettings, Fraction, Positive, Size, Weight
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
 from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, Recall, Tensors, UserError, seen_in
@@ -56,6 +57,7 @@ class A2CSettings(AlgorithmSettings):
         "value_coefficient",
         "max_grad_norm",
     )
+    near_one: ClassVar[tuple[str, ...]] = ("gamma", "gae_lambda")
 
     @property
     def rests_on(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.config import AlgorithmSettings, Config, Fraction, Positive, Section, Size
+from evorl.config import Config
 from evorl.distributed import Placement
 from evorl.distributions import FORBIDDEN
 from evorl.losses import REGRESSION_LOSSES
@@ -21,6 +21,7 @@ from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
 from evorl.replay.experience import ReplayExperience, make_replay
 from evorl.returns import double_q_value, one_step_return
+from evorl.settings import AlgorithmSettings, Fraction, Positive, Section, Size
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
 from evorl.types import (
@@ -71,6 +72,7 @@ class DQNSettings(AlgorithmSettings):
         "tau",
         "max_grad_norm",
     )
+    near_one: ClassVar[tuple[str, ...]] = ("gamma",)
 
 
 class DQN:

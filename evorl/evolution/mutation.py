@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from evorl.config import Evolution, HyperparameterRange
+from evorl.config import Evolution
 from evorl.evolution.architecture import Networks, mutate_layers, mutate_units
+from evorl.settings import HyperparameterRange
 from evorl.types import Agent
 
 
@@ -66,15 +67,24 @@ def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generat
         return None
     name = str(rng.choice(list(ranges)))
     before = agent.hyperparameters[name]
-    up, down = (turned(before, ranges[name], factor) for factor in (ranges[name].grow, ranges[name].shrink))
+    up, down = (turned(before, ranges[name], factor) for factor in ranges[name].factors)
     first, second = (up, down) if rng.random() < 0.5 else (down, up)
     agent.hyperparameters[name] = second if first == before else first
     return f"{name}: {before:.6g} -> {agent.hyperparameters[name]:.6g}"
 
 
 def turned(value: float, range: HyperparameterRange, factor: float) -> float:
-    """`value` turned by `factor` on the range's scale. It stays continuous, so an integer setting never sticks."""
-    moved = value * factor if range.scale == "log" else value + (factor - 1) * (range.max - range.min)
+    """Return `value` turned by `factor` on the range's scale. It stays continuous, so an integer setting never sticks.
+
+    A number near one, such as a discount, is turned by its distance from one: on a log scale 0.99 would jump to one end
+    of its range or the other for ever.
+    """
+    if range.scale == "linear":
+        moved = value + (factor - 1) * (range.max - range.min)
+    elif range.scale == "one_minus_log":
+        moved = 1 - (1 - value) / factor
+    else:
+        moved = value * factor
     return float(min(max(moved, range.min), range.max))
 
 

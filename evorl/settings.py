@@ -1,0 +1,115 @@
+"""What the sections of a configuration are made of, and what every algorithm's settings have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evorl.explain import explain, shown
+
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Size = Annotated[int, Field(ge=1, le=2**20)]
+"""A number of things that are all held in memory."""
+Width = Annotated[int, Field(ge=1, le=2**16)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Weight = Annotated[float, Field(ge=0, le=1e9)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+
+
+def _plain(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{shown(text)} has letters that cannot be printed")
+    return text
+
+
+Plain = Annotated[str, AfterValidator(_plain)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and without room for a key it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Scale = Literal["log", "linear", "one_minus_log"]
+
+
+class HyperparameterRange(Section):
+    """How evolution may turn one hyperparameter. The range bounds what a mutation may choose, not the first value."""
+
+    min: Finite
+    max: Finite
+    scale: Scale | None = None
+    """`log` multiplies the value by `grow` or `shrink`, `one_minus_log` divides its distance from 1 by them, `linear`
+    moves it by (factor - 1) of the range. Null is `one_minus_log` for what the algorithm counts as near one, such as
+    `gamma`, and `log` for all else."""
+    grow: Annotated[float, Field(gt=1, le=1e9)] = 1.2
+    shrink: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Null undoes `grow`, so that moves nobody selects lead nowhere: 1 / grow, or 2 - grow on a linear scale."""
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """Return the factors of a move up and of a move down."""
+        undoing = 2 - self.grow if self.scale == "linear" else 1 / self.grow
+        return self.grow, undoing if self.shrink is None else self.shrink
+
+    def refusal(self) -> str | None:
+        """Return why these ends cannot bound a value on this scale, or None where they can."""
+        if not self.min < self.max:
+            return f"min {self.min:g} must be below max {self.max:g}"
+        if self.scale == "log" and self.min <= 0:
+            return f"min {self.min:g} must be above 0 on a log scale"
+        if self.scale == "one_minus_log" and self.max >= 1:
+            return f"max {self.max:g} must be below 1 on the scale one_minus_log; take 0.999, or scale: linear"
+        return None
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if reason := self.refusal():
+            raise ValueError(reason)
+        return self
+
+
+class AlgorithmSettings(Section):
+    """What every algorithm's settings have; the rest stands in the algorithm's file."""
+
+    name: str = "dqn"
+    reward_clip: Positive | None = None
+    """Agents learn from rewards cut to this much on either side of zero; fitness and returns count the true ones."""
+
+    hyperparameters: ClassVar[tuple[str, ...]] = ()
+    """The settings that differ between agents and that evolution may turn."""
+    near_one: ClassVar[tuple[str, ...]] = ()
+    """Those whose distance from 1 is what matters, so that evolution turns them on the scale `one_minus_log`."""
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """Settings of other sections that what was learned rests on, so that a resumed run may not change them."""
+        return ()
+
+    def first_hyperparameters(self) -> dict[str, float]:
+        """An agent's hyperparameters as the configuration gives them; those that are null are left out."""
+        values = {name: getattr(self, name) for name in self.hyperparameters}
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    def scaled(self, ranges: Mapping[str, HyperparameterRange]) -> dict[str, HyperparameterRange]:
+        """Return `ranges` by hyperparameter, each with a scale."""
+        return {
+            name: range.model_copy(update={"scale": "one_minus_log" if name in self.near_one else "log"})
+            if range.scale is None
+            else range
+            for name, range in ranges.items()
+        }
+
+    def refusal(self, name: str, value: float) -> str | None:
+        """Why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
+        whole = isinstance(getattr(self, name), int) and type(self).model_fields[name].annotation is int
+        try:
+            type(self).model_validate(self.model_dump() | {name: round(value) if whole else value})
+        except (ValidationError, ValueError, OverflowError) as error:
+            return explain(type(self), error) if isinstance(error, ValidationError) else f"{name}: {error}"
+        return None
