@@ -220,9 +220,10 @@ def test_hyperparameters_stay_in_their_range_and_use_all_of_it():
 
 
 def test_linear_scale_moves_by_a_share_of_the_range():
-    span = HyperparameterRange(min=0.0, max=2.0, scale="linear", grow=1.25, shrink=0.75)
+    span = HyperparameterRange(min=0.0, max=2.0, scale="linear", grow=1.25)
+    assert span.factors == (1.25, 0.75)
     assert turned(0.0, span, span.grow) == pytest.approx(0.5)
-    assert turned(1.0, span, span.shrink) == pytest.approx(0.5)
+    assert turned(1.0, span, span.factors[1]) == pytest.approx(0.5)
     assert turned(1.9, span, span.grow) == 2.0
 
 
