@@ -218,7 +218,8 @@ class Evolution(Section):
     """Environment steps of each agent in a generation, over all ranks."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
-    hyperparameters: dict[str, HyperparameterRange] = Field(default_factory=dict)
+    hyperparameters: dict[str, HyperparameterRange] | None = None
+    """Those that mutations turn. Null stands for the algorithm's own ranges; `{}` are none."""
     architecture: ArchitectureLimits = ArchitectureLimits()
 
 
@@ -280,7 +281,7 @@ class Config(Section, Generic[Settings]):
     network: Network = Network()
     replay: Replay = Replay()
     population: PopulationSettings = PopulationSettings()
-    evolution: Evolution = Evolution()
+    evolution: Evolution = Field(default=Evolution(), validate_default=True)
     evaluation: Evaluation = Evaluation()
     training: Training = Training()
     tracking: Tracking = Tracking()
@@ -288,11 +289,13 @@ class Config(Section, Generic[Settings]):
 
     @field_validator("evolution")
     @classmethod
-    def _has_scales(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
+    def _has_ranges(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
         algorithm: AlgorithmSettings | None = info.data.get("algorithm")
         if algorithm is None:
             return evolution
-        return evolution.model_copy(update={"hyperparameters": algorithm.scaled(evolution.hyperparameters)})
+        given = evolution.hyperparameters
+        ranges = algorithm.default_ranges() if given is None else algorithm.scaled(given)
+        return evolution.model_copy(update={"hyperparameters": ranges})
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -312,7 +315,7 @@ class Config(Section, Generic[Settings]):
                 f"replay.learning_starts: {self.replay.learning_starts} transitions never fit into "
                 f"replay.capacity {self.replay.capacity}"
             )
-        for name in self.evolution.hyperparameters:
+        for name, ends in (self.evolution.hyperparameters or {}).items():
             if name not in self.algorithm.hyperparameters:
                 raise ValueError(
                     f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
@@ -320,12 +323,11 @@ class Config(Section, Generic[Settings]):
                 )
             if getattr(self.algorithm, name) is None:
                 raise ValueError(f"algorithm.{name}: evolution can only turn it from a number, and it is null")
-            self._check_range(name)
+            self._check_range(name, ends)
         return self
 
-    def _check_range(self, name: str) -> None:
+    def _check_range(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError unless the setting may take both ends of its range, and its scale too."""
-        ends = self.evolution.hyperparameters[name]
         for end, value in (("min", ends.min), ("max", ends.max)):
             if reason := self.algorithm.refusal(name, value):
                 raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
@@ -70,13 +70,20 @@ def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> s
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        candidates = [annotation, *typing.get_args(annotation)]
-        found = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        found = next(_models(annotation), None)
         if found is not None:
             model = found
         elif annotation is not None:
             return None
     return model
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections in an annotation, also inside `dict[str, X] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models(argument)
 
 
 def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:

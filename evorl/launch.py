@@ -6,6 +6,7 @@ import argparse
 import atexit
 import gc
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +21,7 @@ from evorl.explain import on_one_line
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.signals import Told, heeded
 from evorl.tracking import TRACKERS
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
 USAGE = "[--config FILE] [key.path=value ...]"
 
@@ -38,7 +39,17 @@ def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(arguments)
-    return check(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS))
+    config = check(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS))
+    weights = config.evolution.mutation.weights()
+    share = weights["hyperparameters"] / sum(weights.values())
+    if share > 0 and not config.evolution.hyperparameters and os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
+            f"leave it out for those of {config.algorithm.name}, or set evolution.mutation.hyperparameters=0",
+            EvorlWarning,
+            stacklevel=2,
+        )
+    return config
 
 
 def check(config: AnyConfig) -> AnyConfig:

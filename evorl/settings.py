@@ -85,6 +85,8 @@ class AlgorithmSettings(Section):
     """The settings that differ between agents and that evolution may turn."""
     near_one: ClassVar[tuple[str, ...]] = ()
     """Those whose distance from 1 is what matters, so that evolution turns them on the scale `one_minus_log`."""
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {}
+    """How evolution turns them where the configuration gives no ranges."""
 
     @property
     def rests_on(self) -> tuple[str, ...]:
@@ -104,6 +106,22 @@ class AlgorithmSettings(Section):
             else range
             for name, range in ranges.items()
         }
+
+    def default_ranges(self) -> dict[str, HyperparameterRange]:
+        """Return the algorithm's own ranges for these settings.
+
+        A range is widened to the configured value, so that the first move does not jump. Settings that are switched off
+        have none: those that are null, or 0 on a log scale.
+        """
+        found: dict[str, HyperparameterRange] = {}
+        for name, range in self.scaled(self.ranges).items():
+            value = getattr(self, name)
+            if value is None or (value == 0 and range.scale == "log"):
+                continue
+            wider = range.model_copy(update={"min": min(range.min, float(value)), "max": max(range.max, float(value))})
+            # A trace of 1, which no logarithm reaches, moves into the range.
+            found[name] = range if wider.refusal() else wider
+        return found
 
     def refusal(self, name: str, value: float) -> str | None:
         """Why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""

@@ -3,13 +3,14 @@
 import gymnasium as gym
 import pydantic
 import pytest
+import yaml
 from support import ROOT, config
 
 from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
 from evorl.launch import check, load_config
 from evorl.spaces import parts_of
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
 DQN = ROOT / "configs" / "training" / "dqn.yaml"
 TRAINING = sorted((ROOT / "configs" / "training").glob("*.yaml"))
@@ -159,6 +160,36 @@ def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match=r"4 agents cannot be divided over 3 processes .* take a multiple of 3"):
         check(config("population.placement=sharded"))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_evolution_turns_something_of_every_algorithm_by_default(name):
+    settings = validate({"algorithm": {"name": name}}, SETTINGS)
+    ranges = settings.evolution.hyperparameters
+    assert "learning_rate" in ranges
+    for key, span in ranges.items():
+        value = settings.algorithm.first_hyperparameters()[key]
+        assert span.scale == ("one_minus_log" if key in settings.algorithm.near_one else "log")
+        assert span.min <= value <= span.max or (key, value) == ("gae_lambda", 1.0)
+        assert span.max / span.min >= 2 or key == "gae_lambda", "there is room to move"
+    assert validate(yaml.safe_load(settings.to_yaml()), SETTINGS) == settings
+
+
+def test_default_ranges_hold_what_is_configured_and_leave_out_what_is_off():
+    ranges = config("algorithm={name: ppo, learning_rate: 1e-5, batch_size: 1024}").evolution.hyperparameters
+    assert (ranges["learning_rate"].min, ranges["learning_rate"].max) == (1e-5, 3e-3)
+    assert ranges["batch_size"].max == 1024
+    assert "entropy_coefficient" in ranges
+    off = config("algorithm={name: ppo, entropy_coefficient: 0}").evolution.hyperparameters
+    assert "entropy_coefficient" not in off
+    given = config("algorithm={name: ppo}", "evolution.hyperparameters={clip: {min: 0.1, max: 0.2}}")
+    assert set(given.evolution.hyperparameters) == {"clip"}
+
+
+def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
+    with pytest.warns(EvorlWarning, match=r"no ranges, so that 12% of all mutations change nothing; .* those of dqn"):
+        load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0.11"], DQN)
+    load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0"], DQN)
 
 
 def test_defaults_are_those_of_the_models():

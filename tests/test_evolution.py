@@ -115,7 +115,10 @@ def test_every_mutation_changes_what_it_says_and_nothing_else(kind):
 
 
 def test_a_mutation_with_nothing_to_change_says_so():
-    here = context("evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 1}")
+    here = context(
+        "evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 1}",
+        "evolution.hyperparameters={}",
+    )
     child = agent().child(1)
     mutate(child, here, np.random.default_rng(0))
     assert child.mutation == "none (hyperparameters has nothing to change)"

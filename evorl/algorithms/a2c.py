@@ -20,7 +20,7 @@ from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.settings import AlgorithmSettings, Fraction, Positive, Size, Weight
+from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Size, Weight
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
 from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, Recall, Tensors, UserError, seen_in
@@ -58,6 +58,11 @@ class A2CSettings(AlgorithmSettings):
         "max_grad_norm",
     )
     near_one: ClassVar[tuple[str, ...]] = ("gamma", "gae_lambda")
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
+        "gae_lambda": HyperparameterRange(min=0.8, max=0.999),
+        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
+    }
 
     @property
     def rests_on(self) -> tuple[str, ...]:

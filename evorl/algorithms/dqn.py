@@ -21,7 +21,7 @@ from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
 from evorl.replay.experience import ReplayExperience, make_replay
 from evorl.returns import double_q_value, one_step_return
-from evorl.settings import AlgorithmSettings, Fraction, Positive, Section, Size
+from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
 from evorl.types import (
@@ -73,6 +73,11 @@ class DQNSettings(AlgorithmSettings):
         "max_grad_norm",
     )
     near_one: ClassVar[tuple[str, ...]] = ("gamma",)
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=5e-3),
+        "batch_size": HyperparameterRange(min=32, max=256),
+        "learn_step": HyperparameterRange(min=1, max=8),
+    }
 
 
 class DQN:

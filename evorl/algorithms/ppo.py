@@ -5,6 +5,7 @@ Axes: P agents, B batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -15,7 +16,7 @@ from evorl.algorithms.a2c import A2C, A2CSettings
 from evorl.distributions import Likelihood
 from evorl.losses import approximate_kl, clipped_surrogate, clipped_value_error
 from evorl.networks.stacked import Stack
-from evorl.settings import Fraction, Positive, Size
+from evorl.settings import Fraction, HyperparameterRange, Positive, Size
 from evorl.types import Batch, Loss, Tensors
 
 KL_MARGIN = 1.5
@@ -46,6 +47,12 @@ class PPOSettings(A2CSettings):
         "value_clip",
         "target_kl",
     )
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
+        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
+        "batch_size": HyperparameterRange(min=32, max=256),
+        "clip": HyperparameterRange(min=0.1, max=0.4),
+    }
 
 
 class PPO(A2C):
