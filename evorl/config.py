@@ -28,6 +28,7 @@ from evorl.settings import (
     Finite,
     Fraction,
     HyperparameterRange,
+    Initialisation,
     Plain,
     Positive,
     Seconds,
@@ -99,6 +100,8 @@ class Network(Section):
     hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
     activation: str = "relu"
     layer_norm: bool = False
+    initialisation: Initialisation | None = None
+    """Null is what the algorithm takes: `orthogonal` for actor-critics, `uniform` for DQN."""
     convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
         ConvolutionalLayer(channels=32, kernel=8, stride=4),
         ConvolutionalLayer(channels=64, kernel=4, stride=2),
@@ -118,6 +121,8 @@ class Network(Section):
             raise ValueError("`factory` and `name: module` go together")
         if self.name == "module" and self.recurrent:
             raise ValueError(f"a module has no memory; leave `recurrent: {self.recurrent}` out")
+        if self.name == "module" and self.initialisation:
+            raise ValueError(f"a module initialises itself; leave `initialisation: {self.initialisation}` out")
         return self
 
     @model_validator(mode="after")
@@ -278,7 +283,7 @@ class Config(Section, Generic[Settings]):
     run: Run = Run()
     environment: Environment = Environment()
     algorithm: Settings
-    network: Network = Network()
+    network: Network = Field(default=Network(), validate_default=True)
     replay: Replay = Replay()
     population: PopulationSettings = PopulationSettings()
     evolution: Evolution = Field(default=Evolution(), validate_default=True)
@@ -286,6 +291,14 @@ class Config(Section, Generic[Settings]):
     training: Training = Training()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
+
+    @field_validator("network")
+    @classmethod
+    def _has_an_initialisation(cls, network: Network, info: ValidationInfo) -> Network:
+        algorithm: AlgorithmSettings | None = info.data.get("algorithm")
+        if algorithm is None or network.initialisation or network.name == "module":
+            return network
+        return network.model_copy(update={"initialisation": algorithm.initialisation})
 
     @field_validator("evolution")
     @classmethod

@@ -234,9 +234,9 @@ class Population:
         return sum(network.cost(architecture) for network in self.algorithm.networks.values())
 
     def _stack(self, agents: list[Agent], start: int, layout: Layout) -> Stack:
-        device = self._generator.device
+        device, epsilon = self._generator.device, self.algorithm.settings.adam_epsilon
         modules = {
-            name: StackedModule(name, network, layout, len(agents), device)
+            name: StackedModule(name, network, layout, len(agents), epsilon, device)
             for name, network in self.algorithm.networks.items()
         }
         for module in modules.values():

@@ -35,6 +35,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Initialisation = Literal["uniform", "orthogonal"]
+"""How the first weights of a network are drawn: `evorl.networks.parameters.ParameterSpec` says what they are."""
 Scale = Literal["log", "linear", "one_minus_log"]
 
 
@@ -81,6 +83,11 @@ class AlgorithmSettings(Section):
     reward_clip: Positive | None = None
     """Agents learn from rewards cut to this much on either side of zero; fitness and returns count the true ones."""
 
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """What Adam adds to the root of the second moment."""
+
+    initialisation: ClassVar[Initialisation] = "uniform"
+    """How networks are initialised where `network.initialisation` does not say."""
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     """The settings that differ between agents and that evolution may turn."""
     near_one: ClassVar[tuple[str, ...]] = ()

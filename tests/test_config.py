@@ -112,6 +112,10 @@ def test_it_cannot_be_changed():
             "network={name: module, factory: 'support:probe_network', recurrent: lstm}",
             "network: a module has no memory; leave `recurrent: lstm` out",
         ),
+        (
+            "network={name: module, factory: 'support:probe_network', initialisation: uniform}",
+            "network: a module initialises itself; leave `initialisation: uniform` out",
+        ),
         ("network.name=module", "network: `factory` and `name: module` go together"),
         ("network={name: module, factory: nowhere}", "network.factory: 'nowhere' must have the form"),
         ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),

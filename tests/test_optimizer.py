@@ -31,7 +31,7 @@ def follow(parameters, optimizers, limits, gradient, agent):
 
 def compare(limits):
     start = gradients(100)
-    adam = StackedAdam(SHAPES, 3, torch.device("cpu"))
+    adam = StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu"))
     reference = references(start, limits)
     for step in range(20):
         due = torch.tensor([1.0, float(step % 2), float(step > 10)])
@@ -55,7 +55,7 @@ def test_each_agent_is_clipped_by_its_own_norm():
 
 
 def test_betas_and_epsilon_are_each_agents_own():
-    adam = StackedAdam(SHAPES, 3, torch.device("cpu"))
+    adam = StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu"))
     adam.betas[0, 1], adam.betas[1, 1], adam.epsilon[1] = 0.5, 0.9, 1e-2
     start = gradients(100)
     parameters = [view[1].clone().requires_grad_() for view in start.views.values()]

@@ -20,7 +20,7 @@ from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Size, Weight
+from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
 from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, Recall, Tensors, UserError, seen_in
@@ -40,6 +40,7 @@ class A2CSettings(AlgorithmSettings):
     entropy_coefficient: Weight = 0.01
     value_coefficient: Weight = 0.5
     max_grad_norm: Positive | None = 0.5
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     normalize_advantage: bool = False
     """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
     critic: Literal["separate", "shared"] = "separate"
@@ -49,6 +50,7 @@ class A2CSettings(AlgorithmSettings):
     normalize_rewards: bool = False
     """Divide rewards by the standard deviation of their running discounted sum, and cut them at 10."""
 
+    initialisation: ClassVar[Initialisation] = "orthogonal"
     hyperparameters: ClassVar[tuple[str, ...]] = (
         "learning_rate",
         "gamma",

@@ -48,7 +48,9 @@ class Network(Protocol):
 
 
 NETWORKS: Mapping[str, Callable[[NetworkSettings, Parts, Sequence[Head], bool], Network]] = {
-    "standard": lambda settings, parts, heads, normalize: StandardNetwork(parts, heads, normalize),
+    "standard": lambda settings, parts, heads, normalize: StandardNetwork(
+        parts, heads, normalize, settings.initialisation or "uniform"
+    ),
     "module": lambda settings, parts, heads, normalize: module_network(settings.factory or "", parts, heads, normalize),
 }
 """From (settings, what agents see, heads, whether vectors are normalised) to the network."""

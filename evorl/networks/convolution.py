@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from evorl.networks.layers import Span, activate
 from evorl.networks.layout import Layout
-from evorl.networks.parameters import ParameterSpec, Specs
+from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
+from evorl.settings import Initialisation
 from evorl.spaces import Part
 from evorl.types import Architecture, UserError
 
@@ -21,7 +22,8 @@ RESIDUAL_KERNEL = 3
 class ImageEncoder:
     """[P, B, ...] images of one part -> [P, B, C * H * W] features of the last convolutional layer."""
 
-    def __init__(self, name: str, part: Part) -> None:
+    def __init__(self, name: str, part: Part, initialisation: Initialisation) -> None:
+        self.initialisation = initialisation
         self.name = f"encoder.{name}"
         self.part = part
 
@@ -49,15 +51,16 @@ class ImageEncoder:
     def specs(self, architecture: Architecture) -> Specs:
         """The parameters of one agent."""
         specs: Specs = {}
+        fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         source: str | int = self.part.channels
         for index in range(len(architecture.convolutions)):
             group, kernel = f"channels.{index}", f"kernel.{index}"
             layer = f"{self.name}.{index}"
-            specs[f"{layer}.weight"] = ParameterSpec((source, kernel, kernel), (group,), "uniform")
+            specs[f"{layer}.weight"] = ParameterSpec((source, kernel, kernel), (group,), fill, gain=gain)
             specs[f"{layer}.bias"] = ParameterSpec((1,), (group,), "zeros")
             for depth in range(architecture.convolutions[index].residual_layers):
                 inner, side = f"{layer}.residual.{depth}", RESIDUAL_KERNEL
-                specs[f"{inner}.weight"] = ParameterSpec((group, side, side), (group,), "uniform")
+                specs[f"{inner}.weight"] = ParameterSpec((group, side, side), (group,), fill, gain=gain)
                 specs[f"{inner}.bias"] = ParameterSpec((1,), (group,), "zeros")
                 specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros")
             source = group

@@ -8,7 +8,6 @@ from torch import Tensor
 from evorl.networks.parameters import FlatTensors, Shape
 
 BETAS = (0.9, 0.999)
-EPSILON = 1e-8
 
 
 class StackedAdam:
@@ -17,13 +16,13 @@ class StackedAdam:
     `mean` and `square` are the moments, `updates` [P] the steps taken; `betas` are [2, P] and `epsilon` is [P].
     """
 
-    def __init__(self, shapes: dict[str, Shape], agents: int, device: torch.device) -> None:
+    def __init__(self, shapes: dict[str, Shape], agents: int, epsilon: float, device: torch.device) -> None:
         self.mean = FlatTensors(shapes, agents, device)
         self.square = FlatTensors(shapes, agents, device)
         # In double precision: 1 - beta2**updates loses five digits in single.
         self.updates = torch.zeros(agents, dtype=torch.float64, device=device)
         self.betas = torch.tensor(BETAS, dtype=torch.float64, device=device)[:, None].repeat(1, agents)
-        self.epsilon = torch.full((agents,), EPSILON, dtype=torch.float64, device=device)
+        self.epsilon = torch.full((agents,), epsilon, dtype=torch.float64, device=device)
         size = self.mean.flat.numel()
         self._coefficients = torch.empty(4, size, device=device)
         self._coefficient_rows = self.mean.rows(self._coefficients)

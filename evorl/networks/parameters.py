@@ -10,11 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from evorl.settings import Initialisation
 from evorl.types import Tensors
 
-Fill = Literal["uniform", "near_zero", "zeros", "ones"]
+Fill = Literal["uniform", "orthogonal", "zeros", "ones"] | tuple[float, ...]
 Shape = tuple[int, ...]
-NEAR_ZERO = 0.01
+HIDDEN_GAIN: Mapping[Initialisation, float] = {"uniform": 1.0, "orthogonal": math.sqrt(2)}
+"""Of layers that an activation follows."""
+NEAR_ZERO_GAIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,10 @@ class ParameterSpec:
 
     Axes are group names, whose width the architecture gives, or fixed sizes. What grows on an axis that is read starts
     at zero, so that growth changes nothing. There may be several `copies`, on a first axis of their own. `fill` is the
-    first value: `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with n the size of the axes read (LeCun 1998), `near_zero` a
-    hundredth of that. `newborn` is the value of units that are added later, where it differs.
+    first value: `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with n the size of the axes read (LeCun 1998), `orthogonal` a
+    matrix from all that is read to all that is produced whose rows or columns, whichever are fewer, are orthonormal, in
+    each copy for itself (Saxe et al., arXiv 1312.6120); both times `gain`. Numbers stand for the places of the first
+    axis produced. `newborn` is the value of units that are added later, where it differs.
     """
 
     reads: tuple[str | int, ...]
@@ -33,6 +38,7 @@ class ParameterSpec:
     newborn: Fill | None = None
     trained: bool = True
     copies: int | None = None
+    gain: float = 1.0
 
     @property
     def axes(self) -> tuple[str | int, ...]:
@@ -53,14 +59,26 @@ class ParameterSpec:
     def filled(self, fill: Fill, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
         """New values."""
         shape = self.shape(sizes)
+        if isinstance(fill, tuple):
+            return torch.tensor(fill).unsqueeze(-1).expand(shape).clone()
         if fill in ("zeros", "ones"):
             return torch.full(shape, float(fill == "ones"))
-        bound = 1 / math.sqrt(math.prod(_sizes(self.reads, sizes)))
-        values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-        return values.mul_(NEAR_ZERO) if fill == "near_zero" else values
+        copies, read, produced = self.matrix(sizes)
+        if fill == "orthogonal":
+            matrices = [_orthogonal(read, produced, generator) for _ in range(copies)]
+            return torch.stack(matrices).view(shape).mul_(self.gain)
+        bound = self.gain / math.sqrt(read)
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
 Specs = dict[str, ParameterSpec]
+
+
+def _orthogonal(read: int, produced: int, generator: torch.Generator) -> Tensor:
+    # In double precision, and rounded: each rank draws the first agents for itself, and the decomposition may differ in
+    # its last place from one kind of CPU to another.
+    matrix = torch.empty(read, produced, dtype=torch.float64)
+    return torch.nn.init.orthogonal_(matrix, generator=generator).float()
 
 
 def _sizes(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> Shape:

@@ -16,13 +16,18 @@ from torch import Tensor
 class Cell:
     """`gates` numbers are computed for each unit, and `memory` [P, B, K, N] keeps `slots` of them, the output first.
 
+    `biases` are the first biases of the gates; padded units have zeros, which keep their memory at zero just as well.
     `step` maps what the input gives to the gates [P, B, gates * N], the recurrent weight [P, N, gates * N] and the
     memory [P, B, K, N] to the next memory.
     """
 
-    gates: int
+    biases: tuple[float, ...]
     slots: int
     step: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    @property
+    def gates(self) -> int:
+        return len(self.biases)
 
 
 def _lstm(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
@@ -43,7 +48,14 @@ def _gru(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
     return (proposal + keep * (output - proposal)).unsqueeze(2)
 
 
-CELLS: Mapping[str, Cell] = {"lstm": Cell(4, 2, _lstm), "gru": Cell(3, 1, _gru)}
+FORGET = 1.0
+"""The first bias of an LSTM's forget gate: with 0 a unit would forget half of its memory in each step (Jozefowicz et
+al. 2015)."""
+
+CELLS: Mapping[str, Cell] = {
+    "lstm": Cell((0.0, FORGET, 0.0, 0.0), 2, _lstm),
+    "gru": Cell((0.0, 0.0, 0.0), 1, _gru),
+}
 
 
 def unroll(cell: Cell, given: Tensor, weight: Tensor, memory: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,10 +20,13 @@ from evorl.types import ROLES, Agent, Observation, Recall, Tensors, UserError
 class StackedModule:
     """One network of every agent in a stack, with its target copy and its optimiser.
 
-    In an agent, the module's tensors and the number of its updates stand under the module's name.
+    In an agent, the module's tensors and the number of its updates stand under the module's name. `epsilon` is the
+    optimiser's and the same for all agents.
     """
 
-    def __init__(self, name: str, network: Network, layout: Layout, agents: int, device: torch.device) -> None:
+    def __init__(
+        self, name: str, network: Network, layout: Layout, agents: int, epsilon: float, device: torch.device
+    ) -> None:
         self.name = name
         self.network = network
         self.layout = layout
@@ -36,7 +39,7 @@ class StackedModule:
         self.parameters = FlatTensors(trained, agents, device)
         self.target_parameters = FlatTensors(trained, agents, device)
         self.buffers = FlatTensors(untrained, agents, device)
-        self.adam = StackedAdam(trained, agents, device)
+        self.adam = StackedAdam(trained, agents, epsilon, device)
         self.leaves = {key: view.requires_grad_() for key, view in self.parameters.matrices(matrices).items()}
         buffers = self.buffers.matrices(matrices)
         self._online = self.leaves | buffers

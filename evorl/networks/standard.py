@@ -14,8 +14,9 @@ from torch.nn import functional
 from evorl.networks.convolution import ImageEncoder
 from evorl.networks.layers import activate, layer_norm, linear, repeated
 from evorl.networks.layout import Layout
-from evorl.networks.parameters import Fill, ParameterSpec, Specs, initialise
+from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, initialise
 from evorl.networks.recurrent import CELLS, unroll
+from evorl.settings import Initialisation
 from evorl.spaces import Part, Parts, as_numbers
 from evorl.types import Architecture, Head, Observation, Recall, Tensors
 
@@ -32,12 +33,18 @@ class StandardNetwork:
     so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
     """
 
-    def __init__(self, parts: Parts, heads: Sequence[Head], normalize: bool = False) -> None:
-        """With `normalize` vectors are shifted and scaled by each agent's own running statistics."""
+    def __init__(self, parts: Parts, heads: Sequence[Head], normalize: bool, initialisation: Initialisation) -> None:
+        """With `normalize` vectors are shifted and scaled by each agent's own running statistics.
+
+        Under orthogonal `initialisation` the gains are sqrt 2 for hidden layers and convolutions, 1 for cells and
+        heads, 0.01 for heads that begin near zero (arXiv 2006.05990); biases are zero but for a cell's own.
+        """
         self.parts = parts
         self.heads = heads
         self.streams = [head for head in heads if not head.constant]
-        self.images = {name: ImageEncoder(name, part) for name, part in parts.items() if part.kind == "image"}
+        self.initialisation = initialisation
+        images = {name: part for name, part in parts.items() if part.kind == "image"}
+        self.images = {name: ImageEncoder(name, part, initialisation) for name, part in images.items()}
         self.normalized = [name for name, part in parts.items() if normalize and part.kind == "vector"]
 
     def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
@@ -60,10 +67,11 @@ class StandardNetwork:
                 specs |= self._layer_specs(inner, sources, group, architecture, copies)
                 specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros", copies=copies)
         if architecture.recurrent:
-            copies, gates = self._copies(architecture), (CELLS[architecture.recurrent].gates, "recurrent")
-            specs["recurrent.input"] = ParameterSpec(sources[""], gates, "uniform", copies=copies)
-            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, "uniform", copies=copies)
-            specs["recurrent.bias"] = ParameterSpec((1,), gates, "zeros", copies=copies)
+            copies, biases = self._copies(architecture), CELLS[architecture.recurrent].biases
+            gates = (len(biases), "recurrent")
+            specs["recurrent.input"] = ParameterSpec(sources[""], gates, self.initialisation, copies=copies)
+            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, copies=copies)
+            specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, copies=copies)
             sources = {"": ("recurrent",)}
         return specs | self._head_specs(sources[""], stacked)
 
@@ -121,7 +129,6 @@ class StandardNetwork:
         gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
         kept = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
         new: Tensors = {}
-        replaced: dict[str, str] = {}
         if f"{follower}.weight" in kept:
             specs, sizes = self.specs(architecture), architecture.sizes()
             weight, bias = kept.pop(f"{follower}.weight"), kept.pop(f"{follower}.bias")
@@ -131,8 +138,8 @@ class StandardNetwork:
                 reads = specs[name].shape(sizes)[specs[name].copies is not None : -1]
                 new[name] = product.view(*weight.shape[:-2], *reads, -1)
             first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
-            replaced = dict.fromkeys(new, f"{follower}.weight") | {f"{gone}.bias": f"{follower}.bias"}
             new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
+        replaced = {name: f"{follower}.{name.split('.')[2]}" for name in new}
         return {_moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
     def _copies(self, architecture: Architecture, index: int | None = None) -> int | None:
@@ -149,21 +156,20 @@ class StandardNetwork:
         for head in self.heads:
             width = _padded_outputs(head.outputs) if stacked and not head.constant else head.outputs
             if not head.constant:
-                specs[f"{head.name}.weight"] = ParameterSpec(
-                    source, (width,), "near_zero" if head.near_zero else "uniform"
-                )
+                gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
+                specs[f"{head.name}.weight"] = ParameterSpec(source, (width,), self.initialisation, gain=gain)
             specs[f"{head.name}.bias"] = ParameterSpec((1,), (width,), "zeros")
         return specs
 
-    @staticmethod
     def _layer_specs(
-        name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, copies: int | None
+        self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, copies: int | None
     ) -> Specs:
         def one(fill: Fill, newborn: Fill | None = None, trained: bool = True) -> ParameterSpec:
             return ParameterSpec((1,), (group,), fill, newborn, trained, copies)
 
+        fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         specs = {
-            f"{name}.weight{source}": ParameterSpec(axes, (group,), "uniform", copies=copies)
+            f"{name}.weight{source}": ParameterSpec(axes, (group,), fill, copies=copies, gain=gain)
             for source, axes in sources.items()
         }
         specs[f"{name}.bias"] = one("zeros")
