@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import gc
 import os
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.background import end_background
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
 from evorl.console import say
 from evorl.distributed import RankLost, have_met, leave
@@ -85,6 +89,18 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
     """The exit code of `main`: 0, 1 for a lost rank, 2 for what the user can mend, 128 + its number for a signal."""
     # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes to be told.
     atexit.register(gc.freeze)
+    code = 1
+    try:
+        code = _code_of(main, arguments)
+    finally:
+        leave()
+        if end_background():
+            _break_off(code)
+    return code
+
+
+def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+    """Run `main`, say what went wrong, and give the exit code for it."""
     try:
         with heeded():
             main(arguments)
@@ -98,6 +114,14 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
         return 1
     except Told as told:
         return int(told.code or 0)
-    finally:
-        leave()
     return 0
+
+
+def _break_off(code: int) -> NoReturn:
+    """End although a thread does not return, which the interpreter's own end would abort or wait for."""
+    if sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

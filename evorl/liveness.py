@@ -13,6 +13,8 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
+from evorl.background import Background
+
 INTERVAL = 1.0
 """Seconds between two signs."""
 SILENT = 4 * INTERVAL
@@ -30,18 +32,19 @@ class Store(Protocol):
 
 
 class SignsOfLife:
-    """A thread that tells the other ranks every second that this one lives, and what it waits for."""
+    """A thread that tells the other ranks every `interval` seconds that this one lives, and what it waits for."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, interval: float = INTERVAL) -> None:
         self.waits_for: str | None = None
         self._store = store
         self._rank = rank
         self._size = size
+        self._interval = interval
         self._count = 0
         self._host = socket.gethostname()
         self._processes = _processes_seen()
         self._give()
-        threading.Thread(target=self._go_on, name="signs of life", daemon=True).start()
+        Background(self._go_on, "signs of life").start()
 
     def missing(self) -> str:
         """Which of the others failed to come, in words; of those on this machine, the stopped ones are ended.
@@ -83,10 +86,9 @@ class SignsOfLife:
         }
         self._store.set(str(self._rank), json.dumps(sign))
 
-    def _go_on(self) -> None:
+    def _go_on(self, over: threading.Event) -> None:
         with contextlib.suppress(RuntimeError):  # The store is gone, and with it whoever could read.
-            while True:
-                time.sleep(INTERVAL)
+            while not over.wait(self._interval):
                 self._give()
 
 

@@ -8,6 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "evorl"
 FLOORS = [
     {
+        "background",
         "config",
         "console",
         "documents",

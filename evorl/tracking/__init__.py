@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from evorl.background import Background
 from evorl.config import AnyConfig
 from evorl.tracking.history import History, Points
 from evorl.tracking.tensorboard import TensorBoard
@@ -74,13 +75,13 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
     """Do `work` in a thread that is left behind after so many seconds. Raises what it raised, or TimeoutError."""
     failed: list[Exception] = []
 
-    def attempt() -> None:
+    def attempt(over: threading.Event) -> None:
         try:
             work()
         except Exception as error:
             failed.append(error)
 
-    thread = threading.Thread(target=attempt, daemon=True)
+    thread = Background(attempt, "tracker")
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
