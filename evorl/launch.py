@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ from evorl.signals import Told, heeded
 from evorl.tracking import TRACKERS
 from evorl.types import EvorlWarning, UserError
 
+TELLS_AFTER = 15.0
+"""Seconds that a rank waits for another to tell a mistake."""
 USAGE = "[--config FILE] [key.path=value ...]"
 
 
@@ -105,9 +108,7 @@ def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
         with heeded():
             main(arguments)
     except UserError as error:
-        # Before the ranks have met, all of them see the same mistake and one line is enough.
-        if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
-            say(f"error: {on_one_line(str(error))}")
+        _tell(error)
         return 2
     except RankLost as error:
         say(f"error: {error}")
@@ -115,6 +116,25 @@ def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
     except Told as told:
         return int(told.code or 0)
     return 0
+
+
+def _tell(error: UserError) -> None:
+    """Print a mistake once, although all ranks have met with it.
+
+    The launcher ends all ranks as soon as one of them has ended. So a rank that leaves the telling to another waits,
+    and tells it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
+    """
+    line = f"error: {on_one_line(str(error))}"
+    # Before the ranks have met, none of them knows who else has seen the mistake.
+    if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
+        say(line)
+        return
+    # The first rank of a host speaks for those that have seen the same.
+    patience = TELLS_AFTER + int(os.environ.get("LOCAL_RANK", "0"))
+    with contextlib.suppress(Told), heeded():
+        time.sleep(patience)
+        if not error.told:
+            say(line)
 
 
 def _break_off(code: int) -> NoReturn:

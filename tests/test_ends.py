@@ -2,10 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
-from support import ROOT, free_port
+import pytest
+from support import ROOT, free_port, launch
+
+from evorl.launch import run_program
+from evorl.types import UserError
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -52,3 +59,41 @@ def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
     assert codes == {"return": 0, "UserError": 2, "RankLost": 1, "SIGTERM": 143, "exception": 1}
     assert said == ["said"] * len(codes)
     assert seconds < 20
+
+
+SLOW_TO_TELL = """
+import os, sys, time
+from evorl.launch import run_program
+from evorl.types import UserError
+
+def main(arguments):
+    if os.environ["RANK"] == "0":
+        time.sleep(2)
+    raise UserError("a mistake")
+
+sys.exit(run_program(main, sys.argv[1:]))
+"""
+
+
+def test_a_mistake_is_told_once_although_the_rank_that_tells_it_is_the_last_to_see_it(tmp_path):
+    (tmp_path / "program.py").write_text(SLOW_TO_TELL)
+    done = launch(tmp_path, program=tmp_path / "program.py")
+    assert done.returncode == 1
+    assert done.stderr.count("error: a mistake\n") == 1
+
+
+@pytest.mark.parametrize(("told", "signals", "lines"), [(False, 0, 1), (False, 1, 0), (True, 0, 0)])
+def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_it(
+    told, signals, lines, monkeypatch, capsys
+):
+    def main(arguments):
+        if signals:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        raise UserError("a mistake", told)
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("evorl.launch.TELLS_AFTER", 10.0 if signals else 0.3)
+    began = time.monotonic()
+    assert run_program(main, []) == 2
+    assert 0.25 < time.monotonic() - began < 5
+    assert capsys.readouterr().err == lines * "error: a mistake\n"
