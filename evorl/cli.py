@@ -24,6 +24,7 @@ from evorl.population import Population, check_agents
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.recovery import progress_of
 from evorl.run import check_same_run, load_elite
+from evorl.threads import use_threads
 from evorl.types import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +39,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int
     environments = Environments(for_evaluation(config.environment), 1, min(episodes, MOST_COPIES))
     algorithm = make_algorithm(config, environments.interface)
     check_agents([agent], algorithm, str(run / "elite"))
+    use_threads(config.run.threads, environments.interface.parts, ranks=1)
     generator = torch_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
     population = Population([agent], algorithm, generator=generator)
     # A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed.

@@ -54,6 +54,9 @@ class Run(Section):
     """Seconds that a rank waits for the others before it gives up."""
     lock_timeout: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     """Seconds to wait for another process that still uses the run's directory."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Threads with which each process computes. Without it OMP_NUM_THREADS if that is set, else 1, or where agents see
+    images an equal share of the machine's cores."""
 
     @field_validator("name", "directory")
     @classmethod

@@ -30,6 +30,7 @@ from evorl.population import Population, found_population
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.recovery import Keeper, Progress
 from evorl.signals import Told
+from evorl.threads import use_threads
 from evorl.timing import Stopwatch
 from evorl.tracking import History, Trackers
 from evorl.types import Agent, EvorlWarning, UserError
@@ -55,6 +56,7 @@ class Run:
         self.algorithm = algorithm
         self.progress = Progress(next_id=config.population.size)
         self.stopwatch = stopwatch
+        self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks)
         self._training_seconds = 0.0
         self._elite, self._elite_is_written = b"", True

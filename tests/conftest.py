@@ -1,8 +1,11 @@
+import os
+
 import pytest
 import torch
 
 # Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ FLOORS = [
         "settings",
         "signals",
         "spaces",
+        "threads",
         "timing",
         "types",
     },

@@ -59,6 +59,10 @@ class Algorithm(Protocol):
         """What the configuration says of the algorithm."""
 
     @property
+    def interface(self) -> Interface:
+        """What the environment shows and takes."""
+
+    @property
     def networks(self) -> Mapping[str, Network]:
         """Each agent's networks by name; each has parameters, a target copy and an optimiser."""
 
