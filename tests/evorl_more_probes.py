@@ -28,4 +28,25 @@ class MaskedChoices(gym.Env):
         return np.zeros(1, np.float32), float(right), True, False, {"action_mask": np.ones(5, np.int8)}
 
 
+class LateMask(gym.Env):
+    """Gives its mask in `step` only; episodes end after `length` steps."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        mask = np.array([1, 0], np.int8)
+        return np.zeros(1, np.float32), 1.0, self.steps == self.length, False, {"action_mask": mask}
+
+
+gym.register("LateMask-v0", entry_point=LateMask, disable_env_checker=True)
 gym.register("MaskedChoices-v0", entry_point=MaskedChoices, disable_env_checker=True)

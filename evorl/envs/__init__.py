@@ -93,6 +93,8 @@ class Environments:
         """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
         self._watch.tick()
         observation, gained, terminated, truncated, info = self._step(self._actions(action))
+        if not self._masked:
+            self._refuse_late_masks(info)
         reward = np.asarray(gained, dtype=np.float32)
         self._watch.check_finite(reward, "as its reward")
         ended = terminated | truncated
@@ -283,6 +285,13 @@ class Environments:
                 "(info['action_mask'] is all zero); at least one must be allowed"
             )
         return np.asarray(mask)
+
+    def _refuse_late_masks(self, info: dict[str, Any]) -> None:
+        if MASK in info or MASK in info.get("final_info", ()):
+            raise UserError(
+                f"environment.id: {self._id} gives info['{MASK}'] in `step` but not in `reset`; it must give it in both, "
+                "or an episode's first action is chosen without it"
+            )
 
     def _actions(self, action: Tensor) -> NDArray[Any]:
         values = action.detach().cpu().numpy()
