@@ -82,6 +82,9 @@ class Environment(Section):
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     visible: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The numbers of a vector observation that agents see, by their positions; without it all."""
+    image_channels: Literal["auto", "first", "last"] = "auto"
+    """Where images have their channels. `auto` takes two neighbouring axes of one length for rows and columns; else
+    channels stand first if that axis is the shortest, and last if not."""
     life_loss_ends: bool = False
     """Atari: what is learned from ends with each life. Returns and evaluation count whole games."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -26,8 +26,8 @@ class Part:
     - `categories`: whole numbers, each below its entry in `sizes`, read one-hot;
     - `image`: rows, columns and channels, the latter last if `channels_last`, else first.
 
-    Bytes are read as 0 to 1. `frames` above 0 says that the first axis holds so many successive frames, the newest
-    last, and that episodes start with frames of zeros before their first.
+    Bytes from `low` to `high` are read as 0 to 1. `frames` above 0 says that the first axis holds so many successive
+    frames, the newest last, and that episodes start with frames of zeros before their first.
     """
 
     kind: Literal["vector", "categories", "image"]
@@ -36,6 +36,8 @@ class Part:
     sizes: tuple[int, ...] = ()
     channels_last: bool = False
     frames: int = 0
+    low: int = 0
+    high: int = 255
 
     @property
     def width(self) -> int:
@@ -59,9 +61,14 @@ class Part:
 Parts = Mapping[str, Part]
 
 
-def as_numbers(x: torch.Tensor) -> torch.Tensor:
-    """A vector as networks read it: bytes from 0 to 1, all else as it is."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+def as_numbers(x: torch.Tensor, part: Part) -> torch.Tensor:
+    """A vector or image [..., *shape] as networks read it: bytes scaled from the part's bounds to 0 and 1."""
+    if x.dtype != torch.uint8:
+        return x.float()
+    values = x.float()
+    if part.low:
+        values.sub_(part.low)
+    return values.div_(part.high - part.low)
 
 
 @dataclass(frozen=True)
@@ -130,10 +137,25 @@ def _box(space: gym.spaces.Box) -> Part:
         raise UserError(
             f"environment.id: an observation of shape {list(shape)} has no encoder; boxes of up to 3 dimensions do"
         )
-    if len(shape) == 3 or (len(shape) == 2 and bytes_):
-        channels_last = len(shape) == 3 and shape[-1] < min(shape[0], shape[1])
-        return Part("image", shape, dtype, channels_last=channels_last)
-    return Part("vector", shape, dtype)
+    image = len(shape) == 3 or (len(shape) == 2 and bytes_)
+    part = Part("image" if image else "vector", shape, dtype, channels_last=len(shape) == 3 and _channels_last(shape))
+    if not (bytes_ and space.low.size):
+        return part
+    # One scale for all elements, from the lowest bound of any to the highest: pixels are of one kind.
+    low, high = int(space.low.min()), int(space.high.max())
+    return replace(part, low=low, high=max(high, low + 1))
+
+
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    """Guess where an image's channels stand.
+
+    Two neighbouring axes of one length are rows and columns. Where that does not tell, channels stand first if that is
+    the shortest axis, else last, as Gymnasium has them.
+    """
+    first, second, third = shape
+    if (first == second) != (second == third):
+        return first == second
+    return first >= min(second, third)
 
 
 PARTS: Mapping[type, Callable[[Any], Part]] = {

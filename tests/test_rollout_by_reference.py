@@ -10,6 +10,7 @@ import torch
 from worlds import (
     ALL,
     GAMMA,
+    PARTS,
     PLAIN,
     E,
     Group,
@@ -351,7 +352,7 @@ def test_what_happened_on_all_ranks_is_absorbed_after_each_rollouts_last_batch()
             for p in range(P):
                 seen = np.stack(
                     [
-                        as_numbers(world.steps[t][0].observation[name][p, e]).double().flatten().numpy()
+                        as_numbers(world.steps[t][0].observation[name][p, e], PARTS[name]).double().flatten().numpy()
                         for world, happened in zip(worlds, places, strict=True)
                         for t, agent, e in happened
                         if agent == p

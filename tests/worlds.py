@@ -8,6 +8,7 @@ import torch
 from support import interface
 
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
+from evorl.spaces import Part
 from evorl.timing import Stopwatch
 from evorl.types import Transition
 
@@ -17,6 +18,7 @@ ALL = dict.fromkeys(np.ndindex(2 * T, P, E))
 PLAIN = RolloutSettings(
     steps=T, num_envs=E, sequence=1, reward_clip=None, normalize_advantage=False, normalize_rewards=False, normalized=()
 )
+PARTS = {**interface().parts, "picture": Part("vector", (2, 3), torch.uint8)}
 
 
 def members(**hyperparameters):
@@ -125,7 +127,7 @@ class World:
 
 def experience(settings=PLAIN, gather=lambda numbers: numbers[None], rank=0, seed=0):
     return RolloutExperience(
-        settings, interface().parts, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
+        settings, PARTS, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
         stopwatch=Stopwatch(),
     )  # fmt: skip
 

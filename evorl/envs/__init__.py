@@ -218,8 +218,19 @@ class Environments:
         parts = parts_of(space)
         if MASK in parts or "started" in parts:
             raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r} or 'started'")
-        frames = stacked_frames(settings)
-        return {name: replace(part, frames=frames) for name, part in parts.items()} if frames else parts
+        if frames := stacked_frames(settings):
+            if settings.image_channels == "last":
+                raise UserError(
+                    f"environment.image_channels: {settings.id} stacks frames on the first axis; take 'first'"
+                )
+            return {name: replace(part, frames=frames, channels_last=False) for name, part in parts.items()}
+        if settings.image_channels == "auto":
+            return parts
+        last = settings.image_channels == "last"
+        return {
+            name: replace(part, channels_last=last) if part.kind == "image" and len(part.shape) == 3 else part
+            for name, part in parts.items()
+        }
 
     def _stored(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
         """Copies of the parts of a batch of observations, or of that of one `copy`, in the types they are kept in.
@@ -289,8 +300,8 @@ class Environments:
     def _refuse_late_masks(self, info: dict[str, Any]) -> None:
         if MASK in info or MASK in info.get("final_info", ()):
             raise UserError(
-                f"environment.id: {self._id} gives info['{MASK}'] in `step` but not in `reset`; it must give it in both, "
-                "or an episode's first action is chosen without it"
+                f"environment.id: {self._id} gives info['{MASK}'] in `step` but not in `reset`; it must give "
+                "it in both, or an episode's first action is chosen without it"
             )
 
     def _actions(self, action: Tensor) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from evorl.networks.layers import Span, activate
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
 from evorl.settings import Initialisation
-from evorl.spaces import Part
+from evorl.spaces import Part, as_numbers
 from evorl.types import Architecture, UserError
 
 RESIDUAL_KERNEL = 3
@@ -104,7 +104,7 @@ class ImageEncoder:
 
     def _layers(self, architecture: Architecture, p: Mapping[str, Tensor], spans: Sequence[Span], x: Tensor) -> Tensor:
         """[B, G * C, H, W] images of G agents -> [B, G * features], laid out as C, H, W."""
-        x = x.float().div_(255) if x.dtype == torch.uint8 else x
+        x = as_numbers(x, self.part)
         for index, layer in enumerate(architecture.convolutions):
             name = f"{self.name}.{index}"
             x = functional.pad(x, (0, layer.padding, 0, layer.padding)) if layer.padding else x

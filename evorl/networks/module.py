@@ -78,7 +78,7 @@ class ModuleNetwork:
         if self._device != seen.device:
             self._device = seen.device
             self.module.to(seen.device)
-        seen = as_numbers(seen)
+        seen = as_numbers(seen, self.part)
         if self.part.kind == "vector":
             seen = seen.reshape(*seen.shape[:2], self.part.width)
         own = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}

@@ -185,7 +185,7 @@ class StandardNetwork:
             return self.images[name].forward(layout, p, x)
         if part.kind == "categories":
             return _one_hot(part, x)
-        x = as_numbers(x)
+        x = as_numbers(x, part)
         x = x if len(part.shape) == 1 else x.reshape(*x.shape[:2], part.width)
         if name not in self.normalized:
             return x

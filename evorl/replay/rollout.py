@@ -65,6 +65,7 @@ class RolloutExperience:
         """`gather` gives the numbers of every rank that holds the same agents, as one array with a leading axis."""
         self.period = settings.steps
         self._settings = settings
+        self._parts = parts
         self._gather = gather
         self._seed = seed
         self._rank = rank
@@ -203,7 +204,7 @@ class RolloutExperience:
         """
         valid = self._columns["valid"].whole()
         for part in self._settings.normalized:
-            seen = as_numbers(self._columns[f"observation.{part}"].whole())
+            seen = as_numbers(self._columns[f"observation.{part}"].whole(), self._parts[part])
             self._population.absorb(part, self._moments(seen.reshape(*seen.shape[:3], -1), valid))
 
     def _batches(self, index: Tensor) -> Iterator[Batch]:
