@@ -36,7 +36,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int
     """Returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
     data, agent = load_elite(run)
     config = check(validate(data, SETTINGS))
-    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MOST_COPIES))
+    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MOST_COPIES), whole_games=True)
     algorithm = make_algorithm(config, environments.interface)
     check_agents([agent], algorithm, str(run / "elite"))
     use_threads(config.run.threads, environments.interface.parts, ranks=1)

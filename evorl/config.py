@@ -86,7 +86,8 @@ class Environment(Section):
     """Where images have their channels. `auto` takes two neighbouring axes of one length for rows and columns; else
     channels stand first if that axis is the shortest, and last if not."""
     life_loss_ends: bool = False
-    """Atari: what is learned from ends with each life. Returns and evaluation count whole games."""
+    """Atari: what is learned from ends with each life. Returns and evaluation count whole games. After a lost life FIRE
+    is pressed, as it is in resets, where the game's actions include it."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
     """How often each copy is made again after it raised an error; the episode it was in is dropped."""
     carry_over: bool = False

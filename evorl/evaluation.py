@@ -110,7 +110,7 @@ class Evaluator:
 
     def _make(self, agents: int, episodes: int) -> Environments:
         columns = max(1, min(episodes, MOST_COPIES))
-        return Environments(self._settings, agents, columns, self._placement.ranks.device)
+        return Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
 
     def _play(self, population: Population, environments: Environments, seeds: Sequence[int]) -> NDArray[np.float64]:
         return evaluate(population, environments, seeds, self._config.evaluation.max_steps)

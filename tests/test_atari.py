@@ -7,7 +7,6 @@ from support import config, lines, train
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.vector import for_evaluation
 from evorl.replay.experience import make_replay
 from evorl.replay.frames import FrameReplay
 from evorl.types import EvorlWarning
@@ -94,8 +93,36 @@ def test_scores_are_true_and_lives_do_not_end_a_game():
         resets += int((~transition.valid).sum())
         games = made._return_count.sum()
     assert lost > games > 0, "a game has five lives"
-    assert resets <= games
-    assert not for_evaluation(Environment(id="ALE/Breakout-v5", life_loss_ends=True)).life_loss_ends
+    assert resets <= games + lost
+
+
+@pytest.mark.parametrize("whole_games", [False, True])
+def test_a_ball_is_served_after_each_life_although_the_agent_never_fires(whole_games):
+    """Breakout waits for FIRE after each of five lives; an agent that does nothing then loses the next in 25 steps."""
+    settings = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"repeat_action_probability": 0.0})
+    made = Environments(settings, 1, 2, whole_games=whole_games)
+    made.reset(3)
+    steps = [made.step(torch.zeros(1, 2, dtype=torch.int64)) for _ in range(260)]
+    ends = torch.stack([step.terminated for step in steps])[:, 0]
+    valid = torch.stack([step.valid for step in steps])[:, 0]
+    for copy in range(2):
+        at = ends[:, copy].nonzero().squeeze(1)
+        assert len(at) >= (2 if whole_games else 10), "games or lives"
+        after = at[at < 259] + 1
+        assert torch.equal((~valid[:, copy]).nonzero().squeeze(1), after), "a FIRE or a reset follows each end, alone"
+
+
+def test_only_games_that_fire_in_resets_are_served():
+    for kwargs in ({}, {"use_fire_reset": False}):
+        made = Environments(Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs=kwargs), 1, 1)
+        assert (made._fire is None) == bool(kwargs)
+    assert Environments(Environment(id="ALE/Breakout-v5"), 1, 1)._fire is None
+    assert Environments(Environment(id="ALE/Freeway-v5", life_loss_ends=True), 1, 1)._fire is None
+    continuous = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"continuous": True})
+    made = Environments(continuous, 1, 1)
+    made.reset(0)
+    ends = sum(int(made.step(torch.zeros(1, 1, 3)).terminated) for _ in range(150))
+    assert ends >= 5
 
 
 def test_rewards_are_not_clipped():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
-from evorl.envs.vector import discard, make_vector, stacked_frames
+from evorl.envs.vector import discard, make_vector, serving_action, stacked_frames
 from evorl.envs.watch import Watch
 from evorl.spaces import Interface, Parts, choices, parts_of, split
 from evorl.types import Observation, Tensors, Transition, UserError
@@ -36,10 +36,23 @@ class Environments:
 
     - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
     - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false;
+    - where a lost life has ended what is learned from, the step that presses FIRE for the next one is not valid;
     - where an environment raises, it is made again, and that step is not valid whatever `always_valid` says.
     """
 
-    def __init__(self, settings: Environment, agents: int, num_envs: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        settings: Environment,
+        agents: int,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        *,
+        whole_games: bool = False,
+    ) -> None:
+        """With `whole_games`, as in evaluation, a lost life ends nothing; FIRE is pressed after it all the same."""
+        serves = settings.life_loss_ends
+        if whole_games:
+            settings = settings.model_copy(update={"life_loss_ends": False})
         self.agents = agents
         self.num_envs = num_envs
         self.device = torch.device(device)
@@ -58,6 +71,9 @@ class Environments:
         self.always_valid = self._resets_in_step
         copies = agents * num_envs
         self._resetting = np.zeros(copies, dtype=bool)
+        self._fire = serving_action(settings, self._vector) if serves else None
+        self._serving = np.zeros(copies, dtype=bool)
+        self._lives_left = np.zeros(copies, dtype=np.int64)
         self._running_return = np.zeros(copies)
         self._return_sum = np.zeros(agents)
         self._return_count = np.zeros(agents)
@@ -86,13 +102,19 @@ class Environments:
         self._watch.begin(slice(None))
         observation, info = self._reset(seeds)
         self._resetting[:] = False
+        self._serving[:] = False
+        if self._fire is not None:
+            self._lives_left = np.array(info["lives"])
         self._running_return[:] = 0.0
         self.observation = self._seen(observation, info) | {"started": self._tensor(np.ones_like(self._resetting))}
 
     def step(self, action: Tensor) -> Transition:
         """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
         self._watch.tick()
-        observation, gained, terminated, truncated, info = self._step(self._actions(action))
+        actions = self._actions(action)
+        if self._fire is not None:
+            actions[self._serving] = self._fire
+        observation, gained, terminated, truncated, info = self._step(actions)
         if not self._masked:
             self._refuse_late_masks(info)
         reward = np.asarray(gained, dtype=np.float32)
@@ -100,11 +122,15 @@ class Environments:
         ended = terminated | truncated
         # Where an error came in the reset after an episode's end, the step before it is still a transition.
         dropped = self._watch.faulty(info) & ~ended if FAULT in info else None
-        valid = ~self._resetting if dropped is None else ~self._resetting & ~dropped
+        idle = self._resetting | self._serving if self._lives else self._resetting
+        valid = ~idle if dropped is None else ~idle & ~dropped
         truncated = truncated & ~terminated
         last = self._last(ended, info)
         # Where a lost life ends what is learned from, the game goes on until the last one.
         over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
+        if self._fire is not None:
+            self._serving = (info["lives"] < self._lives_left) & ~over
+            self._lives_left = np.array(info["lives"])
         self._count(np.asarray(gained, dtype=np.float64), over)
         started = over if self._resets_in_step else self._resetting
         if not self._resets_in_step:
@@ -305,6 +331,7 @@ class Environments:
             )
 
     def _actions(self, action: Tensor) -> NDArray[Any]:
+        """The actions [N, ...] of all copies as a new array that the space holds."""
         values = action.detach().cpu().numpy()
         values = values.reshape(self.agents * self.num_envs, *values.shape[2:])
         space = self._actions_of

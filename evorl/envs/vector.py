@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.guard import Guard
@@ -76,13 +78,13 @@ def discard(vector: VectorEnv[Any, Any, Any]) -> None:
 
 
 def for_evaluation(settings: Environment) -> Environment:
-    """Return the environment as it is evaluated: a lost life ends nothing, and every copy takes a seed of its own."""
+    """Return the environment as it is evaluated: where it can be, in copies that each take a seed of their own."""
     name = settings.id.rpartition(":")[2]
     spec = None if name.startswith(ATARI) else gym.spec(name)
     # Native implementations other than Atari's take one seed for all copies.
     single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
     mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization
-    return settings.model_copy(update={"life_loss_ends": False, "vectorization": mode})
+    return settings.model_copy(update={"vectorization": mode})
 
 
 def stacked_frames(settings: Environment) -> int:
@@ -94,6 +96,20 @@ def stacked_frames(settings: Environment) -> int:
     if not name.startswith(ATARI) or _mode(settings, name) != "native":
         return 0
     return int(settings.kwargs.get("stack_num", 4))
+
+
+def serving_action(settings: Environment, vector: VectorEnv[Any, Any, Any]) -> NDArray[Any] | None:
+    """What to do after a lost life in an Atari game that goes on only once FIRE is pressed; None for other games.
+
+    ALE takes a game for such a one, and presses FIRE in its resets, where its actions include FIRE.
+    """
+    names = [action.name for action in vector.ale.get_action_set()]  # type: ignore[attr-defined]
+    if "FIRE" not in names or not settings.kwargs.get("use_fire_reset", True):
+        return None
+    if isinstance(vector.single_action_space, gym.spaces.Box):
+        # Radius and angle of the stick, and the button.
+        return np.array([0.0, 0.0, 1.0], dtype=np.float32)
+    return np.array(names.index("FIRE"))
 
 
 def _mode(settings: Environment, name: str) -> Any:
