@@ -53,16 +53,18 @@ COMMON = (
     "evolution.architecture={min_units: 4, max_units: 96, unit_steps: [3, 16], max_layers: 4}",
 )  # fmt: skip
 DQN = (
-    "environment={id: LunarLander-v3, num_envs: 2}", "algorithm={name: dqn, batch_size: 16, learn_step: 4}",
+    "environment={id: LunarLander-v3, num_envs: 2, carry_over: false}",
+    "algorithm={name: dqn, batch_size: 16, learn_step: 4}",
     "network.hidden_sizes=[16, 16]", "replay={capacity: 2000, learning_starts: 100}", "evolution.steps=320",
-    "evaluation.max_steps=100", "training.max_steps=9600",
+    "evaluation.max_steps=80", "training.max_steps=9600",
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 32}}",
 )  # fmt: skip
 PPO = (
-    "environment={id: CartPole-v1, num_envs: 2, visible: [0, 2], vectorization: sync}", "network.hidden_sizes=[16]",
+    "environment={id: CartPole-v1, num_envs: 2, visible: [0, 2], vectorization: sync, carry_over: false}",
+    "network.hidden_sizes=[16]",
     "algorithm={name: ppo, rollout_steps: 32, sequence_length: 8, batch_size: 32, epochs: 2, target_kl: 0.02,"
     " normalize_observations: true, normalize_rewards: true}",
-    "network.recurrent=gru", "network.recurrent_size=12", "evolution.steps=256", "evaluation.max_steps=100",
+    "network.recurrent=gru", "network.recurrent_size=12", "evolution.steps=256", "evaluation.max_steps=64",
     "training.max_steps=7680", "evolution.hyperparameters={clip: {min: 0.1, max: 0.4}, epochs: {min: 1, max: 4}}",
 )  # fmt: skip
 CASES = {

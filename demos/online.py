@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> None:
                 stopwatch=stopwatch,
             )
             experience.begin(population, run.generation)
-            environments.begin(run.seed("environments"))
+            environments.begin(run.seed("environments"), population.agents, run.horizon.carries_over)
             memory = population.memory(environments.num_envs)
 
             for _ in run.steps():

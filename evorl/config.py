@@ -90,8 +90,9 @@ class Environment(Section):
     is pressed, as it is in resets, where the game's actions include it."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
     """How often each copy is made again after it raised an error; the episode it was in is dropped."""
-    carry_over: bool = False
-    """Let episodes run on over a generation's end. A resumed run is then not bit-identical."""
+    carry_over: Literal["auto"] | bool = "auto"
+    """Let episodes run on over a generation's end; a resumed run is then not bit-identical. `auto` does so unless a
+    generation has twice as many steps of each environment as the longest episode that the environment allows."""
 
 
 class ConvolutionalLayer(Section):

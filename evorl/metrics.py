@@ -15,6 +15,9 @@ from evorl.envs import Environments
 from evorl.population import Population
 from evorl.types import Agent
 
+CURVES = ("fitness", "train_return", "train_episodes")
+"""What a generation's row lists for each agent and trackers draw."""
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -23,23 +26,32 @@ class Counts:
     steps: NDArray[np.float64]
     updates: NDArray[np.float64]
     train_return: NDArray[np.float64]
+    train_episodes: NDArray[np.float64]
+    """Episodes that `train_return` is the mean of; see `evorl.envs.episodes` for which count."""
+    ended_episodes: NDArray[np.float64]
     statistics: Mapping[str, NDArray[np.float64]]
 
     def ordered(self, order: NDArray[np.intp]) -> Counts:
         """The counts of the agents in another order."""
-        statistics = {name: values[order] for name, values in self.statistics.items()}
-        return Counts(self.steps[order], self.updates[order], self.train_return[order], statistics)
+        return Counts(
+            self.steps[order],
+            self.updates[order],
+            self.train_return[order],
+            self.train_episodes[order],
+            self.ended_episodes[order],
+            {name: values[order] for name, values in self.statistics.items()},
+        )
 
 
 def count(population: Population, environments: Environments, placement: Placement) -> Counts:
     """Add up what the ranks counted since the last call; means of statistics and returns, NaN where there were none."""
     sums, updates = population.statistics()
     local = np.stack([environments.pop_steps(), updates, *environments.pop_returns(), *sums.values()])
-    steps, updates, returns, episodes, *totals = placement.total(local, "the other ranks' metrics")
+    steps, updates, returns, episodes, ended, *totals = placement.total(local, "the other ranks' metrics")
     with np.errstate(invalid="ignore"):
         # Ranks that hold the same agents count the same joint updates.
         means = {name: total / updates for name, total in zip(sums, totals, strict=True)}
-        return Counts(steps, updates / placement.copies, returns / episodes, means)
+        return Counts(steps, updates / placement.copies, returns / episodes, episodes, ended, means)
 
 
 def generation_row(
@@ -68,6 +80,7 @@ def generation_row(
         "best_fitness": max(known, default=None),
         "mean_fitness": float(np.mean(known)) if known else None,
         "train_return": _list(counts.train_return),
+        "train_episodes": [int(episodes) for episodes in counts.train_episodes],
         "statistics": {name: _list(values) for name, values in counts.statistics.items()},
         "updates": _list(counts.updates),
         "env_steps_per_second": float(counts.steps.sum()) / training,
@@ -99,7 +112,7 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
         **{f"seconds/{name}": value for name, value in row["seconds"].items()},
     }
     for place in range(len(row["agents"])):
-        points |= {f"agent_{place}/{name}": row[name][place] for name in ("fitness", "train_return")}
+        points |= {f"agent_{place}/{name}": row[name][place] for name in CURVES}
         points |= {f"agent_{place}/{name}": values[place] for name, values in row["statistics"].items()}
         numbers = row["hyperparameters"][place] | row["state"][place]
         points |= {f"agent_{place}/{name}": value for name, value in numbers.items()}

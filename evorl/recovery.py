@@ -18,6 +18,7 @@ from evorl.checkpoint import Checkpoints, Files
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.elite import Elite, Number
+from evorl.envs.horizon import horizon
 from evorl.files import Lock, digest, json_bytes, read_owner
 from evorl.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.population import check_agents
@@ -70,6 +71,7 @@ class Keeper:
         self._ranks = placement.ranks
         self._algorithm = algorithm
         self._experience = experience
+        self._carries_over = horizon(config, placement.copies, experience.period).carries_over
         self._said: set[str] = set()
         self._shared = True
         self.directory = self._claim()
@@ -301,7 +303,7 @@ class Keeper:
             f"the number of ranks changed from {progress.ranks} to {ranks.size}": progress.ranks != ranks.size,
             f"the placement changed from {progress.placement} to {here}": progress.placement != here,
             f"environment.vectorization changed from {before} to {now}": before not in (None, now),
-            "environments carry over": self._config.environment.carry_over,
+            "episodes run on over the ends of generations": self._carries_over,
             "the replay was too large to be kept": not progress.replay,
             f"{missing} parts of the replay are not on these hosts": missing > 0,
         }

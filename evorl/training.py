@@ -21,6 +21,7 @@ from evorl.config import AnyConfig
 from evorl.console import Terminal
 from evorl.distributed import Placement
 from evorl.elite import Play, Score
+from evorl.envs.horizon import announce, horizon
 from evorl.evaluation import Evaluator, Purpose
 from evorl.evolution import Context, evolve
 from evorl.files import digest
@@ -62,8 +63,8 @@ class Run:
         self._elite, self._elite_is_written = b"", True
         self._archive: list[Agent] = []
         self._returns: dict[int, NDArray[np.float64]] = {}
+        self.horizon = horizon(config, placement.copies, experience.period)
         self._keeper = Keeper(config, placement, algorithm, experience)
-        self._period = experience.period
         self._directory = self._keeper.directory
         self._trackers: Trackers | None = None
         self._bar: tqdm[Any] | None = None
@@ -103,6 +104,7 @@ class Run:
 
     def __enter__(self) -> Self:
         if self.ranks.is_main:
+            announce(self.horizon, self.config.evaluation.max_steps)
             self._trackers = Trackers(self.config, self.path, self._history())
             total, done = self.config.training.max_steps, self.progress.agent_steps
             self._bar = tqdm(
@@ -155,8 +157,7 @@ class Run:
         """The vector steps of one generation, shown on the bar."""
         started = time.perf_counter()
         each = self.config.environment.num_envs * self.placement.copies
-        period = self._period
-        for step in range(-(-self.config.evolution.steps // (each * period)) * period):
+        for step in range(self.horizon.steps):
             yield step
             if self._bar is not None:
                 self._bar.update(each)
@@ -220,6 +221,12 @@ class Run:
         self.stopwatch.clear()
         if not self.ranks.is_main:
             return
+        if not counts.ended_episodes.any():
+            self._keeper.say_once(
+                "episodes",
+                f"no episode ended in generation {progress.generation}, which had {self.horizon.steps:,} steps of each "
+                "environment, so train_return has no numbers",
+            )
         order = self._places(trained)
         trained = [trained[index] for index in order]
         scores = [Score.of(self._returns.pop(agent.id)) for agent in trained]

@@ -5,6 +5,7 @@ import itertools
 import evorl_probes  # noqa: F401
 import pytest
 import torch
+from support import agent
 
 from evorl.config import Environment
 from evorl.envs import Environments
@@ -42,11 +43,13 @@ def test_every_transition_stays_inside_its_episode(vectorization):
             assert torch.equal(then.observation["observation"][~ended], now.next_observation["observation"][~ended])
             assert (then.observation["observation"][ended][:, 1] == 0).all()
         assert sum(int(now.truncated.sum()) for now in made) > 0
-        steps, (returns, episodes) = environments.pop_steps(), environments.pop_returns()
+        steps, (returns, episodes, ended) = environments.pop_steps(), environments.pop_returns()
         assert (steps == 40 * E).all()
-        # Episodes of 3, 4, 5, ... steps return 6, 10, 15, ...; ten of them end within 40 steps.
-        assert (episodes == 10 * E).all()
-        assert (returns == E * (3 * (6 + 10 + 15) + 6)).all()
+        # Episodes of 3, 4, 5, ... steps return 6, 10, 15, ...; ten of them end within 40 steps. The last one begins in
+        # step 37, and one that takes five steps, as some do, would not have ended yet.
+        assert (ended == 10 * E).all()
+        assert (episodes == 9 * E).all()
+        assert (returns == E * 3 * (6 + 10 + 15)).all()
     finally:
         environments.close()
 
@@ -76,7 +79,7 @@ def test_all_vectorizations_of_cartpole_agree_on_the_length_of_episodes():
     returns = {}
     for vectorization in ("native", "sync"):
         environments, _ = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 300, action=1)
-        sums, counts = environments.pop_returns()
+        sums, counts, _ = environments.pop_returns()
         returns[vectorization] = sums.sum() / counts.sum()
     assert returns["native"] == pytest.approx(returns["sync"], abs=0.4)
 
@@ -136,10 +139,10 @@ def test_actions_fit_the_box_that_takes_them(kwargs, actions, taken):
 
 def test_carry_over_keeps_episodes_running():
     for carries in (False, True):
-        environments = Environments(Environment(id="evorl_probes:Counter-v0", carry_over=carries), 1, 1)
-        environments.begin(0)
+        environments = Environments(Environment(id="evorl_probes:Counter-v0"), 1, 1)
+        environments.begin(0, [agent()], carries)
         environments.step(torch.zeros(1, 1, dtype=torch.int64))
-        environments.begin(0)
+        environments.begin(0, [agent()], carries)
         assert environments.observation["observation"][0, 0, 1] == (1 if carries else 0)
 
 

@@ -64,10 +64,10 @@ def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path):
 
 KINDS = {
     "images": (
-        "environment={id: 'evorl_kinds:Shown-v0', kwargs: {kind: dict}, num_envs: 2}",
+        "environment={id: 'evorl_kinds:Shown-v0', kwargs: {kind: dict}, num_envs: 2, carry_over: false}",
         "network.convolutions=[{channels: 8, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]",
     ),
-    "memory": ("environment={id: 'evorl_kinds:Recall-v0', num_envs: 2}", "network.recurrent=gru"),
+    "memory": ("environment={id: 'evorl_kinds:Recall-v0', num_envs: 2, carry_over: false}", "network.recurrent=gru"),
 }
 
 

@@ -38,6 +38,7 @@ def test_a_run_leaves_what_the_readme_promises(in_directory):
     assert [row["generation"] for row in metrics] == [1, 2, 3]
     expected = {
         "generation", "global_steps", "agent_steps", "fitness", "best_fitness", "mean_fitness", "train_return",
+        "train_episodes",
         "statistics",
         "env_steps_per_second", "updates_per_second", "parents", "mutations", "hyperparameters", "architectures",
     }  # fmt: skip
@@ -99,6 +100,7 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
     assert not json.loads((in_directory / "runs" / "b" / "summary.json").read_text())["solved"]
 
 
+@pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_configuration_runs(path, in_directory):
     short = ["evolution.steps=160", "training.max_steps=320", "evaluation.episodes=1", "evaluation.max_steps=20"]
@@ -185,7 +187,7 @@ def test_a_wrong_command_line_ends_with_code_2(in_directory):
 
 
 def test_evaluate_plays_fresh_episodes(in_directory, capsys):
-    assert train("run.name=a", "evaluation.max_steps=60") == 0
+    assert train("run.name=a", "evaluation.max_steps=60", "evolution.steps=120") == 0
     run = in_directory / "runs" / "a"
     first, again, other = (evaluate_elite(run, 7, seed) for seed in (0, 0, 1))
     assert first == again

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
+from evorl.envs.episodes import Episodes, Returns
 from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
 from evorl.envs.vector import discard, make_vector, serving_action, stacked_frames
 from evorl.envs.watch import Watch
 from evorl.spaces import Interface, Parts, choices, parts_of, split
-from evorl.types import Observation, Tensors, Transition, UserError
+from evorl.types import Agent, Observation, Tensors, Transition, UserError
 
 TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
 MASK = "action_mask"
@@ -56,7 +57,6 @@ class Environments:
         self.agents = agents
         self.num_envs = num_envs
         self.device = torch.device(device)
-        self._carries_over = settings.carry_over
         self._settings = settings
         self._vector = make_vector(settings, agents * num_envs)
         self._lives = settings.life_loss_ends
@@ -74,9 +74,7 @@ class Environments:
         self._fire = serving_action(settings, self._vector) if serves else None
         self._serving = np.zeros(copies, dtype=bool)
         self._lives_left = np.zeros(copies, dtype=np.int64)
-        self._running_return = np.zeros(copies)
-        self._return_sum = np.zeros(agents)
-        self._return_count = np.zeros(agents)
+        self._episodes = Episodes(agents, num_envs)
         self._steps = np.zeros(agents)
         self._id = settings.id
         self._seed = 0
@@ -90,9 +88,10 @@ class Environments:
             self._mask(info)
         self.interface = Interface(settings.id, self._parts(settings), self._actions_of, self._masked)
 
-    def begin(self, seed: int) -> None:
-        """Begin a generation: with new episodes, unless the configuration lets the old ones run on."""
-        if not (self._carries_over and hasattr(self, "observation")):
+    def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
+        """Begin a generation of these agents: with new episodes, or with those that are running if they carry over."""
+        self._episodes.hand_over([agent.id for agent in agents])
+        if not (carry_over and hasattr(self, "observation")):
             self.reset(seed)
 
     def reset(self, seed: int | Sequence[int]) -> None:
@@ -105,7 +104,7 @@ class Environments:
         self._serving[:] = False
         if self._fire is not None:
             self._lives_left = np.array(info["lives"])
-        self._running_return[:] = 0.0
+        self._episodes.restart()
         self.observation = self._seen(observation, info) | {"started": self._tensor(np.ones_like(self._resetting))}
 
     def step(self, action: Tensor) -> Transition:
@@ -131,12 +130,11 @@ class Environments:
         if self._fire is not None:
             self._serving = (info["lives"] < self._lives_left) & ~over
             self._lives_left = np.array(info["lives"])
-        self._count(np.asarray(gained, dtype=np.float64), over)
+        self._episodes.step(np.asarray(gained, dtype=np.float64), over, dropped)
         started = over if self._resets_in_step else self._resetting
         if not self._resets_in_step:
             self._resetting = over.copy()
         if dropped is not None:
-            self._running_return[dropped] = 0.0
             started = started | dropped
         self._watch.begin(started)
         seen = self._seen(observation, info)
@@ -160,12 +158,9 @@ class Environments:
         self._steps[:] = 0.0
         return steps
 
-    def pop_returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums and counts [P] of the returns of episodes that ended since the last call."""
-        result = self._return_sum.copy(), self._return_count.copy()
-        self._return_sum[:] = 0.0
-        self._return_count[:] = 0.0
-        return result
+    def pop_returns(self) -> Returns:
+        """Returns of episodes since the last call; those that are too short to stand for all wait for a later one."""
+        return self._episodes.pop()
 
     def close(self) -> None:
         self._vector.close()
@@ -221,14 +216,6 @@ class Environments:
             f"_{FAULT}": np.ones(copies, dtype=bool),
             FAILURES: info.get(FAILURES, 0) + np.full(copies, failures),
         }
-
-    def _count(self, reward: NDArray[np.float64], ended: NDArray[np.bool_]) -> None:
-        self._running_return += reward
-        if ended.any():
-            agent = np.flatnonzero(ended) // self.num_envs
-            np.add.at(self._return_sum, agent, self._running_return[ended])
-            np.add.at(self._return_count, agent, 1)
-            self._running_return[ended] = 0.0
 
     def _parts(self, settings: Environment) -> Parts:
         space = self._space

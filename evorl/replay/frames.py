@@ -22,8 +22,8 @@ class FrameReplay:
 
     Row t of the ring holds the newest frame that step t led to. The stack before the step ends with row t - 1, the one
     after it with row t; both show zeros for what lies before the episode's first frame. A reset step's row holds that
-    first frame, as does a row that is put before a generation's first step; neither is a transition. A million
-    transitions of 84x84 take 7 GB rather than 56.
+    first frame, and the rows before a generation's first step hold the stack that it began with; none of them is a
+    transition. A million transitions of 84x84 take 7 GB rather than 56.
     """
 
     def __init__(self, capacity: int, frames: Mapping[str, int], fields: Fields, device: torch.device) -> None:
@@ -59,9 +59,7 @@ class FrameReplay:
         if not self._store or len(self._store["valid"][0]) != valid.numel():
             self._allocate(valid.numel())
         if self._first_step:
-            newest = {f"frame.{part}": rows[f"observation.{part}"][:, -1] for part in self._frames}
-            self._write(newest, torch.zeros_like(valid).flatten(), started.flatten())
-            self._first_step = False
+            self._write_first_stack(rows)
         kept = {name: value for name, value in rows.items() if name in self._store}
         kept |= {f"frame.{part}": rows[f"next_observation.{part}"][:, -1] for part in self._frames}
         self._write(kept, valid.flatten(), started.flatten())
@@ -135,15 +133,25 @@ class FrameReplay:
     def _is_stack(self, field: str) -> bool:
         return field.partition(".")[2] in self._frames
 
+    def _write_first_stack(self, fields: Mapping[str, Tensor]) -> None:
+        """Keep the stacks, in fields [C, ...], that a generation begins with: episodes may have begun before it."""
+        nothing = torch.zeros(len(next(iter(fields.values()))), dtype=torch.bool, device=self.device)
+        first = self._steps
+        for ago in range(self._depth, 0, -1):
+            frames = {
+                f"frame.{part}": fields[f"observation.{part}"][:, -min(ago, depth)]
+                for part, depth in self._frames.items()
+            }
+            self._write(frames, nothing, nothing)
+            self._store["first"][(self._steps - 1) % self._rows] = first
+        self._first_step = False
+
     def _write(self, rows: Mapping[str, Tensor], valid: Tensor, started: Tensor) -> None:
         row = self._steps % self._rows
         for name, values in rows.items():
             self._store[name][row] = values
         before = self._store["first"][row - 1]
         self._store["first"][row] = torch.where(started, self._steps - 1, before)
-        if self._first_step:
-            # The row holds what the episode shows first, if it begins here; else what came before is unknown to it.
-            self._store["first"][row] = self._steps
         self._store["valid"][row] = valid
         self._steps += 1
         self._drawable = None

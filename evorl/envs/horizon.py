@@ -1,0 +1,79 @@
+"""How long a generation is beside an environment's longest episode, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import gymnasium as gym
+
+from evorl.config import AnyConfig, Environment
+from evorl.console import say
+from evorl.types import EvorlWarning
+
+EPISODES_IN_A_GENERATION = 2
+"""With `environment.carry_over: auto`, generations with room for so many of the longest episodes begin new ones."""
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The steps of each environment in a generation, and of the longest episode, None where nothing bounds it.
+
+    `carries_over` says whether episodes run on from one generation to the next.
+    """
+
+    steps: int
+    longest: int | None
+    carries_over: bool
+
+    def sentence(self) -> str:
+        """What becomes of episodes at a generation's end, and what that means for a resumed run."""
+        bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
+        numbers = f"a generation has {self.steps:,} steps of each environment, and episodes {bound}"
+        if self.carries_over:
+            return f"Episodes run on from one generation to the next ({numbers}): resuming will not be bit-exact."
+        return f"Each generation begins new episodes ({numbers}): resuming is bit-exact on the same number of ranks."
+
+    def shortfall(self, evaluated: int | None) -> str | None:
+        """Which states are evaluated and never trained on, if any; evaluation cuts episodes after `evaluated` steps."""
+        bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
+        if self.carries_over or self.longest is None or self.steps >= min(bounds):
+            return None
+        return (
+            f"environment.carry_over: each generation begins new episodes after {self.steps:,} steps of each "
+            f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; take auto or "
+            "true, or more evolution.steps"
+        )
+
+
+def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
+    """The horizon of a run in which `copies` ranks train each agent, `period` steps of each environment at a time."""
+    environment = config.environment
+    each = environment.num_envs * copies * period
+    steps = -(-config.evolution.steps // each) * period
+    longest = longest_episode(environment)
+    if environment.carry_over == "auto":
+        carries_over = longest is None or steps < EPISODES_IN_A_GENERATION * longest
+    else:
+        carries_over = environment.carry_over
+    return Horizon(steps, longest, carries_over)
+
+
+def longest_episode(settings: Environment) -> int | None:
+    """The most steps that the environment's registration lets an episode have; None where that says nothing."""
+    spec = gym.spec(settings.id.rpartition(":")[2])
+    options = {**spec.kwargs, **settings.kwargs}
+    bounds = [options.get("max_episode_steps", spec.max_episode_steps)]
+    if "max_num_frames_per_episode" in options:
+        # Atari counts frames. A step takes `frameskip` of them, or a random number between two.
+        skip = options.get("frameskip", 1)
+        bounds.append(math.ceil(options["max_num_frames_per_episode"] / (skip if isinstance(skip, int) else min(skip))))
+    return min((bound for bound in bounds if bound is not None and bound > 0), default=None)
+
+
+def announce(horizon: Horizon, evaluated: int | None) -> None:
+    """Say what becomes of episodes, and warn of states that are evaluated and never trained on."""
+    say(horizon.sentence())
+    if shortfall := horizon.shortfall(evaluated):
+        warnings.warn(shortfall, EvorlWarning, stacklevel=2)
