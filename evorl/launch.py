@@ -82,7 +82,7 @@ def check(config: AnyConfig) -> AnyConfig:
         )
     one = Environments(config.environment, agents=1, num_envs=1)
     try:
-        make_algorithm(config, one.interface)
+        make_algorithm(config, one.interface).pace(1 if config.population.placement == "sharded" else ranks)
     finally:
         one.close()
     return config

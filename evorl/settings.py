@@ -82,6 +82,10 @@ class AlgorithmSettings(Section):
     name: str = "dqn"
     reward_clip: Positive | None = None
     """Agents learn from rewards cut to this much on either side of zero; fitness and returns count the true ones."""
+    split_batches: bool = False
+    """As in Accelerate: `batch_size`, `learn_step` and `rollout_steps` count over all ranks that hold an agent, so that
+    any number of ranks makes the same updates. Without it they count on each rank, and R ranks make 1/R of the updates
+    for each environment step, with R times the batch."""
 
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """What Adam adds to the root of the second moment."""

@@ -47,7 +47,7 @@ FIELDS |= {"action": ((), torch.int64), "terminated": ((), torch.bool)}
 def replay(lockstep=True, capacity=6):
     return ReplayExperience(
         ReplayBuffer(capacity, FIELDS, torch.device("cpu")), learning_starts=1, gather=lambda numbers: numbers[None],
-        lockstep=lockstep, part=0, reward_clip=None, seed=0, rank=0, stopwatch=Stopwatch(),
+        lockstep=lockstep, part=0, reward_clip=None, split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
     )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ def experience(gather, lockstep, part=0, starts=1, clip=None):
     }
     return ReplayExperience(
         ReplayBuffer(100, fields, torch.device("cpu")),
-        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, reward_clip=clip, seed=0, rank=part,
-        stopwatch=Stopwatch(),
+        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, reward_clip=clip, split_batches=False,
+        seed=0, rank=part, stopwatch=Stopwatch(),
     )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_thei
     ring = FrameReplay(24, {"observation": 2}, fields, torch.device("cpu"))
     memory = ReplayExperience(
         ring, learning_starts=34, gather=lambda numbers: np.stack([numbers, [*others, 6.0, 6.0][: len(numbers)]]),
-        lockstep=False, part=0, reward_clip=None, seed=0, rank=0, stopwatch=Stopwatch(),
+        lockstep=False, part=0, reward_clip=None, split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
     )  # fmt: skip
     memory.begin(members(learn_step=3.0), 1)
     updates = []

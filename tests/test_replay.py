@@ -82,7 +82,10 @@ def test_equal_parts_draw_equally():
 def samplers(sizes, batch_size, seed=0):
     return [
         DistributedSampler(
-            rank, batch_size, shared=np.random.default_rng(seed), own=torch.Generator().manual_seed(rank + 1)
+            rank,
+            batch_size * len(sizes),
+            shared=np.random.default_rng(seed),
+            own=torch.Generator().manual_seed(rank + 1),
         )
         for rank in range(len(sizes))
     ]

@@ -18,7 +18,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.networks import Network
 from evorl.networks.stacked import Stack
-from evorl.replay import Actors
+from evorl.replay import Actors, Pace
 from evorl.settings import AlgorithmSettings
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
@@ -79,6 +79,12 @@ class Algorithm(Protocol):
 
     def first_state(self) -> dict[str, float]:
         """The numbers of a new agent that acting and learning move."""
+
+    def pace(self, copies: int) -> Pace:
+        """How much and how often a new agent learns that so many ranks hold.
+
+        Raises UserError where they cannot share its batches.
+        """
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """What this rank remembers; `always_valid` says that every step of every environment is a transition."""

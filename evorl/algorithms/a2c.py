@@ -18,6 +18,7 @@ from evorl.distributions import DISTRIBUTIONS, Likelihood
 from evorl.losses import policy_gradient, squared_error
 from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
+from evorl.replay import Pace
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
 from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
@@ -29,7 +30,7 @@ from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, 
 class A2CSettings(AlgorithmSettings):
     name: Literal["a2c"] = "a2c"
     rollout_steps: Size = 16
-    """Steps of each environment that an update learns from."""
+    """Steps of each environment that an update learns from, on each rank; see `split_batches`."""
     sequence_length: Size = 16
     """Steps through which a recurrent agent's gradient flows; without a memory it does not matter."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 7e-4
@@ -96,10 +97,7 @@ class A2C:
         architecture = self.first_architecture()
         network.cost(architecture)
         self._sequence = self.settings.sequence_length if architecture.recurrent else 1
-        batch_size = self.settings.first_hyperparameters().get("batch_size")
-        wrong = check_rollout(self.settings.rollout_steps, config.environment.num_envs, self._sequence, batch_size)
-        if wrong:
-            raise UserError(wrong)
+        self.pace(copies=1)
 
     def first_architecture(self) -> Architecture:
         """The architecture that the configuration asks for."""
@@ -110,19 +108,33 @@ class A2C:
         """What acting moves: the steps made, by which the learning rate may fall."""
         return {"steps": 0.0}
 
+    def pace(self, copies: int) -> Pace:
+        """How much and how often a new agent learns. Raises UserError where so many ranks cannot share its rollouts."""
+        settings, envs = self.settings, self.config.environment.num_envs
+        numbers = settings.first_hyperparameters()
+        shared = copies if settings.split_batches else 1
+        if wrong := check_rollout(settings.rollout_steps, envs, self._sequence, numbers.get("batch_size"), shared):
+            raise UserError(wrong)
+        rollout = settings.rollout_steps * envs
+        batch = int(numbers.get("batch_size", rollout))
+        ranks = copies // shared
+        return Pace(batch * ranks, updates=numbers.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
+
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> RolloutExperience:
         """This rank's rollouts."""
         settings, ranks = self.settings, placement.ranks
+        shared = placement.copies if settings.split_batches else 1
         vectors = [name for name, part in self.interface.parts.items() if part.kind == "vector"]
         return RolloutExperience(
             RolloutSettings(
-                steps=settings.rollout_steps,
+                steps=settings.rollout_steps // shared,
                 num_envs=self.config.environment.num_envs,
                 sequence=self._sequence,
                 reward_clip=settings.reward_clip,
                 normalize_advantage=settings.normalize_advantage,
                 normalize_rewards=settings.normalize_rewards,
                 normalized=tuple(vectors) if settings.normalize_observations else (),
+                copies=shared,
             ),
             self.interface.parts,
             gather=placement.gather_copies,

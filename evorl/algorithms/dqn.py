@@ -19,6 +19,7 @@ from evorl.distributions import FORBIDDEN
 from evorl.losses import REGRESSION_LOSSES
 from evorl.networks import NETWORKS, Network, first_architecture
 from evorl.networks.stacked import Stack
+from evorl.replay import Pace
 from evorl.replay.experience import ReplayExperience, make_replay
 from evorl.returns import double_q_value, one_step_return
 from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
@@ -53,11 +54,11 @@ class DQNSettings(AlgorithmSettings):
     dueling: bool = False
     """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
     batch_size: Size = 128
-    """Transitions in an agent's update, on each rank."""
+    """Transitions in an agent's update, on each rank; see `split_batches`."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     gamma: Fraction = 0.99
     learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
-    """Environment steps of an agent for each of its updates, on each rank."""
+    """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
     tau: Annotated[float, Field(gt=0, le=1)] = 1e-3
     """The share of the way that the target network follows in each update."""
     loss: Literal["mse", "huber"] = "mse"
@@ -111,6 +112,11 @@ class DQN:
         """What acting moves: the exploration rate."""
         return {"epsilon": self.settings.exploration.start}
 
+    def pace(self, copies: int) -> Pace:
+        """How much and how often a new agent learns; any number of ranks can share its batches."""
+        settings, ranks = self.settings, 1 if self.settings.split_batches else copies
+        return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
+
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
         """This rank's part of the replay, which capacity and start of learning divide over the ranks."""
         ranks, replay = placement.ranks, self.config.replay
@@ -122,6 +128,7 @@ class DQN:
             lockstep=always_valid,
             part=0 if placement.is_sharded else ranks.rank,
             reward_clip=self.settings.reward_clip,
+            split_batches=self.settings.split_batches,
             seed=self.config.seed,
             rank=ranks.rank,
             stopwatch=stopwatch,

@@ -32,7 +32,7 @@ class PPOSettings(A2CSettings):
     epochs: Size = 10
     """Passes over each rollout."""
     batch_size: Size = 64
-    """Steps in a minibatch of an agent, on each rank."""
+    """Steps in a minibatch of an agent, on each rank; see `split_batches`."""
     clip: Positive = 0.2
     """How far the ratio of new to old probability may move before its gradient vanishes."""
     value_clip: Positive | None = None

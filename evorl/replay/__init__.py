@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,18 @@ from evorl.types import Agent, Observation
 
 Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """Every rank's numbers [R, ...] from this rank's [...]; of this rank alone where agents are not replicated."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much a new agent learns from and how often: `updates` with each `steps` of its environment steps.
+
+    A batch has `batch` transitions. Both steps and transitions are those of all ranks that hold the agent.
+    """
+
+    batch: int
+    updates: float
+    steps: float
 
 
 class Actors(Protocol):

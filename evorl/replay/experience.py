@@ -103,17 +103,22 @@ class ReplayExperience:
         lockstep: bool,
         part: int,
         reward_clip: float | None,
+        split_batches: bool,
         seed: int,
         rank: int,
         stopwatch: Stopwatch,
     ) -> None:
-        """`part` is this rank's place among those that `gather` asks; in `lockstep` all of them add equally many."""
+        """`part` is this rank's place among those that `gather` asks; in `lockstep` all of them add equally many.
+
+        With `split_batches` learn steps and batch sizes count over all of them, otherwise on each.
+        """
         self.buffer = buffer
         self._learning_starts = learning_starts
         self._gather = gather
         self._lockstep = lockstep
         self._part = part
         self._reward_clip = reward_clip
+        self._split_batches = split_batches
         self._seed = seed
         self._rank = rank
         self._stopwatch = stopwatch
@@ -140,7 +145,7 @@ class ReplayExperience:
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
         self._sampler = DistributedSampler(
             self._part,
-            batch_size,
+            batch_size if self._split_batches else batch_size * len(known),
             shared=numpy_generator(self._seed, generation=generation, rank=0, purpose="share of draws"),
             own=torch_generator(
                 self._seed, generation=generation, rank=self._rank, purpose="draws", device=self.buffer.device
@@ -206,15 +211,19 @@ class ReplayExperience:
             yield Batch({name: value[update] for name, value in fields.items()}, weight[update], due[update])
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Steps [P] of each agent since the last call, averaged over the ranks that hold it; notes all parts' sizes."""
+        """Steps [P] since the last call by which learn steps are counted; notes all parts' sizes.
+
+        Those of each agent, added up over the ranks that hold it if these split batches, otherwise averaged.
+        """
         if self._lockstep:
             self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self.buffer.capacity)
             self._full = bool((self._sizes == self.buffer.capacity).all())
-            return self._steps
+            return self._steps * len(self._sizes) if self._split_batches else self._steps
         with self._stopwatch("communication"):
             known = self._gather(np.concatenate([[self.buffer.size, self.buffer.full], self._steps]))
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
-        return np.asarray(known[:, 2:].mean(0))
+        steps = known[:, 2:]
+        return np.asarray(steps.sum(0) if self._split_batches else steps.mean(0))
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""

@@ -22,10 +22,15 @@ class Minibatches:
     fewer updates than others sit the last ones out.
     """
 
-    def __init__(self, agents: Sequence[Agent], steps: int, sequence: int, device: torch.device) -> None:
-        """`steps` are those of one agent's rollout, in sequences of `sequence`."""
+    def __init__(
+        self, agents: Sequence[Agent], steps: int, sequence: int, device: torch.device, copies: int = 1
+    ) -> None:
+        """`steps` are those of one agent's rollout on this rank, in sequences of `sequence`.
+
+        Batches of `batch_size` steps are made by `copies` ranks together, each of which gives an equal part of them.
+        """
         self._sequences = steps // sequence
-        size = np.array([agent.hyperparameters.get("batch_size", steps) for agent in agents])
+        size = np.array([agent.hyperparameters.get("batch_size", steps * copies) for agent in agents]) / copies
         epochs = np.array([max(1, round(agent.hyperparameters.get("epochs", 1))) for agent in agents])
         parts = np.clip(np.round(steps / size), 1, self._sequences).astype(np.int64)
         updates = np.arange(int((epochs * parts).max()))[:, None]
@@ -56,19 +61,28 @@ class Minibatches:
         return order.flatten()[self._position]
 
 
-def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None) -> str | None:
-    """What does not divide into what, naming the key, or None."""
-    if steps % sequence:
+def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> str | None:
+    """What does not divide into what, naming the key, or None; `copies` ranks share the steps and the batches."""
+    if steps % copies:
         return (
-            f"algorithm.sequence_length: {sequence} does not divide algorithm.rollout_steps {steps}; "
-            f"take one of {_nearest(_divisors(steps), sequence)}"
+            f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks, as algorithm.split_batches "
+            f"asks; take a multiple of {copies * sequence}"
         )
-    whole = steps * num_envs
-    if batch_size is not None and (whole % batch_size or batch_size % sequence):
-        fitting = _nearest([size for size in _divisors(whole) if size % sequence == 0], batch_size)
+    share, among = steps // copies, "" if copies == 1 else f", {steps // copies} on each of {copies} ranks"
+    if share % sequence:
         return (
-            f"algorithm.batch_size: a rollout of {steps} steps in {num_envs} environments, in sequences of {sequence}, "
-            f"does not divide into minibatches of {batch_size:.0f}; take one of {fitting}"
+            f"algorithm.sequence_length: {sequence} does not divide algorithm.rollout_steps {steps}{among}; "
+            f"take one of {_nearest(_divisors(share), sequence)}"
+        )
+    whole = share * num_envs
+    if batch_size is not None and (
+        batch_size % copies or whole % (batch_size / copies) or batch_size / copies % sequence
+    ):
+        parts = [size for size in _divisors(whole) if size % sequence == 0]
+        fitting = _nearest([size * copies for size in parts], batch_size)
+        return (
+            f"algorithm.batch_size: a rollout of {steps} steps{among} in {num_envs} environments, in sequences of "
+            f"{sequence}, does not divide into minibatches of {batch_size:.0f}; take one of {fitting}"
         )
     return None
 

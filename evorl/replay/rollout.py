@@ -43,6 +43,8 @@ class RolloutSettings:
     normalize_rewards: bool
     normalized: tuple[str, ...]
     """The parts of an observation that agents normalise."""
+    copies: int = 1
+    """The number of ranks that make each minibatch together; where it is 1 every rank makes its own."""
 
 
 class RolloutExperience:
@@ -92,7 +94,8 @@ class RolloutExperience:
         self._population = population
         self._step = 0
         self._reward_sums = None
-        self._minibatches = Minibatches(agents, settings.steps * settings.num_envs, settings.sequence, self._device)
+        steps = settings.steps * settings.num_envs
+        self._minibatches = Minibatches(agents, steps, settings.sequence, self._device, settings.copies)
         self._generator = torch_generator(
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
         )
@@ -231,9 +234,12 @@ class RolloutExperience:
             if name not in ("reward", "terminated", "truncated", "next_value", "valid", "observation.started")
         }
         weight = self._columns["valid"].gather(flat) * counted.unsqueeze(2).expand_as(rows).flatten(2)
-        weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
-        if self._settings.normalize_advantage:
-            fields["advantage"] = normalized(fields["advantage"], weight)
+        if self._settings.copies > 1:
+            weight, fields["advantage"] = self._united(weight, fields["advantage"])
+        else:
+            weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
+            if self._settings.normalize_advantage:
+                fields["advantage"] = normalized(fields["advantage"], weight)
         recalls: list[Recall | None] = [None] * len(index)
         if self._remembers:
             memory = self._memory.gather((chunk * agents + agent) * envs + env)
@@ -244,3 +250,17 @@ class RolloutExperience:
             Batch({name: value[u] for name, value in fields.items()}, weight[u], due[u], recalls[u])
             for u in range(len(index))
         ]
+
+    def _united(self, counted: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and advantages [U, P, B] of this rank's part of minibatches that all ranks make together.
+
+        The mean over ranks of weighted sums is then the mean over the `counted` steps of all ranks, by whose mean and
+        variance advantages are normalised, if that is wanted.
+        """
+        samples, counts = (values.flatten(0, 1).T.unsqueeze(-1) for values in (advantage, counted))
+        union = self._moments(samples.unsqueeze(-1), counts)
+        number, mean, variance = (torch.from_numpy(x).view(*advantage.shape[:2], 1).to(advantage) for x in union)
+        weight = counted * (self._settings.copies / number.clamp(min=1))
+        if self._settings.normalize_advantage:
+            advantage = (advantage - mean) * torch.rsqrt(variance + 1e-8)
+        return weight, advantage

@@ -28,37 +28,37 @@ def share_of_draws(
 class DistributedSampler:
     """Each rank draws its share from its own part, with replacement; no transition travels.
 
-    Batches are [U, P, B] with B the largest share of any agent; each draw weighs 1 / (the agent's batch size), so that
-    the mean over ranks of their weighted sums is the mean over the agent's draws from the union.
+    `draws` [P] are those of an agent's update, of all R ranks together. Batches are [U, P, B] with B the largest share
+    of any agent; each draw weighs R / draws, so that the mean over ranks of their weighted sums is the mean over the
+    agent's draws from the union.
 
     `shared` must give the same numbers on every rank, `own` different ones.
     """
 
-    def __init__(
-        self, rank: int, batch_size: NDArray[np.int64], shared: np.random.Generator, own: torch.Generator
-    ) -> None:
+    def __init__(self, rank: int, draws: NDArray[np.int64], shared: np.random.Generator, own: torch.Generator) -> None:
         self._rank = rank
-        self._batch_size = batch_size
+        self._draws = draws
         self._shared = shared
         self._own = own
         self._weights: dict[tuple[int, ...], Tensor] = {}
 
     def draw(self, updates: int, sizes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Positions in this rank's part [U, P, B] and their weights [U, P, B], given every rank's part size [R]."""
-        ranks, agents = len(sizes), len(self._batch_size)
+        agents = len(self._draws)
         offset = self._shared.random((updates, agents))
-        counts = share_of_draws(self._batch_size * ranks, sizes, self._rank, offset)
-        width = int(counts.max())
+        counts = share_of_draws(self._draws, sizes, self._rank, offset)
+        # A rank on which no draw falls takes part all the same, with a weight of zero.
+        width = max(1, int(counts.max()))
         size = max(1, int(sizes[self._rank]))
         index = torch.randint(size, (updates, agents, width), generator=self._own, device=self._own.device)
-        return index, self._weight(counts, width)
+        return index, self._weight(counts, width, len(sizes))
 
-    def _weight(self, counts: NDArray[np.int64], width: int) -> Tensor:
+    def _weight(self, counts: NDArray[np.int64], width: int, ranks: int) -> Tensor:
         key = (*counts.shape, *counts.ravel().tolist())
         weight = self._weights.get(key)
         if weight is None:
             drawn = np.arange(width) < counts[..., None]
-            values = drawn / self._batch_size[:, None]
+            values = drawn * ranks / self._draws[:, None]
             weight = torch.from_numpy(values.astype(np.float32)).to(self._own.device)
             self._weights = {key: weight}
         return weight
