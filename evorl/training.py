@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
-from evorl.console import Terminal
+from evorl.console import Terminal, say
 from evorl.distributed import Placement
 from evorl.elite import Play, Score
 from evorl.envs.horizon import announce, horizon
@@ -26,6 +26,7 @@ from evorl.evaluation import Evaluator, Purpose
 from evorl.evolution import Context, evolve
 from evorl.files import digest
 from evorl.formats import decode_agents, encode_agents
+from evorl.header import header
 from evorl.metrics import Counts, curves, generation_row, lineage_rows
 from evorl.population import Population, found_population
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
@@ -104,6 +105,9 @@ class Run:
 
     def __enter__(self) -> Self:
         if self.ranks.is_main:
+            pace = self.algorithm.pace(self.placement.copies)
+            for line in header(self.config, self.placement, pace, threads=self._threads, directory=self.path):
+                say(line)
             announce(self.horizon, self.config.evaluation.max_steps)
             self._trackers = Trackers(self.config, self.path, self._history())
             total, done = self.config.training.max_steps, self.progress.agent_steps

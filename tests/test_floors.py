@@ -29,7 +29,7 @@ FLOORS = [
     {"replay", "distributed", "checkpoint", "tracking"},
     {"algorithms", "evolution"},
     {"population"},
-    {"evaluation", "history", "metrics", "recovery", "run", "training", "launch"},
+    {"evaluation", "header", "history", "metrics", "recovery", "run", "training", "launch"},
     {"cli"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,0 +1,41 @@
+"""What a run says of itself before it trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evorl.config import AnyConfig
+from evorl.distributed import Placement
+from evorl.replay import Pace
+
+
+def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int, directory: Path) -> list[str]:
+    """Return the lines that say who trains where with how many `threads`, and what an update of a new agent is."""
+    ranks, size = placement.ranks.size, config.population.size
+    where = "on 1 rank"
+    if ranks > 1:
+        where = f"divided over {ranks} ranks" if placement.is_sharded else f"on each of {ranks} ranks"
+    compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}{' each' if ranks > 1 else ''}"
+    together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
+    return [
+        f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
+        f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {directory}",
+        f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
+    ]
+
+
+def _frequency(pace: Pace) -> str:
+    """As in "one for every 4 environment steps"."""
+    updates, steps = pace.updates, pace.steps
+    if steps < 1:
+        updates, steps = updates / steps, 1.0
+    every = "environment step" if steps == 1 else f"{_number(steps)} environment steps"
+    return f"{'one' if updates == 1 else _number(updates)} for every {every}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
