@@ -35,8 +35,9 @@ def remembered(observation, memory):
 
 def worth(observation, memory):
     """The value that they see in it [P, E], which depends on all that was seen in the episode."""
-    place = observation["observation"] @ torch.tensor([12.9, 78.2, 37.7, 3.3])
-    return place.sin() + (0.0 if memory is None else remembered(observation, memory)[..., 0, 0])
+    # In double precision, since processors multiply batches of other sizes with other rounding.
+    place = observation["observation"].double() @ torch.tensor([12.9, 78.2, 37.7, 3.3], dtype=torch.float64)
+    return place.sin().float() + (0.0 if memory is None else remembered(observation, memory)[..., 0, 0])
 
 
 class Group:
