@@ -29,7 +29,8 @@ class ParameterSpec:
     first value: `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with n the size of the axes read (LeCun 1998), `orthogonal` a
     matrix from all that is read to all that is produced whose rows or columns, whichever are fewer, are orthonormal, in
     each copy for itself (Saxe et al., arXiv 1312.6120); both times `gain`. Numbers stand for the places of the first
-    axis produced. `newborn` is the value of units that are added later, where it differs.
+    axis produced. `newborn` is the value of units that are added later, where it differs. A `mask` says which units
+    count, and is left out of a stack in which all do.
     """
 
     reads: tuple[str | int, ...]
@@ -39,6 +40,7 @@ class ParameterSpec:
     trained: bool = True
     copies: int | None = None
     gain: float = 1.0
+    mask: bool = False
 
     @property
     def axes(self) -> tuple[str | int, ...]:

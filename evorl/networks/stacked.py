@@ -36,6 +36,7 @@ class StackedModule:
         trained = {key: shapes[key] for key, spec in specs.items() if spec.trained}
         untrained = {key: shapes[key] for key, spec in specs.items() if not spec.trained}
         matrices = {key: spec.matrix(sizes) for key, spec in specs.items()}
+        self._masks = [key for key, spec in specs.items() if spec.mask]
         self.parameters = FlatTensors(trained, agents, device)
         self.target_parameters = FlatTensors(trained, agents, device)
         self.buffers = FlatTensors(untrained, agents, device)
@@ -77,6 +78,9 @@ class StackedModule:
         """Take over the tensors of the stack's agents."""
         for role, flat in self._roles().items():
             flat.load([agent.tensors[self.name][role] for agent in agents])
+        for key in self._masks:
+            if bool((self.buffers.views[key] == 1).all()):
+                del self._online[key], self._target[key]
         updates = [agent.state[f"{self.name}.updates"] for agent in agents]
         self.adam.updates.copy_(torch.tensor(updates, dtype=torch.float64))
 

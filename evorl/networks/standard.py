@@ -6,6 +6,7 @@ Axes: P agents, B observations (T * S of them where S sequences have T steps), K
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -175,7 +176,7 @@ class StandardNetwork:
         specs[f"{name}.bias"] = one("zeros")
         if architecture.layer_norm:
             specs[f"{name}.gain"], specs[f"{name}.shift"] = one("ones"), one("zeros")
-            specs[f"{name}.counted"] = one("ones", newborn="zeros", trained=False)
+            specs[f"{name}.counted"] = replace(one("ones", newborn="zeros", trained=False), mask=True)
         return specs
 
     def _encoded(self, layout: Layout, p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -207,7 +208,7 @@ class StandardNetwork:
         for source, x in sources.items():
             y = linear(x, p[f"{name}.weight{source}"], y)
         if layout.architecture.layer_norm:
-            y = layer_norm(y, p[f"{name}.gain"], p[f"{name}.shift"], p[f"{name}.counted"])
+            y = layer_norm(y, p[f"{name}.gain"], p[f"{name}.shift"], p.get(f"{name}.counted"))
         return activate(y, layout.spans)
 
     def _recall(
