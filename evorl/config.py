@@ -107,7 +107,8 @@ class Network(Section):
     name: str = "standard"
     hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
     activation: str = "relu"
-    layer_norm: bool = False
+    layer_norm: bool | None = None
+    """Normalise hidden layers (arXiv 1607.06450). Null is what the algorithm takes: true for DQN, else false."""
     initialisation: Initialisation | None = None
     """Null is what the algorithm takes: `orthogonal` for actor-critics, `uniform` for DQN."""
     convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
@@ -302,11 +303,12 @@ class Config(Section, Generic[Settings]):
 
     @field_validator("network")
     @classmethod
-    def _has_an_initialisation(cls, network: Network, info: ValidationInfo) -> Network:
+    def _is_as_the_algorithm_takes_it(cls, network: Network, info: ValidationInfo) -> Network:
         algorithm: AlgorithmSettings | None = info.data.get("algorithm")
-        if algorithm is None or network.initialisation or network.name == "module":
+        if algorithm is None or network.name == "module":
             return network
-        return network.model_copy(update={"initialisation": algorithm.initialisation})
+        own = {"initialisation": algorithm.initialisation, "layer_norm": algorithm.layer_norm}
+        return network.model_copy(update={key: value for key, value in own.items() if getattr(network, key) is None})
 
     @field_validator("evolution")
     @classmethod

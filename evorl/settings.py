@@ -92,6 +92,8 @@ class AlgorithmSettings(Section):
 
     initialisation: ClassVar[Initialisation] = "uniform"
     """How networks are initialised where `network.initialisation` does not say."""
+    layer_norm: ClassVar[bool] = False
+    """Whether hidden layers are normalised where `network.layer_norm` does not say."""
     hyperparameters: ClassVar[tuple[str, ...]] = ()
     """The settings that differ between agents and that evolution may turn."""
     near_one: ClassVar[tuple[str, ...]] = ()

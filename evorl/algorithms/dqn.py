@@ -73,6 +73,7 @@ class DQNSettings(AlgorithmSettings):
         "tau",
         "max_grad_norm",
     )
+    layer_norm: ClassVar[bool] = True
     near_one: ClassVar[tuple[str, ...]] = ("gamma",)
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=1e-4, max=5e-3),

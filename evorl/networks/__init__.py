@@ -66,7 +66,7 @@ def first_architecture(settings: NetworkSettings, parts: Parts, streams: Streams
         hidden_sizes=settings.hidden_sizes,
         residual_layers=(0,) * len(settings.hidden_sizes),
         activation=settings.activation,
-        layer_norm=settings.layer_norm,
+        layer_norm=bool(settings.layer_norm),
         streams=streams,
         convolutions=tuple(layers),
         recurrent=settings.recurrent,
