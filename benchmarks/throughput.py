@@ -51,7 +51,6 @@ class Trainer:
                 config.seed, generation=1, rank=self.ranks.rank, purpose="acting", device=self.ranks.device
             ),
             average=self.placement.average_,
-            copies=self.placement.copies,
             stopwatch=self.stopwatch,
         )
         self.experience.begin(self.population, 1)

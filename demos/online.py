@@ -42,7 +42,6 @@ def main(arguments: Sequence[str]) -> None:
                 algorithm,
                 generator=run.generator("acting"),
                 average=placement.average_,
-                copies=placement.copies,
                 stopwatch=stopwatch,
             )
             experience.begin(population, run.generation)

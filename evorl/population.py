@@ -48,7 +48,6 @@ class Population:
         *,
         generator: torch.Generator,
         average: Callable[[Tensor], None] = lambda flat: None,
-        copies: int = 1,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         self.algorithm = algorithm
@@ -56,7 +55,6 @@ class Population:
         self.stacks: list[Stack] = []
         self._generator = generator
         self._average = average
-        self._copies = copies
         self._stopwatch = stopwatch or Stopwatch()
         for members, layout in plan_stacks([agent.architecture for agent in agents], self._cost):
             start = len(self.agents)
@@ -73,7 +71,8 @@ class Population:
         self._statistics: dict[tuple[str, ...], Tensor] = {}
         self._healthy = torch.ones(count, device=device)
         self._faults: dict[int, str] = {}
-        self._updates = torch.zeros(count, device=device)
+        # In double precision, as everything that counts: single stands still at 17 million.
+        self._updates = torch.zeros(count, dtype=torch.float64, device=device)
 
     def memory(self, num_envs: int) -> Memory:
         """What agents remember before they have seen anything, for so many environments of each."""
@@ -94,10 +93,16 @@ class Population:
 
         before = memory.values
         decision = self._decide(act, observation, memory)
-        steps = observation["started"].shape[1] * self._copies
-        for stack in self.stacks:
-            algorithm.after_acting(stack, steps)
         return {**decision, "memory": before, "next_memory": memory.values} if before.numel() else decision
+
+    @torch.no_grad()
+    def acted(self, steps: NDArray[np.float64]) -> None:
+        """Note `steps` [P] further transitions of each agent, over all ranks that hold it; all of them say the same."""
+        # Where all agents made equally many, a plain number spares a copy to the device.
+        same, device = bool((steps == steps[0]).all()), self._generator.device
+        for stack in self.stacks:
+            own = steps[stack.members]
+            self.algorithm.after_acting(stack, float(own[0]) if same else torch.from_numpy(own).to(device))
 
     @torch.no_grad()
     def best(self, observation: Observation, memory: Memory) -> Decision:
@@ -242,16 +247,20 @@ class Population:
         for module in modules.values():
             module.load(agents)
 
-        def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
 
         return Stack(
             members=slice(start, start + len(agents)),
             modules=modules,
             hyperparameters={
-                name: column([agent.hyperparameters[name] for agent in agents]) for name in agents[0].hyperparameters
+                name: column([agent.hyperparameters[name] for agent in agents], torch.float32)
+                for name in agents[0].hyperparameters
             },
-            state={name: column([agent.state[name] for agent in agents]) for name in self.algorithm.first_state()},
+            state={
+                name: column([agent.state[name] for agent in agents], torch.float64)
+                for name in self.algorithm.first_state()
+            },
         )
 
 

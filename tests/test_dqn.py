@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from support import agent, algorithm, batch, config, interface, population, seen
+from support import agent, algorithm, batch, config, interface, lines, population, seen, train
 
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
@@ -89,14 +89,41 @@ def test_each_agent_explores_with_its_own_epsilon():
 
 def test_epsilon_decays_by_steps_and_stays_with_the_agent():
     dqn = algorithm("algorithm.exploration={start: 1.0, end: 0.1, decay: 0.9}")
-    group = population([agent(dqn=dqn)], dqn, copies=2)
+    group = population([agent(dqn=dqn)], dqn)
     group.act(seen(torch.zeros(1, 3, 5)), group.memory(3))
-    assert group.to_agents()[0].state["epsilon"] == pytest.approx(0.9**6)
+    assert group.to_agents()[0].state["epsilon"] == 1.0, "what counts is what the environments made of it"
+    group.acted(np.array([6.0]))
+    assert group.to_agents()[0].state["epsilon"] == pytest.approx(0.9**6, rel=1e-12)
     for _ in range(20):
-        group.act(seen(torch.zeros(1, 3, 5)), group.memory(3))
+        group.acted(np.array([6.0]))
     member = group.to_agents()[0]
     assert member.state["epsilon"] == pytest.approx(0.1)
     assert population([member.child(9)], dqn).stacks[0].state["epsilon"].item() == pytest.approx(0.1)
+
+
+def test_exploration_falls_by_transitions_and_not_by_resets(in_directory):
+    """Native CartPole spends a step on each reset."""
+    explores = "algorithm.exploration={start: 1.0, end: 0.0, decay: 0.99}"
+    assert train("run.name=a", explores, "training.max_steps=40", "evolution.steps=200", "population.size=2") == 0
+    (row,) = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert row["global_steps"] < 2 * 200
+    exponents = [np.log(state["epsilon"]) / np.log(0.99) for state in row["state"]]
+    assert sum(exponents) == pytest.approx(row["global_steps"], rel=1e-9)
+
+
+def test_counts_go_on_beyond_what_single_precision_can_count():
+    a2c = algorithm("algorithm={name: a2c, rollout_steps: 8}")
+    member = agent(dqn=a2c)
+    member.state["steps"] = 2.0**27
+    group = population([member, agent(id=1, dqn=a2c)], a2c)
+    for _ in range(3):
+        group.acted(np.array([1.0, 2.0]))
+    assert [member.state["steps"] for member in group.to_agents()] == [2.0**27 + 3, 6.0]
+    dqn = algorithm()
+    group = population([agent(dqn=dqn)], dqn)
+    group._updates += 2.0**24
+    group.learn(batch([agent(dqn=dqn)]))
+    assert group.statistics()[1] == 2.0**24 + 1
 
 
 def learned(*overrides, steps=400):

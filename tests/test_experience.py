@@ -32,7 +32,9 @@ def experience(gather, lockstep, part=0, starts=1, clip=None):
 
 
 def members(**hyperparameters):
-    return SimpleNamespace(agents=[agent(id=index, batch_size=4.0, **hyperparameters) for index in range(P)])
+    agents = [agent(id=index, batch_size=4.0, **hyperparameters) for index in range(P)]
+    counted = []
+    return SimpleNamespace(agents=agents, acted=counted.append, counted=counted)
 
 
 def transition(valid, reward=1.0):
@@ -47,26 +49,29 @@ def alone(numbers):
 
 
 def test_reset_steps_are_neither_stored_nor_counted():
-    memory = experience(alone, lockstep=False)
-    memory.begin(members(learn_step=1.0), 1)
+    memory, group = experience(alone, lockstep=False), members(learn_step=1.0)
+    memory.begin(group, 1)
     valid = torch.tensor([[True, False, True], [True, True, True]])
     memory.add(transition(valid), {"action": torch.zeros(P, E, dtype=torch.int64)})
     assert memory.buffer.size == 5
     assert (memory.buffer.storage["reward"][:5] == 1.0).all()
     batches = list(memory.due())
     assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
+    assert [steps.tolist() for steps in group.counted] == [[2.0, 3.0]]
 
 
 def test_ranks_learn_when_their_steps_are_earned_on_average():
     """This rank made 3 steps of each agent, the other rank 2 and 3."""
     other = np.array([10.0, 0.0, 2.0, 3.0])
     memory = experience(lambda numbers: np.stack([numbers, other[: len(numbers)]]), lockstep=False)
-    memory.begin(members(learn_step=1.0), 1)
+    group = members(learn_step=1.0)
+    memory.begin(group, 1)
     everywhere = torch.ones(P, E, dtype=torch.bool)
     memory.add(transition(everywhere), {"action": torch.zeros(P, E, dtype=torch.int64)})
     batches = list(memory.due())
     assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
     assert memory._cadence.credit() == pytest.approx([0.5, 0.0])
+    assert [steps.tolist() for steps in group.counted] == [[5.0, 6.0]], "exploration falls alike on both ranks"
 
 
 def test_learning_may_cut_rewards():
@@ -109,7 +114,7 @@ def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_thei
         )
         updates.append(len(list(memory.due())))
     assert ring.size < 24
-    assert not any(updates[:4])
+    assert not any(updates[:3]), "six rows, two of which hold the first stack"
     assert (updates[-1] > 0) == learns
 
 

@@ -37,6 +37,9 @@ class Group:
     def absorb(self, part, moments):
         self.absorbed.append((part, moments))
 
+    def acted(self, steps):
+        pass
+
 
 def experience(sequence=1, gather=lambda numbers: numbers[None], clip=None, centre=False, scale=False, normalized=()):
     settings = RolloutSettings(T, E, sequence, clip, centre, scale, normalized)
@@ -148,6 +151,8 @@ def test_rewards_are_divided_by_the_spread_of_their_sums_over_all_ranks():
     made, told = steps(), []
 
     def gather(numbers):
+        if numbers.ndim == 1:
+            return np.stack([numbers, numbers])
         other = numbers * np.array([1.0, 3.0, 5.0])
         told.append((numbers, other))
         return np.stack([numbers, other])

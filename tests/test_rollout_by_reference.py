@@ -362,6 +362,8 @@ def test_what_happened_on_all_ranks_is_absorbed_after_each_rollouts_last_batch()
                     assert moments.number[p] == len(seen)
                     np.testing.assert_allclose(moments.mean[p], seen.mean(0), atol=1e-9)
                     np.testing.assert_allclose(moments.variance[p], seen.var(0), atol=1e-9)
+    transitions = [sum(agent == p for world in worlds for _, agent, _ in world.valid(0, 2 * T)) for p in range(P)]
+    assert [group.steps.tolist() for group in groups] == [transitions] * 2, "what both ranks made, and no resets"
     assert [len(group.events) for group in groups] == [4, 4]
 
 

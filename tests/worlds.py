@@ -44,12 +44,16 @@ class Group:
     def __init__(self, agents):
         self.agents = agents
         self.events = []
+        self.steps = np.zeros(len(agents))
 
     def value(self, observation, memory):
         return worth(observation, memory)
 
     def absorb(self, part, moments):
         self.events.append((part, moments))
+
+    def acted(self, steps):
+        self.steps += steps
 
 
 class World:

@@ -103,8 +103,8 @@ class Algorithm(Protocol):
     def learning_rate(self, stack: Stack) -> Tensor:
         """The learning rate [P] of the next update."""
 
-    def after_acting(self, stack: Stack, steps: int) -> None:
-        """Note `steps` further environment steps of each agent."""
+    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
+        """Note `steps` further transitions of each agent [P] or of every one, over all ranks."""
 
     def after_update(self, stack: Stack, due: Tensor) -> None:
         """Do what follows an update of the agents whose `due` [P] is 1."""

@@ -169,8 +169,8 @@ class A2C:
         """The value [P, E] of observations [P, E, ...]."""
         return stack.modules["policy"](observation, recall)["value"].squeeze(-1)
 
-    def after_acting(self, stack: Stack, steps: int) -> None:
-        """Count `steps` further environment steps of each agent."""
+    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
+        """Count `steps` further transitions of each agent [P] or of every one, over all ranks."""
         stack.state["steps"] += steps
 
     def learning_rate(self, stack: Stack) -> Tensor:

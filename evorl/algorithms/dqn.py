@@ -168,8 +168,8 @@ class DQN:
         """The learning rate [P]."""
         return stack.hyperparameters["learning_rate"]
 
-    def after_acting(self, stack: Stack, steps: int) -> None:
-        """Decay exploration by `steps` further environment steps of each agent."""
+    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
+        """Decay exploration by `steps` further transitions of each agent [P] or of every one, over all ranks."""
         exploration = self.settings.exploration
         stack.state["epsilon"].mul_(exploration.decay**steps).clamp_(min=exploration.end)
 

@@ -34,6 +34,9 @@ class Actors(Protocol):
 
     agents: list[Agent]
 
+    def acted(self, steps: NDArray[np.float64]) -> None:
+        """Note `steps` [P] further transitions of each agent, over all ranks that hold it; all of them say the same."""
+
     def value(self, observation: Observation, memory: Tensor | None) -> Tensor:
         """What the agents expect [P, E] from observations [P, E, ...], remembering `memory` [P, E, K, N]."""
 

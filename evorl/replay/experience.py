@@ -122,6 +122,7 @@ class ReplayExperience:
         self._seed = seed
         self._rank = rank
         self._stopwatch = stopwatch
+        self._population: Actors
         self._cadence: UpdateCadence
         self._sampler: DistributedSampler
         self._steps: NDArray[np.float64]
@@ -136,6 +137,7 @@ class ReplayExperience:
     def begin(self, population: Actors, generation: int) -> None:
         """Start a generation of these agents."""
         agents = population.agents
+        self._population = population
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
         credit = np.array([agent.state.get("credit", 0.0) for agent in agents])
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
@@ -196,10 +198,11 @@ class ReplayExperience:
     def due(self) -> Iterator[Batch]:
         """The batches that the steps since the last call make due, one for each update of the population."""
         steps = self._agree_on_steps()
+        self._population.acted(steps)
         # A ring of frames also holds resets: full, it may never come to so many transitions, or fall back below.
         if self._sizes.sum() < self._learning_starts and not self._full:
             return
-        counts = self._cadence.due(steps)
+        counts = self._cadence.due(steps if self._split_batches else steps / len(self._sizes))
         updates = int(counts.max())
         if updates == 0:
             return
@@ -211,19 +214,15 @@ class ReplayExperience:
             yield Batch({name: value[update] for name, value in fields.items()}, weight[update], due[update])
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Steps [P] since the last call by which learn steps are counted; notes all parts' sizes.
-
-        Those of each agent, added up over the ranks that hold it if these split batches, otherwise averaged.
-        """
+        """Steps [P] of each agent since the last call, over all ranks that hold it; notes all parts' sizes."""
         if self._lockstep:
             self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self.buffer.capacity)
             self._full = bool((self._sizes == self.buffer.capacity).all())
-            return self._steps * len(self._sizes) if self._split_batches else self._steps
+            return self._steps * len(self._sizes)
         with self._stopwatch("communication"):
             known = self._gather(np.concatenate([[self.buffer.size, self.buffer.full], self._steps]))
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
-        steps = known[:, 2:]
-        return np.asarray(steps.sum(0) if self._split_batches else steps.mean(0))
+        return np.asarray(known[:, 2:].sum(0))
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.losses import normalized
@@ -135,6 +136,7 @@ class RolloutExperience:
         if self._step < self.period:
             return
         self._step = 0
+        self._population.acted(self._agree_on_steps())
         with self._stopwatch("sampling"):
             self._appraise()
             index = self._minibatches.draw(self._generator)
@@ -163,6 +165,12 @@ class RolloutExperience:
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
         """Nothing outlasts a generation."""
+
+    def _agree_on_steps(self) -> NDArray[np.float64]:
+        """The transitions [P] of each agent in the rollout, over all ranks that hold it."""
+        steps = self._columns["valid"].whole().sum((0, 2)).cpu().numpy().astype(np.float64)
+        with self._stopwatch("communication"):
+            return np.asarray(self._gather(steps).sum(0))
 
     def _appraise(self) -> None:
         """Estimate the advantage of every step, and the return that its value should have been."""
