@@ -95,7 +95,6 @@ class Population:
         decision = self._decide(act, observation, memory)
         return {**decision, "memory": before, "next_memory": memory.values} if before.numel() else decision
 
-    @torch.no_grad()
     def acted(self, steps: NDArray[np.float64]) -> None:
         """Note `steps` [P] further transitions of each agent, over all ranks that hold it; all of them say the same."""
         # Where all agents made equally many, a plain number spares a copy to the device.
