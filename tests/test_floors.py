@@ -25,7 +25,7 @@ FLOORS = [
         "timing",
         "types",
     },
-    {"networks", "distributions", "moments", "returns", "losses", "envs"},
+    {"networks", "distributions", "elite", "moments", "returns", "losses", "envs"},
     {"replay", "distributed", "checkpoint", "tracking"},
     {"algorithms", "evolution"},
     {"population"},

@@ -87,7 +87,7 @@ def test_replay_gives_as_many_updates_and_draws_for_each_global_step_on_any_numb
         memory = replay(exchange.gather(rank), lockstep, rank)
         numbers = zip(learn_step, batch_size, strict=True)
         agents = [agent(id=id, learn_step=wait, batch_size=float(size)) for id, (wait, size) in enumerate(numbers)]
-        memory.begin(SimpleNamespace(agents=agents), 1)
+        memory.begin(SimpleNamespace(agents=agents, acted=lambda steps: None), 1)
         generator, batches = torch.Generator().manual_seed(rank), []
         for _ in range(steps):
             memory.add(transition(generator), {"action": torch.zeros(2, 3, dtype=torch.int64)})
