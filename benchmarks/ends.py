@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -54,6 +55,16 @@ WAYS: dict[str, tuple[Callable[[], None], int]] = {
 """Each way to end, and the exit code that it should give."""
 
 
+class Lingering:
+    """Makes the end of the interpreter, in which all objects go, last as long as that of a run with many of them."""
+
+    def __del__(self) -> None:
+        time.sleep(0.05)
+
+
+LINGERING = Lingering()
+
+
 def forked(program: Callable[[], int]) -> int:
     """Start a process that ends as Python does after `program`; the imports are shared, which makes ends cheap."""
     process = os.fork()
@@ -77,7 +88,7 @@ def give_and_end(port: int, interval: float, number: int, end: Callable[[], None
 
     def main(arguments: object) -> None:
         store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=10), wait_for_workers=False)
-        signs = SignsOfLife(store, number, number + 1, interval)  # noqa: F841
+        SignsOfLife(store, number, number + 1, interval)
         time.sleep(0.01 + 0.0001 * (number % 37))
         end()
 
@@ -91,7 +102,8 @@ def count_ends(count: int, interval: float, port: int) -> Counter[tuple[str, int
     names, running = list(WAYS), dict[int, str]()
     for number in range(count):
         name = names[number % len(names)]
-        running[forked(lambda: give_and_end(port, interval, number, WAYS[name][0]))] = name  # noqa: B023
+        program = partial(give_and_end, port, interval, number, WAYS[name][0])
+        running[forked(program)] = name
         while len(running) >= 2 or (running and number == count - 1):
             process, status = os.wait()
             codes[running.pop(process), os.waitstatus_to_exitcode(status)] += 1

@@ -9,7 +9,6 @@ import gc
 import os
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -98,7 +97,7 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
     finally:
         leave()
         if end_background():
-            _break_off(code)
+            atexit.register(_break_off, code)
     return code
 
 
@@ -137,10 +136,10 @@ def _tell(error: UserError) -> None:
             say(line)
 
 
-def _break_off(code: int) -> NoReturn:
-    """End although a thread does not return, which the interpreter's own end would abort or wait for."""
-    if sys.exc_info()[0] is not None:
-        traceback.print_exc()
+def _break_off(code: int) -> None:
+    """End at once where a thread has still not returned: the interpreter's own end would abort under it."""
+    if not end_background(patience=0.0):
+        return
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
