@@ -39,7 +39,10 @@ class Experience(Protocol):
         """Remember what one step of all environments brought."""
 
     def due(self) -> Iterator[Batch]:
-        """The batches to learn from now; every rank that holds the same agents gives equally many."""
+        """The batches to learn from now; every rank that holds the same agents gives equally many.
+
+        First it tells the population by `acted` how many transitions those ranks have agreed on.
+        """
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation, leaving with the agents what is theirs."""

@@ -159,7 +159,7 @@ class Environments:
         return steps
 
     def pop_returns(self) -> Returns:
-        """Returns of episodes since the last call; those that are too short to stand for all wait for a later one."""
+        """Returns of episodes since the last call; those that began too lately to count wait for a later one."""
         return self._episodes.pop()
 
     def close(self) -> None:
