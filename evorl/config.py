@@ -185,7 +185,7 @@ class Mutation(BaseModel):
     hyperparameters: Weight = 0.2
     new_layer: Fraction = 0.2
     """The share of architecture mutations that add or remove a layer rather than units."""
-    strength: Positive = 0.1
+    strength: Positive = 0.02
     """Standard deviation of parameter noise, relative to each weight."""
 
     def weights(self) -> dict[str, float]:

@@ -147,7 +147,7 @@ class Elite:
         if self.score is None or not seems_reached:
             return False
         self.tests += 1
-        if play is not None and self.score.mean >= target:
+        if play is not None and self.score.mean + 2 * self.score.std / math.sqrt(self.score.episodes) >= target:
             self.note(Score.of(play(0, episodes)[0]))
         bound = self.score.lower_bound(error_of_test(error, self.tests))
         self.lower_bound = bound if math.isfinite(bound) else None

@@ -43,7 +43,7 @@ class Exploration(Section):
     """Epsilon-greedy: the probability of a random action falls from `start` to `end`."""
 
     start: Fraction = 1.0
-    end: Fraction = 0.1
+    end: Fraction = 0.05
     decay: Annotated[float, Field(gt=0, le=1)] = 0.9995
     """The factor for each step of each of an agent's environments, over all ranks."""
 
@@ -57,11 +57,11 @@ class DQNSettings(AlgorithmSettings):
     """Transitions in an agent's update, on each rank; see `split_batches`."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     gamma: Fraction = 0.99
-    learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
+    learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4
     """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
-    tau: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    tau: Annotated[float, Field(gt=0, le=1)] = 1e-2
     """The share of the way that the target network follows in each update."""
-    loss: Literal["mse", "huber"] = "mse"
+    loss: Literal["mse", "huber"] = "huber"
     max_grad_norm: Positive | None = None
     exploration: Exploration = Exploration()
 
@@ -78,7 +78,7 @@ class DQNSettings(AlgorithmSettings):
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=1e-4, max=5e-3),
         "batch_size": HyperparameterRange(min=32, max=256),
-        "learn_step": HyperparameterRange(min=1, max=8),
+        "learn_step": HyperparameterRange(min=2, max=8),
     }
 
 
