@@ -1,0 +1,78 @@
+"""Train a configuration with several seeds, evaluate each elite on fresh episodes, and print a line of JSON for each.
+
+    python benchmarks/learning.py --seeds 1 2 3 --processes 2 [--config FILE] [key=value ...]
+
+Seconds are those of the whole command, imports included. A fall is a generation whose best agent is more than 100 below
+the best of the generation before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = ROOT / "demos" / "online.py"
+LAUNCHER = [
+    "-m",
+    "accelerate.commands.launch",
+    "--config_file",
+    str(ROOT / "configs" / "accelerate" / "accelerate.yaml"),
+]
+
+EVALUATE = "import sys; from evorl.cli import main; sys.exit(main())"
+
+
+def train(config: Path, seed: int, processes: int, overrides: Sequence[str], directory: Path) -> dict[str, Any]:
+    """Return how one run ended, what it took and what its elite is worth over 100 fresh episodes."""
+    settings = [f"seed={seed}", f"run.directory={directory}", f"run.name=seed-{seed}", "tracking.backends=[]"]
+    launcher = [] if processes == 1 else [*LAUNCHER, "--num_processes", str(processes)]
+    command = [sys.executable, *launcher, str(PROGRAM), "--config", str(config), *overrides, *settings]
+    started = time.perf_counter()
+    with (directory / f"seed-{seed}.log").open("w") as log:
+        code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+    seconds = time.perf_counter() - started
+    run = directory / f"seed-{seed}"
+    summary = json.loads((run / "summary.json").read_text())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = [row["best_fitness"] for row in rows if row["best_fitness"] is not None]
+    evaluate = [sys.executable, "-c", EVALUATE, "evaluate", str(run), "--episodes", "100", "--json"]
+    fresh = json.loads(subprocess.run(evaluate, capture_output=True, text=True, check=True).stdout)
+    return {
+        "seed": seed,
+        "processes": processes,
+        "exit": code,
+        "solved": summary["solved"],
+        "seconds": round(seconds, 1),
+        "evaluation_seconds": round(sum(row["seconds"].get("evaluation", 0.0) for row in rows), 1),
+        "agent_steps": summary["agent_steps"],
+        "generations": summary["generations"],
+        "falls": sum(after < before - 100 for before, after in pairwise(best)),
+        "best": [round(value) for value in best],
+        "fresh": {name: round(fresh[name], 1) for name in ("mean", "std", "min")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "training" / "dqn.yaml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    parsed = parser.parse_intermixed_args()
+    with tempfile.TemporaryDirectory() as directory:
+        for seed in parsed.seeds:
+            result = train(parsed.config, seed, parsed.processes, parsed.overrides, Path(directory))
+            print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
