@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -190,7 +190,9 @@ class Run:
         hopes = best.fitness, elite.score.mean if elite.score else None
         seems_reached = target is not None and any(hope is not None and hope >= target for hope in hopes)
         if self._is_elite(best, evaluator):
-            self._elite, self._elite_is_written, self._archive = encode_agents([best]), False, []
+            # With the mean that is known of it by now, and not with that of the episodes that chose it.
+            known = replace(best, fitness=elite.score.mean if elite.score else None)
+            self._elite, self._elite_is_written, self._archive = encode_agents([known]), False, []
         play = self._play(self._archive or [best], "target", evaluator) if confirms else None
         self.progress.solved = target is not None and elite.reaches(
             target, settings.error, seems_reached, play, confirms
