@@ -53,13 +53,13 @@ class DQNSettings(AlgorithmSettings):
     double: bool = True
     dueling: bool = False
     """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
-    batch_size: Size = 128
+    batch_size: Size = 256
     """Transitions in an agent's update, on each rank; see `split_batches`."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
     gamma: Fraction = 0.99
-    learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4
+    learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8
     """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
-    tau: Annotated[float, Field(gt=0, le=1)] = 1e-2
+    tau: Annotated[float, Field(gt=0, le=1)] = 2e-2
     """The share of the way that the target network follows in each update."""
     loss: Literal["mse", "huber"] = "huber"
     max_grad_norm: Positive | None = None
@@ -76,9 +76,9 @@ class DQNSettings(AlgorithmSettings):
     layer_norm: ClassVar[bool] = True
     near_one: ClassVar[tuple[str, ...]] = ("gamma",)
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=1e-4, max=5e-3),
-        "batch_size": HyperparameterRange(min=32, max=256),
-        "learn_step": HyperparameterRange(min=2, max=8),
+        "learning_rate": HyperparameterRange(min=2e-4, max=8e-3),
+        "batch_size": HyperparameterRange(min=128, max=512),
+        "learn_step": HyperparameterRange(min=4, max=16),
     }
 
 
