@@ -182,14 +182,14 @@ class Run:
         An agent that a fault kept from learning has no fitness. The elite is measured again on the same episodes; where
         it is beaten there, both play further ones. The target is tested on fresh episodes of who is then the elite.
         """
+        self._returns = {agent.id: row for agent, row in zip(trained, returns, strict=True)}
         for agent, row in zip(trained, returns, strict=True):
-            self._returns[agent.id] = row
             agent.fitness = float(row.mean()) if np.isfinite(row).all() and agent.fault is None else None
         settings, elite, best = self.config.evaluation, self.progress.elite, _best(trained)
         target, confirms = self.config.training.target_fitness, settings.confirmation_episodes
         hopes = best.fitness, elite.score.mean if elite.score else None
         seems_reached = target is not None and any(hope is not None and hope >= target for hope in hopes)
-        if self._is_elite(best, evaluator):
+        if self._beats_elite(best, evaluator):
             # With the mean that is known of it by now, and not with that of the episodes that chose it.
             known = replace(best, fitness=elite.score.mean if elite.score else None)
             self._elite, self._elite_is_written, self._archive = encode_agents([known]), False, []
@@ -198,8 +198,11 @@ class Run:
             target, settings.error, seems_reached, play, confirms
         )
 
-    def _is_elite(self, best: Agent, evaluator: Evaluator) -> bool:
-        """Whether a generation's best agent is better than the elite, which is measured again on the same episodes."""
+    def _beats_elite(self, best: Agent, evaluator: Evaluator) -> bool:
+        """Let a generation's best agent challenge the elite, which plays the same episodes, and return whether it won.
+
+        The elite is then in the archive, with its mean on the generation's episodes as its fitness.
+        """
         settings, elite, again = self.config.evaluation, self.progress.elite, None
         self._archive = decode_agents(self._elite, "the elite") if self._elite else []
         for agent in self._archive:
@@ -235,7 +238,7 @@ class Run:
             )
         order = self._places(trained)
         trained = [trained[index] for index in order]
-        scores = [Score.of(self._returns.pop(agent.id)) for agent in trained]
+        scores = [Score.of(self._returns[agent.id]) for agent in trained]
         numbers = {name: value for name, value in asdict(progress).items() if name != "elite"}
         row = generation_row(trained, scores, counts.ordered(order), numbers, progress.elite, seconds)
         self._write(row, lineage_rows(trained, progress.generation))
