@@ -273,7 +273,7 @@ def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen,
 def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
     """The best next action is forbidden; the loss is that of the second best."""
     for double in ("true", "false"):
-        algorithm = made("dqn", f"algorithm.double={double}", masked=True)
+        algorithm = made("dqn", f"algorithm.double={double}", "algorithm.loss=mse", masked=True)
         stack = population([agent(dqn=algorithm)], algorithm).stacks[0]
         whole = replay_batch(algorithm, [None], 0)
         following = {"observation": whole.fields["next_observation.observation"]}
