@@ -1,6 +1,6 @@
 """Train a configuration with several seeds, evaluate each elite on fresh episodes, and print a line of JSON for each.
 
-    python benchmarks/learning.py --seeds 1 2 3 --processes 2 [--config FILE] [key=value ...]
+    python benchmarks/learning.py [key=value ...] [--config FILE] [--processes 2] --seeds 1 2 3
 
 Seconds are those of the whole command, imports included. A fall is a generation whose best agent is more than 100 below
 the best of the generation before.
