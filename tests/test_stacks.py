@@ -152,8 +152,8 @@ def test_every_activation_maps_zero_to_zero(name):
     assert ACTIVATIONS[name](torch.zeros(3)).eq(0).all()
 
 
-@pytest.mark.parametrize(("width", "expected"), [(1, 32), (32, 32), (33, 64), (48, 64), (64, 64), (65, 128)])
-def test_widths_are_padded_to_powers_of_two(width, expected):
+@pytest.mark.parametrize(("width", "expected"), [(1, 32), (32, 32), (33, 48), (48, 48), (64, 64), (65, 80)])
+def test_widths_are_padded_to_multiples_of_sixteen(width, expected):
     assert padded(width) == expected
 
 

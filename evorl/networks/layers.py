@@ -48,16 +48,20 @@ def repeated(x: Tensor, copies: int) -> Tensor:
     return x if copies == 1 else x.unsqueeze(1).expand(-1, copies, *x.shape[1:]).flatten(0, 1)
 
 
-def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, counted: Tensor | None, epsilon: float = 1e-5) -> Tensor:
-    """Normalise [P, B, N] (arXiv 1607.06450) by the statistics of the `counted` [P, 1, N] units.
+def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, share: Tensor | None, epsilon: float = 1e-5) -> Tensor:
+    """Normalise [P, B, N] (arXiv 1607.06450) by the statistics of the units that count, with `share` [P, N, 1] in them.
 
     A norm over part of the units is enough (arXiv 1910.07467), which lets a layer grow without changing what it puts
-    out: padding never counts, nor do units that were added to a trained layer.
+    out: padding never counts, nor do units that were added to a trained layer. Without `share` all count alike.
     """
-    if counted is None:
-        # All units count: one fused operation instead of ten, which makes an update 1.25 times as fast.
+    if share is None:
+        # One fused operation instead of seven.
         return torch.addcmul(shift, functional.layer_norm(x, x.shape[-1:], eps=epsilon), gain)
-    share = (counted / counted.sum(-1, keepdim=True).clamp(min=1)).transpose(1, 2)
     centred = x - torch.bmm(x, share)
     variance = torch.bmm(centred.square(), share)
-    return centred * torch.rsqrt(variance + epsilon) * gain + shift
+    return torch.addcmul(shift, centred * torch.rsqrt(variance + epsilon), gain)
+
+
+def shares(counted: Tensor) -> Tensor:
+    """The share [P, N, 1] that each unit has in a mean over those that are `counted` [P, 1, N]."""
+    return (counted / counted.sum(-1, keepdim=True).clamp(min=1)).transpose(1, 2).contiguous()

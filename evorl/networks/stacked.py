@@ -11,6 +11,7 @@ from torch import Tensor
 from evorl.formats import check_tensors
 from evorl.networks import Network
 from evorl.networks.growth import fresh_roles
+from evorl.networks.layers import shares
 from evorl.networks.layout import Layout
 from evorl.networks.optimizer import StackedAdam
 from evorl.networks.parameters import FlatTensors, Shape
@@ -81,6 +82,8 @@ class StackedModule:
         for key in self._masks:
             if bool((self.buffers.views[key] == 1).all()):
                 del self._online[key], self._target[key]
+            else:
+                self._online[key] = self._target[key] = shares(self._online[key])
         updates = [agent.state[f"{self.name}.updates"] for agent in agents]
         self.adam.updates.copy_(torch.tensor(updates, dtype=torch.float64))
 
