@@ -1,6 +1,6 @@
 """Kill runs at random moments, resume them, and compare what is left with runs that were left alone, byte for byte.
 
-    OMP_NUM_THREADS=1 python benchmarks/chaos.py [--kills 56] [--seed 1] [--case NAME ...]
+    OMP_NUM_THREADS=1 python tests/robustness/chaos.py [--kills 56] [--seed 1] [--case NAME ...]
 
 Each case is trained by two ranks twice: undisturbed, and with kills (SIGKILL of one rank, of all ranks, or of the
 launcher) that are timed to fall into every phase of a generation. Agents, replay, metrics and lineage must then be
@@ -33,7 +33,7 @@ import psutil
 from evorl.launch import run_program
 from evorl.timing import Stopwatch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PHASES = ("collection", "learning", "evaluation", "evolution", "checkpoint")
 PHASE_OF = {
     "acting": 0,

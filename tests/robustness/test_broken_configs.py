@@ -1,17 +1,14 @@
 """Configurations that are wrong in a hundred ways: each ends with one line and code 2, and nothing begins."""
 
-import importlib.util
 import itertools
 
+import broken_configs
 import pytest
-from support import ROOT, train
+from support import train
 
 from evorl.launch import load_config
 from evorl.types import UserError
 
-spec = importlib.util.spec_from_file_location("broken_configs", ROOT / "benchmarks" / "broken_configs.py")
-broken_configs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(broken_configs)
 COUNT = 5 * len(broken_configs.KINDS)
 BREAKAGES = list(itertools.islice(broken_configs.breakages(seed=2), COUNT))
 

@@ -1,6 +1,6 @@
 """Broken configurations, as users break them: each must end soon, with one line and exit code 2.
 
-OMP_NUM_THREADS=1 python benchmarks/broken_configs.py --count 300 --seed 1
+OMP_NUM_THREADS=1 python tests/robustness/broken_configs.py --count 300 --seed 1
 
 Prints a table by kind, and exits with 1 if any breakage ends otherwise. No kind leaves a configuration valid.
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SHIPPED = sorted((ROOT / "configs" / "training").glob("*.yaml"))
 SLOWEST = 3.0
 GIVEN_UP = 20.0

@@ -1,19 +1,14 @@
 """Files of a checkpoint that are damaged in any way: noticed, named, and never resumed from."""
 
-import importlib.util
 import os
 
+import corruption
 import numpy as np
 import pytest
-from support import ROOT
 
 from evorl.checkpoint import Checkpoints
 from evorl.files import read_owner
 from evorl.types import UserError
-
-spec = importlib.util.spec_from_file_location("corruption", ROOT / "benchmarks" / "corruption.py")
-corruption = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(corruption)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Train on two hosts, lose one, and resume: two network namespaces of this machine stand for the hosts. Needs root.
 
-    OMP_NUM_THREADS=1 python benchmarks/two_hosts.py
+    OMP_NUM_THREADS=1 python tests/robustness/two_hosts.py
 
 Each host has its own address, name and working directory; what they share is a cable. It is done without
 a shared file system and with one. Prints what happened and exits with 1 if anything was not as it should be.

@@ -1,6 +1,6 @@
 """Kill a rank in each of three generations under `accelerate launch --max_restarts 3`, ten times over.
 
-    OMP_NUM_THREADS=1 python benchmarks/restarts.py [--runs 10]
+    OMP_NUM_THREADS=1 python tests/robustness/restarts.py [--runs 10]
 
 Each run must end by itself and leave what an undisturbed run leaves, byte for byte. Prints the seconds from each kill
 to the moment at which training goes on; exits with 1 if a run does not end or ends otherwise.

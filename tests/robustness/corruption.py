@@ -1,6 +1,6 @@
 """Damage the newest checkpoint of a run in every way a disk, a crash or a hand can, and see that none goes unnoticed.
 
-    OMP_NUM_THREADS=1 python benchmarks/corruption.py [--rounds 16] [--resumes 25] [--seed 1]
+    OMP_NUM_THREADS=1 python tests/robustness/corruption.py [--rounds 16] [--resumes 25] [--seed 1]
 
 A small run is trained for some generations. Its newest checkpoint is then damaged, one way at a time: `verify` must
 name the damaged file, the manifest where that is what was damaged. Some of the damaged runs are resumed: they must say
@@ -30,7 +30,7 @@ from evorl.checkpoint import Checkpoints
 from evorl.launch import run_program
 from evorl.types import UserError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 MANIFEST = "manifest.json"
 WHOLE = "whole directory"
 KEEP = 4

@@ -1,6 +1,6 @@
 """End processes that give signs of life, in every way that a program can end, and count those that end otherwise.
 
-    OMP_NUM_THREADS=1 python benchmarks/ends.py [--count 200] [--interval 0.0005]
+    OMP_NUM_THREADS=1 python tests/robustness/ends.py [--count 200] [--interval 0.0005]
 
 Each process gives signs every `--interval` seconds to a store that another process keeps, as a launcher does, and ends
 through `run_program`. Exits with 1 if any has another exit code than its way of ending should give.

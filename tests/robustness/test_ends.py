@@ -18,9 +18,9 @@ VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def test_signs_of_life_do_not_abort_a_process_that_ends():
-    """The short form of benchmarks/ends.py: before threads were stopped, a fifth of such ends aborted."""
+    """The short form of ends.py: before threads were stopped, a fifth of such ends aborted."""
     command = [
-        sys.executable, str(ROOT / "benchmarks" / "ends.py"), "--count", "15", "--interval", "0.00001",
+        sys.executable, str(ROOT / "tests" / "robustness" / "ends.py"), "--count", "15", "--interval", "0.00001",
         "--port", str(free_port()),
     ]  # fmt: skip
     done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=False)
@@ -30,7 +30,7 @@ def test_signs_of_life_do_not_abort_a_process_that_ends():
 
 STUCK = """
 import functools, json, os, sys, time
-sys.path.insert(0, "{root}/benchmarks")
+sys.path.insert(0, "{root}/tests/robustness")
 import ends
 from evorl import launch
 from evorl.background import Background, end_background

@@ -1,21 +1,18 @@
 """Runs of two processes that are killed, stopped or hung."""
 
 import re
-import sys
 import time
 
+import chaos
 import numpy as np
 import pytest
 from support import ROOT, launch
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import chaos
 
 SHORT = (*chaos.CASES["dqn-replicated"], "training.max_steps=1600")
 
 
 def test_a_run_that_is_killed_again_and_again_ends_as_one_left_alone(tmp_path):
-    """The short form of benchmarks/chaos.py: a launcher and a rank die, in two phases."""
+    """The short form of chaos.py: a launcher and a rank die, in two phases."""
     rng = np.random.default_rng(4)
     assert chaos.disturb(tmp_path, "alone", SHORT, 0, rng) == []
     kills = chaos.disturb(tmp_path, "killed", SHORT, 2, rng)
