@@ -15,11 +15,11 @@ import numpy as np
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.checkpoint import Checkpoints
-from evorl.config import override, read_yaml, validate
+from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.evaluation import MOST_COPIES, evaluate
-from evorl.launch import check, run_program
+from evorl.launch import Parser, check, run_program
 from evorl.population import Population, check_agents
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.recovery import progress_of
@@ -32,10 +32,12 @@ PROGRAM = ROOT / "demos" / "online.py"
 ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 
 
-def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int | str]:
+def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, float | int | str]:
     """Returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
     data, agent = load_elite(run)
-    config = check(validate(data, SETTINGS))
+    config = validate(data, SETTINGS)
+    refuse_code(config, allow_code)
+    check(config)
     environments = Environments(for_evaluation(config.environment), 1, min(episodes, MOST_COPIES), whole_games=True)
     algorithm = make_algorithm(config, environments.interface)
     check_agents([agent], algorithm, str(run / "elite"))
@@ -59,7 +61,9 @@ def evaluate_elite(run: Path, episodes: int, seed: int) -> dict[str, float | int
     }
 
 
-def resume_command(run: Path, overrides: Sequence[str], program: Path, processes: int | None) -> list[str]:
+def resume_command(
+    run: Path, overrides: Sequence[str], program: Path, processes: int | None, allow_code: bool = False
+) -> list[str]:
     """The command that goes on with a run, on as many processes as it had. Raises UserError where it may not go on."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run}: there is no run here (no config.yaml)")
@@ -68,7 +72,9 @@ def resume_command(run: Path, overrides: Sequence[str], program: Path, processes
     directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
-    check_same_run(run, check(validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)))
+    config = validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)
+    refuse_code(config, allow_code)
+    check_same_run(run, check(config))
     arguments = [str(program), "--config", str(run / "config.yaml"), *given]
     count, cores = processes or _ranks_of(run), os.cpu_count() or 1
     if count > cores and processes is None:
@@ -78,7 +84,8 @@ def resume_command(run: Path, overrides: Sequence[str], program: Path, processes
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE)]
+    # Without -P a `yaml.py` in the working directory, which may be a stranger's run, would be imported for yaml.
+    launcher = [sys.executable, "-P", "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE)]
     return [*launcher, "--num_processes", str(count), "--main_process_port", str(port), *arguments]
 
 
@@ -91,17 +98,15 @@ def _ranks_of(run: Path) -> int:
     return 1
 
 
-def refuse_code(run: Path, allowed: bool) -> None:
+def refuse_code(config: AnyConfig, allowed: bool) -> None:
     """Raise UserError where a run's configuration names code of others to run, unless that is `allowed`."""
-    data = read_yaml(run / "config.yaml") if (run / "config.yaml").is_file() else {}
-    for section, key in (("environment", "id"), ("network", "factory")):
-        value = (data.get(section) or {}).get(key) if isinstance(data.get(section), dict) else None
-        if not allowed and isinstance(value, str) and ":" in value:
-            raise UserError(f"{section}.{key}: {value!r} runs code of its own; add --allow-code if you trust this run")
+    for key, value in (("environment.id", config.environment.id), ("network.factory", config.network.factory or "")):
+        if not allowed and ":" in value:
+            raise UserError(f"{key}: {value!r} runs code of its own; add --allow-code if you trust this run")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="evorl", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser(prog="evorl", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("evaluate", help="the best agent's return on fresh episodes")
     command.add_argument("run", type=Path, help="the run's directory")
@@ -141,11 +146,10 @@ def run_command(arguments: Sequence[str]) -> None:
         parser.parse_args(arguments)
     else:
         parsed.overrides += others
-    refuse_code(parsed.run, parsed.allow_code)
     if parsed.command == "resume":
-        command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes)
+        command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code)
         os.execv(command[0], command)
-    result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed)
+    result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed, parsed.allow_code)
     if parsed.json:
         print(json.dumps(result))
         return

@@ -34,6 +34,7 @@ from evorl.settings import (
     Seconds,
     Section,
     Size,
+    Text,
     Weight,
     Width,
 )
@@ -45,7 +46,7 @@ MOST_COPIES = 2**16
 
 
 class Run(Section):
-    name: str | None = None
+    name: Text | None = None
     """The run's directory below `directory`; without it each run gets a fresh one."""
     directory: Path = Path("runs")
     resume: Literal["never", "auto"] = "never"
@@ -104,9 +105,9 @@ class ConvolutionalLayer(Section):
 
 
 class Network(Section):
-    name: str = "standard"
+    name: Text = "standard"
     hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
-    activation: str = "relu"
+    activation: Text = "relu"
     layer_norm: bool | None = None
     """Normalise hidden layers (arXiv 1607.06450). Null is what the algorithm takes: true for DQN, else false."""
     initialisation: Initialisation | None = None
@@ -117,7 +118,7 @@ class Network(Section):
         ConvolutionalLayer(channels=64, kernel=3, stride=1),
     )
     """What reads images, where the environment shows any (Mnih et al. 2015)."""
-    recurrent: str | None = None
+    recurrent: Text | None = None
     """A memory after the hidden layers: `lstm` or `gru`."""
     recurrent_size: Width = 64
     factory: Plain | None = None
@@ -161,7 +162,7 @@ class PopulationSettings(Section):
 
 
 class Selection(Section):
-    name: str = "tournament"
+    name: Text = "tournament"
     size: Size = 2
     """Agents that meet in one tournament."""
     elitism: bool = True
@@ -216,7 +217,7 @@ class ArchitectureLimits(Section):
     """The most convolutional layers that mutations may come to."""
     max_kernel: Width = 9
     """Mutations let kernels grow to this and shrink to 1."""
-    activations: Annotated[tuple[str, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
+    activations: Annotated[tuple[Text, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
 
     @model_validator(mode="after")
     def _are_ranges(self) -> Self:
@@ -265,12 +266,15 @@ class Training(Section):
 
 
 class Tracking(Section):
-    backends: tuple[str, ...] = ("wandb",)
-    project: str = "evorl"
-    entity: str | None = None
+    backends: tuple[Text, ...] = ("wandb",)
+    project: Text = "evorl"
+    entity: Text | None = None
     mode: Literal["auto", "online", "offline"] = "auto"
     """W&B: `auto` is online where there is a key, else offline."""
-    tags: tuple[str, ...] = ()
+    tags: tuple[Text, ...] = ()
+    exclude: tuple[Text, ...] = ()
+    """Settings that trackers are not told, by their paths, such as `environment.kwargs` or `environment.kwargs.token`;
+    all others are."""
     timeout: Seconds = 60.0
     """Seconds that a tracker may take to connect, and at the end to upload what is left."""
 

@@ -22,12 +22,16 @@ DEEPEST = 50
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-3 as a number, and refuses a key given twice and aliases without end."""
+    """YAML that reads 1e-3 as a number, and refuses tags, a key given twice and aliases without end."""
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
         if self.flow_level >= DEEPEST:
             raise yaml.scanner.ScannerError(None, None, "it is nested too deeply", self.get_mark())
         super().fetch_flow_collection_start(token)
+
+    def fetch_tag(self) -> None:
+        # A tag makes a value of another type than it looks: `!!binary` passed a module's name by every check of text.
+        raise yaml.scanner.ScannerError(None, None, "it has a tag (`!`); values are plain", self.get_mark())
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
@@ -44,6 +48,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),

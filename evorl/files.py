@@ -13,8 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
+from evorl.memory import check_room
 from evorl.types import UserError
 
 
@@ -43,6 +42,20 @@ def write_json(path: Path, value: Any) -> None:
 def json_bytes(value: Any) -> bytes:
     """JSON that a person can read; equal values give equal bytes."""
     return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def make_directory(path: Path, fresh: bool = False) -> None:
+    """Make a directory and those above it, so that they last. Raises FileExistsError where it should be `fresh`."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(exist_ok=not fresh)
+    for made in missing:
+        sync_directory(made.parent)
+
+
+def reason(error: OSError, path: Path) -> str:
+    """Where and why the system refused: of a lock it does not say where."""
+    return f"{error.filename or path}: {error.strerror}"
 
 
 def sync_directory(path: Path) -> None:
@@ -83,14 +96,6 @@ def _open(path: Path) -> BufferedReader:
     return path.open("rb")
 
 
-def check_room(size: int, where: str, copies: int = 2) -> None:
-    """Raise UserError unless memory has room for so many copies of `size` bytes: what is read is then taken apart."""
-    free = psutil.virtual_memory().available
-    if copies * size > free:
-        times = " twice" if copies == 2 else ""
-        raise UserError(f"{where}: {size / 2**30:.1f} GiB do not fit{times} into {free / 2**30:.1f} GiB of free memory")
-
-
 def refuse_links(*paths: Path) -> None:
     """Raise UserError where one of the paths is a symbolic link, by which a directory could reach out of itself."""
     for path in paths:
@@ -102,10 +107,10 @@ class Lock:
     """A lock on a directory that one process holds until it ends, however it ends.
 
     It is a POSIX record lock on the file `.lock`: the system gives it back when the process dies, and forked children
-    do not inherit it. The file says who holds it.
+    do not inherit it. The file says who was last let in.
     """
 
-    def __init__(self, directory: Path, owner: dict[str, Any], wait: float) -> None:
+    def __init__(self, directory: Path, wait: float) -> None:
         """Raises UserError where another process keeps it for `wait` seconds."""
         self.path = directory / ".lock"
         refuse_links(self.path)
@@ -120,10 +125,14 @@ class Lock:
                     f"{holder.get('host', 'an unknown host')}; wait for its end or choose another name"
                 )
             time.sleep(0.1)
+
+    def sign(self, owner: dict[str, Any]) -> None:
+        """Note who uses the directory from now on."""
         self._file.truncate(0)
         self._file.write(json.dumps(owner))
         self._file.flush()
         os.fsync(self._file.fileno())  # Or other hosts would not see whose it is.
+        sync_directory(self.path.parent)
 
     def release(self) -> None:
         """Give the lock back."""

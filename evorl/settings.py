@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from evorl.explain import explain, shown
 
@@ -20,13 +20,18 @@ Weight = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
+Text = Annotated[str, Strict()]
+"""A string, and not bytes that could be read as one."""
+
+
 def _plain(text: str) -> str:
     if not text.isprintable():
         raise ValueError(f"{shown(text)} has letters that cannot be printed")
     return text
 
 
-Plain = Annotated[str, AfterValidator(_plain)]
+Plain = Annotated[Text, AfterValidator(_plain)]
+"""A string that stays on its line."""
 
 
 class Section(BaseModel):

@@ -137,6 +137,8 @@ def _box(space: gym.spaces.Box) -> Part:
         raise UserError(
             f"environment.id: an observation of shape {list(shape)} has no encoder; boxes of up to 3 dimensions do"
         )
+    if 0 in shape:
+        raise UserError(f"environment.id: an observation of shape {list(shape)} holds no numbers")
     image = len(shape) == 3 or (len(shape) == 2 and bytes_)
     part = Part("image" if image else "vector", shape, dtype, channels_last=len(shape) == 3 and _channels_last(shape))
     if not (bytes_ and space.low.size):

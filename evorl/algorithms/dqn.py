@@ -123,7 +123,7 @@ class DQN:
         ranks, replay = placement.ranks, self.config.replay
         share = max(1, replay.capacity // ranks.size)
         return ReplayExperience(
-            make_replay(share, self.interface, ((), torch.int64), ranks.device),
+            make_replay(share, self.interface, ((), torch.int64), ranks.device, ranks.on_host),
             learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
             gather=placement.gather_copies,
             lockstep=always_valid,

@@ -255,10 +255,12 @@ class Environments:
             parts = {name: array[..., self._visible] for name, array in parts.items()}
         types = {name: TYPES[part.dtype] for name, part in self.interface.parts.items()}
         stored = {name: np.array(array, dtype=types[name]) for name, array in parts.items()}
+        which = "the observation" if copy is None else "the last observation"
         for name, array in stored.items():
             if array.dtype == np.float32:
-                which = "the observation" if copy is None else "the last observation"
                 self._watch.check_finite(array, f"in part {name!r} of {which}", copy)
+            elif sizes := self.interface.parts[name].sizes:
+                self._watch.check_choices(array, sizes, f"in part {name!r} of {which}", copy)
         return stored
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, dict[str, NDArray[Any]]]:

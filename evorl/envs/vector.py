@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import warnings
 from functools import partial
@@ -27,8 +28,10 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
     """The vector environment that the configuration asks for. Raises UserError where there is none."""
     try:
         module, _, name = settings.id.rpartition(":")
-        if module or settings.id.startswith(ATARI):
-            import_from_here(module or "ale_py")
+        if module:
+            import_from_here(module)
+        elif settings.id.startswith(ATARI):
+            importlib.import_module("ale_py")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,19 @@ class Watch:
         raise UserError(
             f"environment.id: {self._names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
             "observations must be finite in single precision"
+        )
+
+    def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
+        """Raise UserError where one of the whole numbers [N, ...], or [...] of one `copy`, is none of its choices."""
+        rows = values.reshape(-1, len(sizes))
+        outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)
+        if not outside.any():
+            return
+        row = int(np.flatnonzero(outside)[0])
+        place = self._names(np.array([row if copy is None else copy]))
+        raise UserError(
+            f"environment.id: {place} gave {rows[row].tolist()} {what}; "
+            f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
         )
 
     def _names(self, copies: NDArray[np.int64]) -> str:

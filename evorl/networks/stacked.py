@@ -132,6 +132,8 @@ def new_tensors(networks: Mapping[str, Network], agent: Agent, generator: torch.
 def check_module(agent: Agent, module: str, network: Network, where: str) -> None:
     """Raise UserError unless the tensors of one network of `agent` are those of its architecture."""
     shape, roles = agent.architecture, agent.tensors[module]
+    if len(shape.residual_layers) != len(shape.hidden_sizes):
+        raise UserError(f"{where}: {len(shape.hidden_sizes)} hidden layers with {len(shape.residual_layers)} depths")
     layers = shape.layers + len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
     # Every layer has tensors, so that a description cannot ask for more of them than its file holds.
     if layers > len(roles["parameters"]):

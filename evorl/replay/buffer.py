@@ -71,7 +71,7 @@ class ReplayBuffer:
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """What a checkpoint keeps: the rows held, and where the ring stands."""
-        rows = {name: store[: self.size].cpu() for name, store in self.storage.items()}
+        rows = {name: store[: self.size] for name, store in self.storage.items()}
         return rows, {"size": self.size, "next": self._next, "capacity": self.capacity}
 
     def restore(self, rows: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:

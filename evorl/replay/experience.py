@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.files import check_room
+from evorl.memory import check_room
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay import Actors, Gather
 from evorl.replay.buffer import ReplayBuffer
@@ -71,11 +71,15 @@ class Replay(Protocol):
         """Take over what `state` gave."""
 
 
-def make_replay(capacity: int, interface: Interface, action: Field, device: torch.device) -> Replay:
+def make_replay(
+    capacity: int, interface: Interface, action: Field, device: torch.device, ranks_on_host: int = 1
+) -> Replay:
     """A replay for what agents see here; stacked frames are kept once. Raises UserError where memory has no room."""
     fields = replay_fields(interface, action)
     frames = {name: part.frames for name, part in interface.parts.items() if part.frames}
-    check_room(round(capacity * _bytes_of_transition(fields, frames)), "replay.capacity", copies=1)
+    size = round(capacity * _bytes_of_transition(fields, frames))
+    sharing = ranks_on_host if device.type == "cpu" else 1
+    check_room(size, "replay.capacity", copies=1, device=device, processes=sharing)
     return FrameReplay(capacity, frames, fields, device) if frames else ReplayBuffer(capacity, fields, device)
 
 

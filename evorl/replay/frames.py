@@ -81,7 +81,7 @@ class FrameReplay:
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """What a checkpoint keeps: the rows held, and where the ring stands."""
         held = min(self._steps, self._rows)
-        rows = {name: store[:held].cpu() for name, store in self._store.items()}
+        rows = {name: store[:held] for name, store in self._store.items()}
         return rows, {"steps": self._steps, "rows": self._rows}
 
     def restore(self, rows: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:

@@ -12,6 +12,7 @@ from evorl.background import Background
 from evorl.config import AnyConfig
 from evorl.tracking.history import History, Points
 from evorl.tracking.tensorboard import TensorBoard
+from evorl.tracking.told import told
 from evorl.tracking.wandb import WeightsAndBiases
 from evorl.types import EvorlWarning
 
@@ -90,4 +91,4 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
         raise failed[0]
 
 
-__all__ = ["TRACKERS", "History", "Row", "Tracker", "Trackers"]
+__all__ = ["TRACKERS", "History", "Row", "Tracker", "Trackers", "told"]

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from evorl.config import AnyConfig
 from evorl.tracking.history import History, Points, lacking
+from evorl.tracking.told import told
 
 
 class TensorBoard:
@@ -27,7 +30,7 @@ class TensorBoard:
         begin = missing[0][1] if missing else last + 1
         self._writer = SummaryWriter(str(events), purge_step=begin)
         self._step = last
-        self._note("config", f"```yaml\n{config.to_yaml()}```")
+        self._note("config", f"```yaml\n{yaml.safe_dump(told(config), sort_keys=False)}```")
         for entry in missing:
             self.log(*entry)
 

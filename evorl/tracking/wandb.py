@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import netrc
 import os
@@ -16,6 +17,7 @@ from urllib.parse import urlparse
 from evorl.config import AnyConfig
 from evorl.files import read_bounded, write_json
 from evorl.tracking.history import History, Points, lacking
+from evorl.tracking.told import told
 from evorl.types import EvorlWarning, UserError
 
 LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architecture", "hyperparameters")
@@ -35,6 +37,10 @@ class WeightsAndBiases:
         import wandb
 
         self._wandb = wandb
+        # W&B obeys a `wandb/settings` in the working directory, which may be that of a stranger's run: the host named
+        # there would be sent the user's key. What `wandb login` and the environment say is read all the same.
+        with contextlib.chdir(Path.cwd().anchor):
+            wandb.setup()
         settings = config.tracking
         mode = _mode(settings.mode)
         if mode == "offline" and settings.mode == "auto" and not os.environ.get("WANDB_MODE"):
@@ -51,7 +57,7 @@ class WeightsAndBiases:
             dir=str(directory.resolve()),
             mode=mode,
             tags=list(settings.tags),
-            config=config.model_dump(mode="json"),
+            config=told(config),
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -104,9 +110,9 @@ def _mode(asked: Literal["auto", "online", "offline"]) -> Mode:
     """The mode of W&B: what is asked for, else what W&B's own variable says, else online where there is a key."""
     if asked != "auto":
         return asked
-    told = os.environ.get("WANDB_MODE")
-    if told:
-        return "offline" if told == "dryrun" else cast("Mode", told)  # W&B refuses what it does not know.
+    variable = os.environ.get("WANDB_MODE")
+    if variable:
+        return "offline" if variable == "dryrun" else cast("Mode", variable)  # W&B refuses what it does not know.
     return "online" if _has_key() else "offline"
 
 

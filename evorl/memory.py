@@ -1,0 +1,70 @@
+"""How much memory there still is for this process: of the machine, of the group it is confined to, or of a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from evorl.types import UserError
+
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def check_room(
+    size: int, where: str, *, copies: int = 2, device: torch.device | str = "cpu", processes: int = 1
+) -> None:
+    """Raise UserError unless `processes` of this host can each take so many copies of `size` bytes.
+
+    What is read from a file is taken apart: hence two. `where` names the file or setting that asks for them.
+    """
+    device = torch.device(device)
+    free, owner = free_memory(device), "GPU memory" if device.type == "cuda" else "memory"
+    if copies * size * processes > free:
+        times = (" twice" if copies == 2 else "") + (f", for each of {processes} ranks," if processes > 1 else "")
+        raise UserError(
+            f"{where}: {size / 2**30:.1f} GiB do not fit{times} into {free / 2**30:.1f} GiB of free {owner}"
+        )
+
+
+def free_memory(device: torch.device, groups: Path = GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the bytes that this process can still take on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership)])
+
+
+def _left_in_groups(groups: Path, membership: Path) -> list[int]:
+    """What is left of the limits of the control groups that this process is in, of both versions."""
+    left = []
+    for root, path, limit, usage, cache in _memory_groups(groups, membership):
+        # A container may see its own group as the root, although its path is that of the host.
+        places = [root / path, *(root / path).parents] if (root / path).is_dir() else [root]
+        for place in places:
+            if not place.is_relative_to(root):
+                break
+            try:
+                most, used = int((place / limit).read_text()), int((place / usage).read_text())
+                lines = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                # Pages of files that nobody has used lately are given back before a process is ended.
+                left.append(max(0, most - used + int(lines.get(cache, 0))))
+            except (OSError, ValueError):  # No limit at all is the word `max`.
+                continue
+    return left
+
+
+def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str, str, str]]:
+    """Where each version of control groups keeps this process's limit, usage and what of it is cache."""
+    try:
+        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if not controllers:
+            found.append((groups, path.lstrip("/"), "memory.max", "memory.current", "inactive_file"))
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            found.append((groups / "memory", path.lstrip("/"), *names))
+    return found

@@ -1,0 +1,23 @@
+"""What trackers are told of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evorl.config import AnyConfig
+from evorl.explain import shown
+from evorl.types import UserError
+
+
+def told(config: AnyConfig) -> dict[str, Any]:
+    """Return all settings but those that `tracking.exclude` names. Raises UserError where it names none."""
+    settings: dict[str, Any] = config.model_dump(mode="json")
+    for path in config.tracking.exclude:
+        *sections, key = path.split(".")
+        section: Any = settings
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or key not in section:
+            raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
+        del section[key]
+    return settings
