@@ -14,6 +14,7 @@ from evorl.files import (
     entry,
     entry_of,
     json_bytes,
+    make_directory,
     read_bounded,
     refuse_links,
     sync_directory,
@@ -38,7 +39,7 @@ class Checkpoints:
     def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
         """Put a file where the checkpoint is being gathered; gives its entry in the manifest. Raises OSError."""
         partial = self._partial(generation)
-        partial.mkdir(parents=True, exist_ok=True)
+        make_directory(partial)
         write_through(partial / name, payload)
         return entry(payload)
 
@@ -48,7 +49,7 @@ class Checkpoints:
         Raises OSError; the checkpoints there were are then still there.
         """
         partial, final = self._partial(generation), self.path(generation)
-        partial.mkdir(parents=True, exist_ok=True)  # A host whose replay is too large to be kept has no file.
+        make_directory(partial)  # A host whose replay is too large to be kept has no file.
         write_through(partial / MANIFEST, _manifest(generation, files))
         sync_directory(partial)
         if final.exists():

@@ -6,9 +6,9 @@ Axes: R ranks, P agents, D all values of a flat buffer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Literal
 
@@ -21,36 +21,58 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from evorl.liveness import SILENT, SignsOfLife
-from evorl.types import UserError
+from evorl.meeting import launch_name, meet
+from evorl.processes import launcher
+from evorl.provenance import cpu
+from evorl.types import RunFailed, UserError
 
 MOST_GATHERED = 2**18
 """Gradients of up to so many values over all ranks are gathered rather than reduced."""
 
 
-class RankLost(RuntimeError):
+class RankLost(RunFailed):
     """Another rank died or hangs, so that a collective operation could not end."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of a launcher, whose attempts all have the same `name`; the first has not been `restarted`."""
+
+    name: str
+    restarted: bool
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a rank says of itself: its number on its host, the name of its GPU if any, and its kind of CPU."""
+
+    local: int
+    gpu: str
+    cpu: str
 
 
 class Ranks:
     """The processes that Accelerate started.
 
     Every wait ends after `timeout` seconds, with RankLost over gloo; NCCL ends the process itself. `on_host` counts
-    the ranks of this machine, the first of which `leads_host`.
+    the ranks of this machine, the first of which `leads_host`. `backend` is how they exchange, or what one process
+    computes on.
     """
 
     def __init__(self, timeout: float = 300.0) -> None:
         """Raises RankLost where the others do not come, UserError where they cannot be found."""
         launched = int(os.environ.get("WORLD_SIZE", "1"))
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
-        # One GPU cannot serve two ranks of one NCCL group; without enough of them all ranks use the CPU.
-        use_cpu = torch.cuda.device_count() < local
         self._timeout = timeout
         self._signs: SignsOfLife | None = None
+        self.launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+        self.backend = "cuda" if torch.cuda.device_count() else "cpu"
+        self.peers = [Peer(0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
-            self._signs = _meet(int(os.environ["RANK"]), launched, timeout, "gloo" if use_cpu else "nccl")
+            meeting = _meet(int(os.environ["RANK"]), launched, timeout)
+            self._signs, self.launch, self.backend, self.peers = meeting
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
-        self._accelerator = Accelerator(cpu=use_cpu, kwargs_handlers=[handler])
-        self.on_host = local
+        self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
+        self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
         self.leads_host = os.environ.get("LOCAL_RANK", "0") == "0"
         self.rank: int = self._accelerator.process_index
         self.size: int = self._accelerator.num_processes
@@ -60,6 +82,11 @@ class Ranks:
                 f"{launched} processes were launched, but each is alone in a world of {self.size}; in the accelerate "
                 "configuration set `distributed_type: MULTI_GPU` and `use_cpu: false`, which also serves CPU machines"
             )
+
+    @property
+    def hosts(self) -> int:
+        """The number of machines that the ranks are on."""
+        return sum(peer.local == 0 for peer in self.peers)
 
     @property
     def is_main(self) -> bool:
@@ -126,11 +153,14 @@ class Ranks:
             raise UserError(reply[1:].decode(), told=not self.is_main)
         return reply[1:]
 
+    def differing(self, digest: str, what: str) -> list[int]:
+        """The ranks whose digest is not that of rank 0."""
+        digests = self.gather_bytes(digest.encode(), f"digests of {what}")
+        return [rank for rank, other in enumerate(digests) if other != digests[0]]
+
     def agree(self, digest: str, what: str) -> None:
         """Raise RuntimeError, naming the ranks, unless all ranks hold the same digest."""
-        digests = [payload.decode() for payload in self.gather_bytes(digest.encode(), f"digests of {what}")]
-        different = [rank for rank, other in enumerate(digests) if other != digests[0]]
-        if different:
+        if different := self.differing(digest, what):
             raise RuntimeError(f"rank {', '.join(map(str, different))} holds other {what} than rank 0")
 
     def all_well(self, problem: str, what: str) -> None:
@@ -144,6 +174,15 @@ class Ranks:
 
     def _empty(self) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def end(self, last_words: str) -> None:
+        """Tell the other ranks why this one ends, so that they can say it."""
+        if self._signs is not None:
+            self._signs.end(last_words)
+
+    def last_words(self) -> str:
+        """Why other ranks have ended, as far as they could tell."""
+        return "" if self._signs is None else self._signs.last_words()
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
@@ -163,26 +202,49 @@ class Ranks:
                 signs.waits_for = None
 
 
-def _meet(rank: int, size: int, timeout: float, backend: str) -> SignsOfLife:
-    """Join the process group in which all ranks of this attempt meet. Raises RankLost where they do not come."""
-    # The launcher keeps one store over all its restarts: without a prefix, keys of dead attempts mislead the living.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+def _meet(rank: int, size: int, timeout: float) -> tuple[SignsOfLife, Launch, str, list[Peer]]:
+    """Join the process group in which all ranks of this attempt meet; give its backend and who they are too.
+
+    Raises RankLost where they do not come.
+    """
     launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
     try:
-        hosts_store = rank == 0 and not launcher_has_store
-        store = TCPStore(address, port, None, hosts_store, limit, wait_for_workers=False)
-        joined = PrefixStore(f"evorl/attempt-{attempt}", store)
+        store = TCPStore(address, port, None, rank == 0 and not launcher_has_store, limit, wait_for_workers=False)
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        # The launcher keeps one store over all its restarts: without a prefix, keys of the dead mislead the living.
+        attempt, everyones = meet(store, rank, size, asdict(Peer(local, _own_gpu(local), cpu())), timeout)
+        peers = [Peer(**one) for one in everyones]
+        launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
+        if launcher_has_store:
+            launch = Launch(launch_name(store), store.compare_set("evorl/first", "", attempt).decode() != attempt)
+        backend = choose_backend([peer.gpu for peer in peers])
+        joined = PrefixStore(f"evorl/{attempt}", store)
         dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
         # With a connection and a short deadline of their own, signs are not held up by what else waits for the store.
         short = timedelta(seconds=min(timeout, SILENT))
         signs = TCPStore(address, port, None, False, short, wait_for_workers=False)
-        return SignsOfLife(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size)
+        return SignsOfLife(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size), launch, backend, peers
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "
             f"run.timeout; {' '.join(str(error).split())[:120]})"
         ) from error
+
+
+def choose_backend(gpus: Sequence[str]) -> str:
+    """Return `nccl` where each rank has a GPU of its own, of which `gpus` are the names, else `gloo` for all ranks.
+
+    One GPU cannot serve two ranks of one NCCL group, and ranks that chose for themselves would wait for each other.
+    """
+    return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def _own_gpu(local: int) -> str:
+    """The name of the GPU that Accelerate would give this rank; empty without one."""
+    count = torch.cuda.device_count()
+    # Where a cluster shows each rank one GPU only, that is number 0 for all of them, and its name tells them apart.
+    return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
 def have_met() -> bool:

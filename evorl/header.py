@@ -13,15 +13,22 @@ def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int,
     """Return the lines that say who trains where with how many `threads`, and what an update of a new agent is."""
     ranks, size = placement.ranks.size, config.population.size
     where = "on 1 rank"
+    compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
     if ranks > 1:
         where = f"divided over {ranks} ranks" if placement.is_sharded else f"on each of {ranks} ranks"
-    compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}{' each' if ranks > 1 else ''}"
+        where += f" of {_counted(placement.ranks.hosts, 'host')}"
+        compute += f" each, {placement.ranks.backend}"
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
     return [
         f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
-        f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {directory}",
+        f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {_from_here(directory)}",
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
     ]
+
+
+def _from_here(directory: Path) -> Path:
+    """A directory as people name it: from the working directory, where it is below that."""
+    return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
 def _frequency(pace: Pace) -> str:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evorl.files import read_bounded, refuse_links, write_atomically
+from evorl.files import read_bounded, refuse_links, sync_directory, write_atomically
 from evorl.types import EvorlWarning
 
 
@@ -38,6 +38,8 @@ class JsonLines:
                 while rest:
                     rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
+                if end == 0:
+                    sync_directory(self.path.parent)  # Or the new file's name could be lost.
                 self._waiting.clear()
             except BaseException:  # Also a signal: what it interrupts will be written again.
                 if self._waiting:

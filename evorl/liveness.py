@@ -5,30 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import threading
 import time
-import uuid
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from evorl.background import Background
+from evorl.meeting import Store
+from evorl.processes import end_sibling, namespace, started_at
 
 INTERVAL = 1.0
 """Seconds between two signs."""
 SILENT = 4 * INTERVAL
 """A rank that has given none for so long is dead or stopped."""
-
-
-class Store(Protocol):
-    """A key-value store that all ranks see."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class SignsOfLife:
@@ -42,7 +31,9 @@ class SignsOfLife:
         self._interval = interval
         self._count = 0
         self._host = socket.gethostname()
-        self._processes = _processes_seen()
+        self._processes = namespace()
+        self._started_at = started_at(os.getpid())
+        self._last_words = ""
         self._give()
         Background(self._go_on, "signs of life").start()
 
@@ -57,7 +48,9 @@ class SignsOfLife:
             after = self._read()
             words = []
             for rank, sign in after.items():
-                if sign == before[rank]:
+                if sign["last_words"]:
+                    words.append(f"rank {rank} on {sign['host']} ended: {sign['last_words']}")
+                elif sign == before[rank]:
                     words.append(f"rank {rank} on {sign['host']} has given no sign of life for {SILENT:g} s or more")
                     self._end(sign)
                 elif sign["waits_for"] is None:
@@ -65,10 +58,22 @@ class SignsOfLife:
             return " and ".join(words) or "another rank died"
         return "another rank died, and the launcher's store with it"
 
+    def end(self, last_words: str) -> None:
+        """Tell the other ranks why this one ends."""
+        self._last_words = last_words
+        with contextlib.suppress(RuntimeError):
+            self._give()
+
+    def last_words(self) -> str:
+        """Why other ranks have ended, as far as they could tell."""
+        with contextlib.suppress(RuntimeError):
+            told = {rank: sign["last_words"] for rank, sign in self._read().items()}
+            return "; ".join(f"rank {rank}: {words}" for rank, words in told.items() if words)
+        return ""
+
     def _end(self, sign: dict[str, Any]) -> None:
         if sign["processes"] == self._processes:
-            with contextlib.suppress(OSError):
-                os.kill(sign["pid"], signal.SIGKILL)
+            end_sibling(sign["pid"], sign["started_at"])
 
     def _read(self) -> dict[int, dict[str, Any]]:
         """The last sign of every other rank that has ever given one."""
@@ -81,6 +86,8 @@ class SignsOfLife:
             "host": self._host,
             "processes": self._processes,
             "pid": os.getpid(),
+            "started_at": self._started_at,
+            "last_words": self._last_words,
             "count": self._count,
             "waits_for": self.waits_for,
         }
@@ -90,15 +97,3 @@ class SignsOfLife:
         with contextlib.suppress(RuntimeError):  # The store is gone, and with it whoever could read.
             while not over.wait(self._interval):
                 self._give()
-
-
-def _processes_seen() -> str:
-    """What tells apart the machines and containers in which a process number means the same process.
-
-    Containers may share a name. Where it is not known, no other process has the same.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return uuid.uuid4().hex

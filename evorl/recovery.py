@@ -19,9 +19,10 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.elite import Elite, Number
 from evorl.envs.horizon import horizon
-from evorl.files import Lock, digest, json_bytes, read_owner
+from evorl.files import Lock, digest, json_bytes, make_directory, read_owner, reason
 from evorl.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.population import check_agents
+from evorl.provenance import made_with
 from evorl.run import Owner, RunDirectory
 from evorl.types import Agent, EvorlWarning, UserError
 
@@ -43,6 +44,9 @@ class Progress:
     placement: str = "replicated"
     vectorization: str | None = None
     replay: bool = True
+    drifts: Number = 0
+    """Generations after which ranks that should have held the same agents did not, and took those of rank 0."""
+    made_with: dict[str, str] = field(default_factory=dict)
 
 
 PROGRESS = TypeAdapter(Progress)
@@ -82,15 +86,17 @@ class Keeper:
     def checkpoints(self) -> Checkpoints:
         return self.directory.checkpoints
 
-    def save(self, progress: Progress, agents: bytes, elite: bytes) -> None:
+    def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
         """Gather every rank's files in one place and make them a checkpoint; where a disk fails, say so and go on.
 
-        `agents` and `elite` are files of agents, on the main process.
+        `agents` and `elite` are files of agents, on the main process. Gives what went wrong, the same on all ranks, or
+        nothing.
         """
         ranks, generation = self._ranks, progress.generation
         rows, numbers = self._experience.state()
         progress.ranks, progress.placement = ranks.size, self._placement.kind
         progress.vectorization = self._config.environment.vectorization
+        progress.made_with = made_with(ranks.device)
         progress.replay = self._replay_is_kept(sum(value.nbytes for value in rows.values()))
         files = {_part(ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
         if ranks.is_main:
@@ -101,7 +107,7 @@ class Keeper:
             self.directory.flush()
             mine["files"] = {name: self.checkpoints.write(generation, name, value) for name, value in files.items()}
         except OSError as error:
-            mine["problem"] = f"{error.filename or self.directory.path}: {error.strerror}"
+            mine["problem"] = reason(error, self.directory.path)
         parts = [json.loads(part) for part in ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")]
         problem = next((part["problem"] for part in parts if part["problem"]), "")
         if not problem and ranks.is_main:
@@ -117,6 +123,7 @@ class Keeper:
             self.say_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
             self.is_over("checkpoint")
+        return problem
 
     def restore(self) -> Taken | None:
         """What the newest checkpoint holds that is whole on all hosts; None where there has never been one.
@@ -188,7 +195,7 @@ class Keeper:
             if self._ranks.is_main:
                 self.directory.cut_back(generation, elite)
         except OSError as error:
-            problem = f"run.directory: cannot write to {error.filename or self.directory.path}: {error.strerror}"
+            problem = f"run.directory: cannot write to {reason(error, self.directory.path)}"
         except UserError as error:
             problem = str(error)
         self._ranks.all_well(problem, "the hosts' run directories")
@@ -197,10 +204,11 @@ class Keeper:
         """Agree on the directory; the hosts that do not see the main process's one make and lock their own."""
         keep, wait = self._config.checkpoint.keep, self._config.run.lock_timeout
         claimed: list[RunDirectory] = []
+        here = Owner.here(self._ranks.launch)
 
         def claim() -> bytes:
-            claimed.append(RunDirectory.claim(self._config))
-            return json_bytes({"path": str(claimed[0].path), "owner": Owner.here().to_json()})
+            claimed.append(RunDirectory.claim(self._config, here))
+            return json_bytes({"path": str(claimed[0].path), "owner": here.to_json()})
 
         reply = json.loads(self._ranks.from_main(claim, "the run directory"))
         path, problem = Path(reply["path"]), ""
@@ -209,11 +217,13 @@ class Keeper:
             claimed = [RunDirectory(path, keep)]
             if self._tidies:
                 try:
-                    path.mkdir(parents=True, exist_ok=True)
-                    claimed = [RunDirectory(path, keep, Lock(path, Owner.here().to_json(), wait))]
+                    make_directory(path)
+                    lock = Lock(path, wait)
+                    lock.sign(here.to_json())
+                    claimed = [RunDirectory(path, keep, lock)]
                     claimed[0].checkpoints.discard()
                 except OSError as error:
-                    problem = f"run.directory: cannot write to {error.filename}: {error.strerror}"
+                    problem = f"run.directory: cannot write to {reason(error, path)}"
                 except UserError as error:
                     problem = str(error)
         self._ranks.all_well(problem, "the hosts' run directories")
@@ -234,7 +244,7 @@ class Keeper:
         try:
             self.checkpoints.complete(progress.generation, files, progress.elite.generation)
         except OSError as error:
-            return f"{error.filename or self.directory.path}: {error.strerror}"
+            return reason(error, self.directory.path)
         return ""
 
     def _problem(self, generation: int) -> str:
@@ -307,6 +317,9 @@ class Keeper:
             "the replay was too large to be kept": not progress.replay,
             f"{missing} parts of the replay are not on these hosts": missing > 0,
         }
+        here_with = made_with(ranks.device)
+        for name, value in progress.made_with.items():
+            reasons[f"{name} changed from {value} to {here_with.get(name)}"] = value != here_with.get(name)
         if ranks.is_main and any(reasons.values()):
             named = ", ".join(reason for reason, holds in reasons.items() if holds)
             self.say_once("exact", f"this resume is not bit-exact: {named}")

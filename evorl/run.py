@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from evorl.algorithms import SETTINGS
 from evorl.checkpoint import Checkpoints
 from evorl.config import AnyConfig, read_yaml, validate
-from evorl.files import Lock, read_bounded, read_owner, refuse_links, write_atomically, write_json
+from evorl.distributed import Launch
+from evorl.files import (
+    Lock,
+    make_directory,
+    read_bounded,
+    read_owner,
+    reason,
+    refuse_links,
+    write_atomically,
+    write_json,
+)
 from evorl.formats import decode_agents
 from evorl.history import JsonLines
 from evorl.types import Agent, UserError
@@ -37,30 +45,23 @@ FREE_TO_CHANGE = (
 
 @dataclass(frozen=True)
 class Owner:
-    """Who uses a run's directory. `attempt` counts the launcher's restarts of this same launch."""
+    """Who uses a run's directory: a process of a launch."""
 
     host: str
     pid: int
-    launcher: int
-    launched: float
-    attempt: int
+    launch: Launch
 
     @classmethod
-    def here(cls) -> Owner:
+    def here(cls, launch: Launch) -> Owner:
         """This process."""
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        # In containers hosts and processes often have the same names and numbers again.
-        launched = psutil.Process(os.getppid()).create_time() if os.getppid() else 0.0
-        return cls(socket.gethostname(), os.getpid(), os.getppid(), launched, attempt)
+        return cls(socket.gethostname(), os.getpid(), launch)
 
     def to_json(self) -> dict[str, Any]:
-        return {"host": self.host, "pid": self.pid, "launcher": self.launcher, "launched": self.launched}
+        return {"host": self.host, "pid": self.pid, "launch": self.launch.name}
 
     def had(self, directory: Path) -> bool:
         """Whether an earlier attempt of this same launch used the directory."""
-        owner = read_owner(directory)
-        same = all(owner.get(name) == getattr(self, name) for name in ("host", "launcher", "launched"))
-        return self.attempt > 0 and same
+        return self.launch.restarted and read_owner(directory).get("launch") == self.launch.name
 
 
 class RunDirectory:
@@ -74,21 +75,23 @@ class RunDirectory:
         self._lock = lock
 
     @classmethod
-    def claim(cls, config: AnyConfig) -> RunDirectory:
+    def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
         """The directory for this run, locked until the run's end. Raises UserError where it belongs to another run."""
-        owner = Owner.here()
+        path = config.run.directory
         try:
             path = _directory(config, owner)
-            restarted = owner.had(path)
-            path.mkdir(parents=True, exist_ok=True)
-            run = cls(path, config.checkpoint.keep, Lock(path, owner.to_json(), config.run.lock_timeout))
+            make_directory(path)
+            lock = Lock(path, config.run.lock_timeout)
         except OSError as error:
-            raise UserError(f"run.directory: cannot write to {error.filename}: {error.strerror}") from error
+            raise UserError(f"run.directory: cannot write to {reason(error, path)}") from error
+        run = cls(path, config.checkpoint.keep, lock)
         try:
-            run._take_over(config, restarted)
+            run._take_over(config, owner.had(path))
+            # Not before: the launcher's next attempt shall not find itself where this one was refused.
+            lock.sign(owner.to_json())
         except OSError as error:
             run.release()
-            raise UserError(f"run.directory: cannot write to {error.filename}: {error.strerror}") from error
+            raise UserError(f"run.directory: cannot write to {reason(error, path)}") from error
         except UserError:
             run.release()
             raise
@@ -133,7 +136,7 @@ class RunDirectory:
         """Keep the best agent so far, given as a file of one agent."""
         directory = self.path / "elite"
         refuse_links(directory)
-        directory.mkdir(exist_ok=True)
+        make_directory(directory)
         agent = decode_agents(payload, str(directory))[0]
         write_atomically(directory / "agent.safetensors", payload)
         write_json(directory / "agent.json", agent.describe())
@@ -170,16 +173,16 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
         return directory / name
     if config.run.resume == "auto":
         raise UserError("run.name: resuming needs the name of the run to resume")
-    earlier = [path for path in directory.glob("*") if owner.had(path)] if owner.attempt else []
+    earlier = [path for path in directory.glob("*") if owner.had(path)] if owner.launch.restarted else []
     if earlier:
         return max(earlier, key=lambda path: (path / ".lock").stat().st_mtime)
     environment = config.environment.id.split(":")[-1].replace("/", "-")
     stem = f"{config.algorithm.name}-{environment}-{time.strftime('%Y%m%d-%H%M%S')}"
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     for number in itertools.count(1):
         path = directory / (stem if number == 1 else f"{stem}-{number}")
         with contextlib.suppress(FileExistsError):
-            path.mkdir()
+            make_directory(path, fresh=True)
             return path
     raise AssertionError("itertools.count ended")
 

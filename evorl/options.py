@@ -1,0 +1,66 @@
+"""Options of Accelerate that would change nothing here, or end in a traceback: each is refused in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from evorl.types import UserError
+
+PLAIN = {
+    "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no"),
+    "dynamo_backend": ("ACCELERATE_DYNAMO_BACKEND", "no"),
+    "use_fsdp": ("ACCELERATE_USE_FSDP", "false"),
+    "use_deepspeed": ("ACCELERATE_USE_DEEPSPEED", "false"),
+    "use_megatron_lm": ("ACCELERATE_USE_MEGATRON_LM", "false"),
+    "use_parallelism_config": ("ACCELERATE_USE_PARALLELISM_CONFIG", "false"),
+    "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"),
+}
+"""For each option the variable by which a process learns of it, and the only value that evorl has a meaning for."""
+
+
+def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
+    """Raise UserError where Accelerate was asked for something that this program would not do."""
+    for option, (name, plain) in PLAIN.items():
+        value = variables.get(name, plain)
+        if value.lower() != plain:
+            raise UserError(
+                f"accelerate's {option}: {value.lower()} would have no effect, since agents train as stacks in float32 "
+                f"and only their gradients are averaged; leave it out, or take {plain!r}"
+            )
+    if variables.get("ACCELERATE_USE_CPU", "").lower() == "true" and variables.get("WORLD_SIZE", "1") == "1":
+        wanted = processes_wanted(_launcher_arguments())
+        if wanted > 1:
+            raise UserError(
+                f"accelerate was asked for {wanted} processes and has started one, as it does with `--cpu` and "
+                "`distributed_type: MULTI_CPU`; take `--multi_gpu` or `distributed_type: MULTI_GPU` and `use_cpu: "
+                "false`, which serve CPU machines too (configs/accelerate/accelerate.yaml)"
+            )
+
+
+def processes_wanted(arguments: Sequence[str]) -> int:
+    """Return how many processes a command line of `accelerate launch` asks for; 1 where it does not say."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int)
+    parser.add_argument("--config_file", "--config-file", type=Path)
+    try:
+        parsed, _ = parser.parse_known_args(list(arguments))
+        if parsed.num_processes is not None:
+            return int(parsed.num_processes)
+        told: Any = yaml.safe_load(parsed.config_file.read_text(encoding="utf-8")) if parsed.config_file else {}
+        return int(told["num_processes"])
+    except (argparse.ArgumentError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return 1
+
+
+def _launcher_arguments() -> list[str]:
+    try:
+        return psutil.Process(os.getppid()).cmdline()
+    except psutil.Error:
+        return []

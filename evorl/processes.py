@@ -1,0 +1,63 @@
+"""Which process is meant: numbers are given anew, and clocks are set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import uuid
+from pathlib import Path
+
+import psutil
+
+
+def namespace() -> str:
+    """Return what tells apart the machines and containers in which a process number means the same process.
+
+    Containers may share a name. Where it is not known, no other process has the same.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return uuid.uuid4().hex
+
+
+def started_at(pid: int) -> float:
+    """Return when a process began, in the system's own ticks, which do not move when the clock is set. 0 if unknown."""
+    try:
+        # The name, in brackets, may itself hold spaces and brackets.
+        return float(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+        )
+    except (OSError, IndexError, ValueError):
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(pid).create_time()
+        return 0.0
+
+
+def launcher() -> str:
+    """Return a name for the process that started this one."""
+    return f"{namespace()}/{os.getppid()}/{started_at(os.getppid()):g}"
+
+
+def end_sibling(pid: int, began: float) -> bool:
+    """Kill a process of the same launcher as this one that began at `began`; return whether there was one.
+
+    Nothing else can be meant: whoever can write the number can also write that of a bystander.
+    """
+    with contextlib.suppress(OSError, psutil.Error, ValueError, TypeError, OverflowError):
+        # By a descriptor, the process that is checked is the one that is killed, whoever has its number by then.
+        descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+        try:
+            if not began or psutil.Process(pid).ppid() != os.getppid() or started_at(pid) != began:
+                return False
+            if descriptor is None:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            return True
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+    return False
