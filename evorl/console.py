@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+
+GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
+"""What says that nobody will read any more: the other end of a pipe or a terminal is closed."""
 
 
 class Terminal:
@@ -15,7 +19,9 @@ class Terminal:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
-        except OSError:
+        except OSError as error:
+            if error.errno not in GONE:
+                return len(text)  # A disk that is full now may have room again when the next line comes.
             # What stands in buffers, and what others still say there, goes nowhere from now on.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stderr.fileno())

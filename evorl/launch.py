@@ -9,43 +9,53 @@ import gc
 import os
 import sys
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.background import end_background
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
 from evorl.console import say
-from evorl.distributed import RankLost, have_met, leave
+from evorl.distributed import have_met, leave
 from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.explain import on_one_line
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
+from evorl.options import refuse_options
 from evorl.signals import Told, heeded
-from evorl.tracking import TRACKERS
-from evorl.types import EvorlWarning, UserError
+from evorl.tracking import TRACKERS, told
+from evorl.types import EvorlWarning, RunFailed, UserError
 
 TELLS_AFTER = 15.0
 """Seconds that a rank waits for another to tell a mistake."""
 USAGE = "[--config FILE] [key.path=value ...]"
 
 
-class _Parser(argparse.ArgumentParser):
+class Answered(SystemExit):
+    """The command line asked for no more than an answer, such as `--help`, which has been given."""
+
+
+class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are the user's."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; the command line is {USAGE}")
+        raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise Answered(status)
 
 
 def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
     """The configuration that a command line asks for, checked as far as one process can. Raises UserError."""
-    parser = _Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
+    refuse_options()
+    parser = Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(arguments)
-    config = check(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS))
+    config = check(_in_place(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS)))
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
     if share > 0 and not config.evolution.hyperparameters and os.environ.get("RANK", "0") == "0":
@@ -56,6 +66,12 @@ def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
             stacklevel=2,
         )
     return config
+
+
+def _in_place(config: AnyConfig) -> AnyConfig:
+    """The configuration with an absolute directory: an environment may change the working directory."""
+    run = config.run.model_copy(update={"directory": config.run.directory.absolute()})
+    return config.model_copy(update={"run": run})
 
 
 def check(config: AnyConfig) -> AnyConfig:
@@ -71,8 +87,12 @@ def check(config: AnyConfig) -> AnyConfig:
         check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
-    if config.run.directory.exists() and not config.run.directory.is_dir():
-        raise UserError(f"run.directory: {config.run.directory} is not a directory")
+    told(config)
+    try:
+        if config.run.directory.exists() and not config.run.directory.is_dir():
+            raise UserError(f"run.directory: {config.run.directory} is not a directory")
+    except OSError as error:
+        raise UserError(f"run.directory: cannot use {config.run.directory}: {error.strerror}") from error
     ranks, size = int(os.environ.get("WORLD_SIZE", "1")), config.population.size
     if config.population.placement == "sharded" and size % ranks:
         raise UserError(
@@ -88,7 +108,7 @@ def check(config: AnyConfig) -> AnyConfig:
 
 
 def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """The exit code of `main`: 0, 1 for a lost rank, 2 for what the user can mend, 128 + its number for a signal."""
+    """The exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + its number for a signal."""
     # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes to be told.
     atexit.register(gc.freeze)
     code = 1
@@ -104,17 +124,45 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
 def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Run `main`, say what went wrong, and give the exit code for it."""
     try:
-        with heeded():
+        with heeded(), _warnings_told():
             main(arguments)
     except UserError as error:
         _tell(error)
         return 2
-    except RankLost as error:
-        say(f"error: {error}")
+    except RunFailed as error:
+        say(f"error: {on_one_line(str(error))}")
         return 1
-    except Told as told:
-        return int(told.code or 0)
+    except (Told, Answered) as asked:
+        return int(asked.code or 0)
+    except SystemExit as left:
+        # Some environment's or library's: to end with its code would say that all was well.
+        say(f"error: {_place_of(left)} called sys.exit({left.code!r}), which ended the run")
+        return 1
     return 0
+
+
+@contextlib.contextmanager
+def _warnings_told() -> Iterator[None]:
+    """Tell each warning of ours in one line, and as often as it is given: Python tells equal ones once."""
+    usual = warnings.formatwarning
+
+    def line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+        ours = issubclass(category, EvorlWarning)
+        return f"warning: {on_one_line(str(message))}\n" if ours else usual(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EvorlWarning, append=True)
+        warnings.formatwarning = line
+        try:
+            yield
+        finally:
+            warnings.formatwarning = usual
+
+
+def _place_of(error: BaseException) -> str:
+    """Where an exception was raised: its file, line and function."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno} ({last.name})"
 
 
 def _tell(error: UserError) -> None:
@@ -123,7 +171,8 @@ def _tell(error: UserError) -> None:
     The launcher ends all ranks as soon as one of them has ended. So a rank that leaves the telling to another waits,
     and tells it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
     """
-    line = f"error: {on_one_line(str(error))}"
+    local = error.told is None and have_met() and os.environ.get("WORLD_SIZE", "1") != "1"
+    line = f"error: {on_one_line(str(error))}" + (f" (on rank {os.environ['RANK']})" if local else "")
     # Before the ranks have met, none of them knows who else has seen the mistake.
     if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
         say(line)

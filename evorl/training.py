@@ -19,12 +19,13 @@ from tqdm import tqdm
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.console import Terminal, say
-from evorl.distributed import Placement
+from evorl.distributed import Peer, Placement
 from evorl.elite import Play, Score
 from evorl.envs.horizon import announce, horizon
 from evorl.evaluation import Evaluator, Purpose
 from evorl.evolution import Context, evolve
-from evorl.files import digest
+from evorl.explain import on_one_line
+from evorl.files import digest, reason
 from evorl.formats import decode_agents, encode_agents
 from evorl.header import header
 from evorl.metrics import Counts, curves, generation_row, lineage_rows
@@ -35,7 +36,7 @@ from evorl.signals import Told
 from evorl.threads import use_threads
 from evorl.timing import Stopwatch
 from evorl.tracking import History, Trackers
-from evorl.types import Agent, EvorlWarning, UserError
+from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
 class Run:
@@ -77,6 +78,7 @@ class Run:
             # A target that was reached may have been raised since.
             target, bound = config.training.target_fitness, self.progress.elite.lower_bound
             self.progress.solved &= target is not None and bound is not None and bound >= target
+        self._unsaved = ""
         self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
 
@@ -130,6 +132,12 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        said = on_one_line(str(error) or type(error).__name__) if error is not None else ""
+        if isinstance(error, Told):
+            # A launcher ends all ranks once one has ended.
+            said = self.ranks.last_words()
+        elif error is not None and not getattr(error, "told", False):
+            self.ranks.end(said)
         if not self.ranks.is_main:
             self._directory.release()
             return
@@ -145,17 +153,22 @@ class Run:
             "wall_clock_seconds": self._before + time.perf_counter() - self._began,
             "ranks": self.ranks.size,
             "ended": "finished" if error is None else error.name if isinstance(error, Told) else type(error).__name__,
+            "because": said or None,
         }
+        if error is None and self._unsaved:
+            summary |= {"ended": "unsaved", "because": self._unsaved}
         if self._bar is not None:
             self._bar.close()
         try:
             self._directory.flush()
             self._directory.write_summary(summary)
         except OSError as problem:
-            self._keeper.say_once("summary", f"{problem.filename}: {problem.strerror}; the run ends without a summary")
+            self._unsaved = self._unsaved or reason(problem, self.path)
         if self._trackers is not None:
             self._trackers.finish(summary, self._directory.lineage.read())
         self._directory.release()
+        if error is None and self._unsaved:
+            raise RunFailed(f"the run ended, but what it came to in the end was not saved: {self._unsaved}")
 
     def steps(self) -> Iterator[int]:
         """The vector steps of one generation, shown on the bar."""
@@ -168,11 +181,16 @@ class Run:
         self._training_seconds = time.perf_counter() - started
 
     def collect(self, population: Population) -> list[Agent]:
-        """All trained agents, on every rank. Raises RuntimeError if replicas have drifted apart."""
+        """All trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
         payload = encode_agents(population.to_agents())
         if not self.placement.is_sharded:
-            self.ranks.agree(digest(payload), "trained agents")
-            return population.agents
+            different = self.ranks.differing(digest(payload), "trained agents")
+            if not different:
+                return population.agents
+            self.progress.drifts += 1
+            if self.ranks.is_main:
+                warnings.warn(_drift(self.ranks.peers, different, self.generation), EvorlWarning, stacklevel=2)
+            return decode_agents(self.ranks.broadcast_bytes(payload, "rank 0's agents"), "rank 0's agents")
         parts = self.ranks.gather_bytes(payload, "the other ranks' trained agents")
         return [agent for part in parts for agent in decode_agents(part, "another rank's agents")]
 
@@ -270,7 +288,7 @@ class Run:
             self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in agents))
             payload = encode_agents(agents)
         with self.stopwatch("checkpoint"):
-            self._keeper.save(self.progress, payload, self._elite)
+            self._unsaved = self._keeper.save(self.progress, payload, self._elite)
         self.agents = self._keeper.reload(payload, self.progress.generation)
         self.ranks.agree(digest(encode_agents(self.agents)), "evolved agents")
 
@@ -285,7 +303,7 @@ class Run:
                 self._elite_is_written = True
             self._keeper.is_over("lines")
         except OSError as error:
-            self._keeper.say_once("lines", f"{self.path}: {error.strerror}; training goes on, and this is tried again")
+            self._keeper.say_once("lines", f"{reason(error, self.path)}; training goes on, and this is tried again")
         for agent in lineage:
             if agent["fault"]:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
@@ -295,6 +313,16 @@ class Run:
         """The order that evolution gave the agents; stacks order them anew in each generation."""
         place = {agent.id: number for number, agent in enumerate(self.agents)}
         return np.argsort([place[agent.id] for agent in trained])
+
+
+def _drift(peers: Sequence[Peer], different: Sequence[int], generation: int) -> str:
+    """What to say where ranks hold other agents than rank 0."""
+    others = sorted({peers[rank].cpu for rank in different} - {peers[0].cpu})
+    cause = (
+        f"{', '.join(others)} rounds otherwise than {peers[0].cpu}" if others else "although their CPUs are of a kind"
+    )
+    ranks = f"rank {', '.join(map(str, different))}"
+    return f"{ranks} trained other agents than rank 0 in generation {generation} ({cause}); those of rank 0 are taken"
 
 
 def _best(agents: Sequence[Agent]) -> Agent:

@@ -26,12 +26,16 @@ wants to remember, such as the log-probability."""
 class UserError(Exception):
     """A mistake that the user can mend: programs print it as one line and exit with code 2.
 
-    `told` says that another process prints it.
+    Where all ranks have agreed on it, `told` says that another of them prints it. Null says that only this rank knows.
     """
 
-    def __init__(self, message: str, told: bool = False) -> None:
+    def __init__(self, message: str, told: bool | None = None) -> None:
         super().__init__(message)
         self.told = told
+
+
+class RunFailed(RuntimeError):
+    """What ends a run although the user has made no mistake: programs print it as one line and exit with code 1."""
 
 
 class EvorlWarning(UserWarning):

@@ -15,7 +15,7 @@ PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches
 
 def said(*overrides, ranks=1, threads=1, device="cpu"):
     settings = config("environment.num_envs=8", *overrides)
-    world = SimpleNamespace(size=ranks, device=torch.device(device))
+    world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
     placement = Placement(world, settings.population.placement, settings.population.size)
     pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
     return header(settings, placement, pace, threads=threads, directory=Path("runs/x"))
@@ -27,11 +27,13 @@ def said(*overrides, ranks=1, threads=1, device="cpu"):
         ((), 1, "dqn on CartPole-v1: 4 agents x 8 environments on 1 rank (cpu, 1 thread), in runs/x"),
         (
             ("population.size=1000", "environment.num_envs=1"), 2,
-            "dqn on CartPole-v1: 1,000 agents x 1 environment on each of 2 ranks (cpu, 1 thread each), in runs/x",
+            "dqn on CartPole-v1: 1,000 agents x 1 environment on each of 2 ranks of 1 host (cpu, 1 thread each, gloo), "
+            "in runs/x",
         ),
         (
             ("population.placement=sharded",), 2,
-            "dqn on CartPole-v1: 4 agents x 8 environments divided over 2 ranks (cpu, 1 thread each), in runs/x",
+            "dqn on CartPole-v1: 4 agents x 8 environments divided over 2 ranks of 1 host (cpu, 1 thread each, gloo), "
+            "in runs/x",
         ),
     ],
 )  # fmt: skip
@@ -40,7 +42,7 @@ def test_who_trains_where(overrides, ranks, line):
 
 
 def test_devices_and_threads_are_named():
-    assert "(cuda, 12 threads each)" in said(ranks=2, threads=12, device="cuda:1")[0]
+    assert "(cuda, 12 threads each, gloo)" in said(ranks=2, threads=12, device="cuda:1")[0]
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_wandb_without_a_key_records_offline_and_says_so(in_directory, monkeypat
 
 def test_digests_are_compared_before_and_after_every_evolution(in_directory, monkeypatch):
     compared = []
-    monkeypatch.setattr("evorl.distributed.Ranks.agree", lambda self, digest, what: compared.append(what))
+    monkeypatch.setattr("evorl.distributed.Ranks.differing", lambda self, digest, what: compared.append(what))
     assert train("run.name=a", "training.max_steps=70") == 0
     assert compared == ["trained agents", "evolved agents"] * 2
 

@@ -195,7 +195,7 @@ def test_an_algorithm_divides_its_rollouts_and_minibatches_over_two_ranks():
     exchange = Exchange(2)
 
     def work(rank):
-        ranks = SimpleNamespace(rank=rank, size=2, device=torch.device("cpu"))
+        ranks = SimpleNamespace(rank=rank, size=2, on_host=2, device=torch.device("cpu"))
         placement = SimpleNamespace(ranks=ranks, copies=2, is_sharded=False, gather_copies=exchange.gather(rank))
         memory = ppo.experience(placement, True, Stopwatch())
         assert memory.period == T
