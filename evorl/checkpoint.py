@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -38,8 +40,7 @@ class Checkpoints:
 
     def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
         """Put a file where the checkpoint is being gathered; gives its entry in the manifest. Raises OSError."""
-        partial = self._partial(generation)
-        make_directory(partial)
+        partial = self._gathering(generation)
         write_through(partial / name, payload)
         return entry(payload)
 
@@ -48,8 +49,8 @@ class Checkpoints:
 
         Raises OSError; the checkpoints there were are then still there.
         """
-        partial, final = self._partial(generation), self.path(generation)
-        make_directory(partial)  # A host whose replay is too large to be kept has no file.
+        # A host whose replay is too large to be kept has no file.
+        partial, final = self._gathering(generation), self.path(generation)
         write_through(partial / MANIFEST, _manifest(generation, files))
         sync_directory(partial)
         if final.exists():
@@ -135,8 +136,13 @@ class Checkpoints:
             raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
         return payload
 
-    def _partial(self, generation: int) -> Path:
-        return self.directory / f".partial-{generation:06d}"
+    def _gathering(self, generation: int) -> Path:
+        """The directory where a checkpoint is gathered. Raises OSError, also where that of the run was removed."""
+        if not self.directory.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory.parent))
+        partial = self.directory / f".partial-{generation:06d}"
+        make_directory(partial)
+        return partial
 
 
 def _manifest(generation: int, files: Files) -> bytes:

@@ -92,7 +92,7 @@ def check(config: AnyConfig) -> AnyConfig:
         if config.run.directory.exists() and not config.run.directory.is_dir():
             raise UserError(f"run.directory: {config.run.directory} is not a directory")
     except OSError as error:
-        raise UserError(f"run.directory: cannot use {config.run.directory}: {error.strerror}") from error
+        raise UserError(f"run.directory: {error.strerror}: {config.run.directory}") from error
     ranks, size = int(os.environ.get("WORLD_SIZE", "1")), config.population.size
     if config.population.placement == "sharded" and size % ranks:
         raise UserError(
@@ -130,13 +130,13 @@ def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
         _tell(error)
         return 2
     except RunFailed as error:
-        say(f"error: {on_one_line(str(error))}")
+        _say(on_one_line(str(error)))
         return 1
     except (Told, Answered) as asked:
         return int(asked.code or 0)
     except SystemExit as left:
         # Some environment's or library's: to end with its code would say that all was well.
-        say(f"error: {_place_of(left)} called sys.exit({left.code!r}), which ended the run")
+        _say(f"{_place_of(left)} called sys.exit({left.code!r}), which ended the run")
         return 1
     return 0
 
@@ -172,17 +172,22 @@ def _tell(error: UserError) -> None:
     and tells it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
     """
     local = error.told is None and have_met() and os.environ.get("WORLD_SIZE", "1") != "1"
-    line = f"error: {on_one_line(str(error))}" + (f" (on rank {os.environ['RANK']})" if local else "")
+    line = on_one_line(str(error)) + (f" (on rank {os.environ['RANK']})" if local else "")
     # Before the ranks have met, none of them knows who else has seen the mistake.
     if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
-        say(line)
+        _say(line)
         return
     # The first rank of a host speaks for those that have seen the same.
     patience = TELLS_AFTER + int(os.environ.get("LOCAL_RANK", "0"))
     with contextlib.suppress(Told), heeded():
         time.sleep(patience)
         if not error.told:
-            say(line)
+            _say(line)
+
+
+def _say(line: str) -> None:
+    # Rank 0 ends its progress bar before it comes here; another's line would be written at the end of it.
+    say(("" if os.environ.get("RANK", "0") == "0" else "\n") + f"error: {line}")
 
 
 def _break_off(code: int) -> None:

@@ -132,7 +132,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = on_one_line(str(error) or type(error).__name__) if error is not None else ""
+        said = "" if error is None else _why(error)
         if isinstance(error, Told):
             # A launcher ends all ranks once one has ended.
             said = self.ranks.last_words()
@@ -313,6 +313,12 @@ class Run:
         """The order that evolution gave the agents; stacks order them anew in each generation."""
         place = {agent.id: number for number, agent in enumerate(self.agents)}
         return np.argsort([place[agent.id] for agent in trained])
+
+
+def _why(error: BaseException) -> str:
+    """Why a run ends, in one line."""
+    known = isinstance(error, UserError | RunFailed)
+    return on_one_line(str(error) if known else f"{type(error).__name__}: {error}")
 
 
 def _drift(peers: Sequence[Peer], different: Sequence[int], generation: int) -> str:

@@ -1,6 +1,7 @@
 """Environments that fail in known ways."""
 
 import os
+import sys
 import time
 
 import gymnasium as gym
@@ -55,6 +56,10 @@ class Failing(gym.Env):
                 os._exit(1)
             case "interrupt" if where == "step":
                 raise KeyboardInterrupt
+            case "exit" if where == "step":
+                sys.exit(0)
+            case "move" if where == "step":
+                os.chdir("/")
             case "user":
                 raise UserError("environment.kwargs: the wheel must be round")
             case "step" | "reset" if where == self.how:
@@ -99,5 +104,34 @@ class Parted(gym.Env):
         return {"picture": np.zeros((3, 3), np.uint8), "position": position}, {"action_mask": allowed}
 
 
+class Outside(gym.Env):
+    """Shows a choice that its space does not have, at step 3."""
+
+    observation_space = gym.spaces.Discrete(4)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return 0, {}
+
+    def step(self, action):
+        self.step_number += 1
+        return 4 if self.step_number == 3 else 1, 1.0, False, False, {}
+
+
+class Empty(gym.Env):
+    """Shows nothing at all."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (0,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(0, np.float32), {}
+
+
+gym.register("Outside-v0", entry_point=Outside)
+gym.register("Empty-v0", entry_point=Empty)
 gym.register("Failing-v0", entry_point=Failing)
 gym.register("Parted-v0", entry_point=Parted)

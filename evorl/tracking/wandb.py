@@ -22,6 +22,9 @@ from evorl.types import EvorlWarning, UserError
 
 LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architecture", "hyperparameters")
 Mode = Literal["online", "offline", "disabled", "shared"]
+SERVICE = "api.wandb.ai"
+FORMERLY = ("forge.coreweave.com",)
+"""Hosts that serve what was known as `SERVICE`."""
 RUN_ID = re.compile(r"[a-z0-9]{1,64}")
 
 
@@ -40,9 +43,9 @@ class WeightsAndBiases:
         # W&B obeys a `wandb/settings` in the working directory, which may be that of a stranger's run: the host named
         # there would be sent the user's key. What `wandb login` and the environment say is read all the same.
         with contextlib.chdir(Path.cwd().anchor):
-            wandb.setup()
+            address = str(wandb.setup().settings.base_url)
         settings = config.tracking
-        mode = _mode(settings.mode)
+        mode = _mode(settings.mode, address)
         if mode == "offline" and settings.mode == "auto" and not os.environ.get("WANDB_MODE"):
             newest = directory / "wandb" / "latest-run"
             print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {newest}`")
@@ -106,23 +109,26 @@ def run_id(directory: Path) -> str:
     return drawn
 
 
-def _mode(asked: Literal["auto", "online", "offline"]) -> Mode:
+def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
     """The mode of W&B: what is asked for, else what W&B's own variable says, else online where there is a key."""
     if asked != "auto":
         return asked
     variable = os.environ.get("WANDB_MODE")
     if variable:
         return "offline" if variable == "dryrun" else cast("Mode", variable)  # W&B refuses what it does not know.
-    return "online" if _has_key() else "offline"
+    return "online" if _has_key(address) else "offline"
 
 
-def _has_key() -> bool:
+def _has_key(address: str) -> bool:
     """Whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    host = urlparse(address).hostname or ""
+    # W&B's own service has another address since version 0.31, where a key for the old one is valid too.
+    hosts = [host, SERVICE] if host.removeprefix("api.") in FORMERLY else [host]
     try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        kept = netrc.netrc(os.environ.get("NETRC"))
+        return any(kept.authenticators(name) is not None for name in hosts)
     except (OSError, netrc.NetrcParseError):
         return False
 

@@ -1,0 +1,306 @@
+"""A run's end says what became of it: 0 only if everything is kept, else what went wrong and where."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from support import ROOT, launch, lines, train
+
+from evorl.console import Terminal
+from evorl.files import Lock, make_directory
+from evorl.launch import run_program
+from evorl.types import EvorlWarning, RunFailed, UserError
+
+FAILING = (
+    "environment={{id: 'evorl_faults:Failing-v0', num_envs: 2, carry_over: false, kwargs: {{how: {how}, seeds: all}}}}"
+)
+
+
+def said(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+
+
+def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
+    assert train("run.name=a", FAILING.format(how="move")) == 0
+    run = in_directory / "runs" / "a"
+    assert json.loads((run / "summary.json").read_text())["ended"] == "finished"
+    assert len(list((run / "checkpoints").iterdir())) == 2
+
+
+def test_an_environment_that_exits_ends_the_run_with_1(in_directory, capsys):
+    assert train("run.name=a", FAILING.format(how="exit")) == 1
+    (error,) = said(capsys)
+    assert "evorl_faults.py:" in error
+    assert "(_raise) called sys.exit(0)" in error
+    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "SystemExit"
+
+
+def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import os, sys\nsys.path[:0] = [{str(ROOT / 'demos')!r}]\nimport online\n"
+        "from evorl.launch import run_program\n"
+        f"how = {FAILING.format(how='exit')!r} if os.environ['RANK'] == '1' else {FAILING.format(how='none')!r}\n"
+        "sys.exit(run_program(online.main, [*sys.argv[1:], how]))\n"
+    )
+    done = launch(tmp_path, "run.name=a", "run.timeout=20", program=program)
+    assert done.returncode != 0
+    assert any("called sys.exit(0)" in line for line in done.stderr.splitlines() if line.startswith("error: "))
+    summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())
+    assert summary["ended"] in ("RankLost", "SIGTERM")
+    assert "rank 1" in summary["because"]
+
+
+def test_help_is_an_answer_and_no_failure(capsys):
+    assert train("--help") == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk that is full after so many kB; nothing but root can make one."""
+    mounted = []
+
+    def make(kilobytes):
+        place = tmp_path / "disk"
+        place.mkdir()
+        made = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(place)], capture_output=True, check=False
+        )
+        if made.returncode:
+            pytest.skip("no disk can be mounted here")
+        mounted.append(place)
+        return place
+
+    yield make
+    for place in mounted:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("kilobytes", [16, 64, 300])
+def test_a_full_disk_is_no_success(kilobytes, small_disk, in_directory, capsys):
+    place = small_disk(kilobytes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvorlWarning)
+        code = train(f"run.directory={place}", "run.name=a", "training.max_steps=400", "checkpoint.keep=20")
+    (error,) = said(capsys)
+    assert code in (1, 2)
+    assert "No space left on device" in error
+    if code == 2:
+        assert "cannot write to" in error, "nothing has begun"
+
+
+def test_a_disk_that_has_room_again_makes_it_a_success(in_directory, monkeypatch):
+    from evorl.checkpoint import Checkpoints
+
+    write, failures = Checkpoints.write, []
+
+    def full(self, generation, name, payload):
+        if generation == 2:
+            failures.append(name)
+            raise OSError(errno.ENOSPC, "No space left on device", name)
+        return write(self, generation, name, payload)
+
+    monkeypatch.setattr(Checkpoints, "write", full)
+    with pytest.warns(EvorlWarning, match="generation 2 has no checkpoint"):
+        assert train("run.name=a") == 0
+    assert failures
+
+
+def test_a_checkpoint_that_is_lost_each_time_is_said_each_time(in_directory, monkeypatch):
+    from evorl.checkpoint import Checkpoints
+
+    write = Checkpoints.write
+
+    def full(self, generation, name, payload):
+        if generation % 2:
+            raise OSError(errno.ENOSPC, "No space left on device", "disk")
+        return write(self, generation, name, payload)
+
+    monkeypatch.setattr(Checkpoints, "write", full)
+    with pytest.warns(EvorlWarning, match="has no checkpoint") as caught:
+        train("run.name=a", "training.max_steps=240")
+    assert len([one for one in caught if "has no checkpoint" in str(one.message)]) >= 3
+
+
+def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatch, capsys):
+    from evorl.run import RunDirectory
+
+    def full(self, summary):
+        raise OSError(errno.ENOSPC, "No space left on device", "summary.json")
+
+    monkeypatch.setattr(RunDirectory, "write_summary", full)
+    assert train("run.name=a") == 1
+    assert "summary.json: No space left on device" in said(capsys)[0]
+
+
+def test_a_directory_that_is_deleted_meanwhile_is_no_success(in_directory, monkeypatch, capsys):
+    from evorl.training import Run
+
+    record = Run.record
+
+    def removed(self, *arguments):
+        record(self, *arguments)
+        if self.progress.generation == 2:
+            shutil.rmtree(self.path)
+
+    monkeypatch.setattr(Run, "record", removed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvorlWarning)
+        assert train("run.name=a") == 1
+    (error,) = said(capsys)
+    assert "No such file or directory" in error
+
+
+class Disk:
+    """A stderr on a disk that has no room at first, or a terminal that is gone."""
+
+    def __init__(self, number):
+        self.number, self.text = number, ""
+
+    def write(self, text):
+        if self.number:
+            raise OSError(self.number, "no")
+        self.text += text
+
+    def flush(self):
+        pass
+
+    def fileno(self):
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def test_a_full_disk_does_not_silence_a_run_for_ever(monkeypatch):
+    disk = Disk(errno.ENOSPC)
+    monkeypatch.setattr(sys, "stderr", disk)
+    Terminal().write("lost")
+    disk.number = 0
+    Terminal().write("heard")
+    assert disk.text == "heard"
+
+
+WARNING = """
+import warnings
+from evorl.launch import run_program
+from evorl.types import EvorlWarning
+
+def main(arguments):
+    for _ in range(3):
+        warnings.warn("the disk\\nis full", EvorlWarning, stacklevel=1)
+
+run_program(main, [])
+"""
+
+
+def test_equal_warnings_are_each_told_in_one_line():
+    command = [sys.executable, "-c", WARNING]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr == "warning: the disk\\nis full\n" * 3
+
+
+def test_a_failure_is_one_line_and_1(capsys):
+    def main(arguments):
+        raise RunFailed("it was\nlost")
+
+    assert run_program(main, []) == 1
+    assert capsys.readouterr().err == "error: it was\\nlost\n"
+
+
+def test_a_mistake_that_only_one_rank_has_met_names_it(monkeypatch, capsys):
+    monkeypatch.setattr("evorl.launch.have_met", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+
+    def ended(told):
+        def main(arguments):
+            raise UserError("environment.id: broken", told=told)
+
+        assert run_program(main, []) == 2
+        return capsys.readouterr().err
+
+    assert ended(None) == "\nerror: environment.id: broken (on rank 1)\n"
+    assert ended(False) == "\nerror: environment.id: broken\n"
+
+
+@pytest.mark.parametrize(
+    ("directory", "reason"),
+    [("/".join(["d" * 200] * 30), "File name too long"), ("file/below", "Not a directory")],
+)
+def test_directories_that_cannot_be_are_one_line(directory, reason, in_directory, capsys):
+    (in_directory / "file").write_text("")
+    assert train(f"run.directory={directory}", "run.name=a") == 2
+    (error,) = said(capsys)
+    assert reason in error
+
+
+def test_a_directory_that_may_not_be_searched_is_one_line(in_directory, monkeypatch, capsys):
+    def refused(self, *rest, **more):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert train("run.directory=there", "run.name=a") == 2
+    (error,) = said(capsys)
+    assert "run.directory" in error
+    assert "Permission denied" in error
+
+
+def test_a_lock_that_fails_names_its_directory(in_directory, monkeypatch, capsys):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("evorl.files.fcntl.lockf", no_locks)
+    assert train("run.name=a") == 2
+    (error,) = said(capsys)
+    assert "runs/a: No locks available" in error
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_directory, capsys):
+    settings = f"environment={{id: 'evorl_faults:Outside-v0', num_envs: 2, vectorization: {vectorization}}}"
+    assert train("run.name=a", settings) == 2
+    (error,) = said(capsys)
+    assert "environment 0 of agent 0" in error
+    assert "step 3 of the episode" in error
+    assert "gave [4]" in error
+
+
+def test_an_observation_of_no_numbers_is_refused(in_directory, capsys):
+    assert train("run.name=a", "environment={id: 'evorl_faults:Empty-v0', num_envs: 2}") == 2
+    assert "an observation of shape [0] holds no numbers" in said(capsys)[0]
+
+
+def test_directories_last_once_they_are_made(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("evorl.files.sync_directory", lambda path: synced.append(path))
+    make_directory(tmp_path / "runs" / "a" / "checkpoints")
+    assert set(synced) == {tmp_path, tmp_path / "runs", tmp_path / "runs" / "a"}
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "runs", fresh=True)
+
+
+def test_who_was_refused_is_not_noted_as_the_owner(tmp_path):
+    lock = Lock(tmp_path, wait=0.0)
+    assert (tmp_path / ".lock").read_text() == ""
+    lock.sign({"pid": 3})
+    assert json.loads((tmp_path / ".lock").read_text()) == {"pid": 3}
+    lock.release()
+
+
+def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monkeypatch):
+    assert train("run.name=a", "training.max_steps=40") == 0
+    newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
+    assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
+    from evorl import recovery
+
+    here = recovery.made_with
+    monkeypatch.setattr(recovery, "made_with", lambda device: here(device) | {"torch": "9.9"})
+    with pytest.warns(EvorlWarning, match="this resume is not bit-exact: torch changed from .* to 9.9"):
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 0
+    assert len(lines(in_directory / "runs" / "a" / "metrics.jsonl")) >= 2

@@ -1,0 +1,239 @@
+"""One launch and its attempts: who they are, how ranks meet, and what Accelerate may be asked for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch.distributed as dist
+from support import ROOT, free_port, launch, lines
+
+from evorl.distributed import Launch, choose_backend
+from evorl.meeting import launch_name, meet
+from evorl.options import processes_wanted, refuse_options
+from evorl.processes import launcher, started_at
+from evorl.run import Owner
+from evorl.types import UserError
+
+
+def errors(done):
+    return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_a_restart_does_not_override_a_refusal(tmp_path):
+    """The second attempt has the same launcher as the first, which was refused."""
+    small = ("run.name=a", "training.max_steps=80")
+    assert launch(tmp_path, *small).returncode == 0
+    before = (tmp_path / "runs" / "a" / "metrics.jsonl").read_bytes()
+    done = launch(tmp_path, "run.name=a", "training.max_steps=800", arguments=("--max_restarts", "1"))
+    assert done.returncode != 0
+    assert "already holds a run" in errors(done)[0]
+    assert (tmp_path / "runs" / "a" / "metrics.jsonl").read_bytes() == before
+
+
+def attempt(store, size, timeout=10.0, begin=0):
+    """Let the ranks of one attempt meet, each in a thread; gives what each got."""
+    results = [None] * size
+
+    def one(rank):
+        try:
+            results[rank] = meet(store, rank, size, {"rank": rank}, timeout)
+        except TimeoutError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(begin, size)]
+    for thread in reversed(threads):  # The main process last: others find the name of an attempt before.
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_ranks_meet_anew_whatever_dead_attempts_have_left_in_the_store():
+    store = dist.HashStore()
+    names = set()
+    for size in (3, 3, 2, 4):
+        results = attempt(store, size)
+        assert len({name for name, _ in results}) == 1
+        assert results[0][1] == [{"rank": rank} for rank in range(size)]
+        names.add(results[0][0])
+    assert len(names) == 4
+
+
+def test_ranks_that_met_a_dead_main_process_meet_the_next():
+    """Its last attempt had a name, and died before all had answered."""
+    store = dist.HashStore()
+    store.set("evorl/attempt", "dead")
+    results = attempt(store, 3)
+    assert len({name for name, _ in results}) == 1
+    assert results[0][0] != "dead"
+
+
+def test_ranks_do_not_wait_for_ever_for_one_another():
+    assert "did not begin" in str(attempt(dist.HashStore(), 2, timeout=0.3, begin=1)[1])
+    with pytest.raises(TimeoutError, match="rank 1 did not come"):
+        meet(dist.HashStore(), 0, 2, {}, 0.3)
+
+
+def test_a_launch_keeps_its_name_as_long_as_its_store():
+    store = dist.HashStore()
+    assert launch_name(store) == launch_name(store) != launch_name(dist.HashStore())
+
+
+def test_an_owner_is_known_by_its_launch_alone(tmp_path):
+    owner = Owner.here(Launch("this", restarted=True))
+    (tmp_path / ".lock").write_text(json.dumps(owner.to_json() | {"pid": 1, "host": "another"}))
+    assert owner.had(tmp_path)
+    assert not Owner.here(Launch("this", restarted=False)).had(tmp_path)
+    assert not Owner.here(Launch("that", restarted=True)).had(tmp_path)
+
+
+def test_a_process_is_known_by_ticks_and_not_by_the_clock(monkeypatch):
+    before = launcher()
+    # What psutil takes for the time of the last start moves when the clock is set.
+    monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    assert launcher() == before
+    ticks = (time.clock_gettime(time.CLOCK_BOOTTIME)) * os.sysconf("SC_CLK_TCK")
+    assert 0 < started_at(os.getpid()) < ticks
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [
+        (["a", "b"], "nccl"),
+        (["a", "a"], "gloo"),
+        (["a", ""], "gloo"),
+        (["", ""], "gloo"),
+    ],
+)
+def test_ranks_take_gpus_only_where_each_has_its_own(gpus, backend):
+    assert choose_backend(gpus) == backend
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "option"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "bf16", "mixed_precision: bf16"),
+        ("ACCELERATE_MIXED_PRECISION", "fp8", "mixed_precision: fp8"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "dynamo_backend: inductor"),
+        ("ACCELERATE_USE_FSDP", "true", "use_fsdp: true"),
+        ("ACCELERATE_USE_DEEPSPEED", "true", "use_deepspeed: true"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true", "use_megatron_lm: true"),
+    ],
+)
+def test_options_without_an_effect_are_refused(variable, value, option):
+    with pytest.raises(UserError, match=f"accelerate's {option} would have no effect"):
+        refuse_options({variable: value})
+    refuse_options(
+        {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "False"}
+    )
+
+
+def test_the_launchers_arguments_say_how_many_processes_it_was_asked_for(tmp_path):
+    (tmp_path / "a.yaml").write_text("num_processes: 3\n")
+    assert processes_wanted(["accelerate", "launch", "--cpu", "--num_processes", "2", "program.py"]) == 2
+    assert processes_wanted(["accelerate", "launch", f"--config_file={tmp_path / 'a.yaml'}", "program.py"]) == 3
+    assert processes_wanted(["bash"]) == processes_wanted(["x", "--config_file", "none"]) == 1
+
+
+def test_a_launcher_that_starts_one_process_of_two_is_an_error(tmp_path):
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2",
+        str(ROOT / "demos" / "online.py"), "--config", str(ROOT / "tests" / "small.yaml"),
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert ["asked for 2 processes and has started one" in line for line in errors(done)] == [True]
+
+
+DRIFTING = """
+import sys
+sys.path[:0] = ["{root}/demos"]
+import online
+from evorl.launch import run_program
+from evorl.population import Population
+
+to_agents = Population.to_agents
+
+def rounded(self):
+    agents = to_agents(self)
+    if __import__("os").environ["RANK"] == "1":
+        for agent in agents:
+            agent.tensors["q"]["parameters"]["hidden.0.bias"] += 1e-7
+    return agents
+
+Population.to_agents = rounded
+sys.exit(run_program(online.main, sys.argv[1:]))
+"""
+
+
+def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path):
+    (tmp_path / "program.py").write_text(DRIFTING.format(root=ROOT))
+    done = launch(tmp_path, "run.name=a", program=tmp_path / "program.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert [row["drifts"] for row in rows] == [row["generation"] for row in rows]
+    said = [line for line in done.stderr.splitlines() if "warning: rank 1 trained other agents than rank 0" in line]
+    assert len(said) == len(rows) >= 3
+
+
+MEMBERS = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = ["{root}/demos"]
+import online
+from evorl.launch import run_program
+from evorl.training import Run
+
+record, begun = Run.record, Path("begun")
+
+def die(self, *arguments):
+    record(self, *arguments)
+    if self.ranks.rank == 1 and self.progress.generation == 2 and not begun.exists():
+        begun.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Run.record = die
+sys.exit(run_program(online.main, sys.argv[1:]))
+"""
+
+
+def node(directory, port, number):
+    """One host's launcher that meets the others by c10d."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--max_restarts", "2",
+        "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv_id", "evorl",
+        "--rdzv_conf", "last_call_timeout=1", str(directory / "program.py"), "--config",
+        str(ROOT / "tests" / "small.yaml"), "run.name=a", "run.timeout=20",
+    ]  # fmt: skip
+    log = (directory / f"node-{number}.log").open("w")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def test_hosts_meet_again_after_one_of_them_has_restarted(tmp_path):
+    """Its launcher counts a restart; the other's, which only hears that its members have changed, counts none."""
+    (tmp_path / "program.py").write_text(MEMBERS.format(root=ROOT))
+    port = free_port()
+    nodes = [node(tmp_path, port, number) for number in range(2)]
+    try:
+        codes = [process.wait(100) for process in nodes]
+    finally:
+        for process in nodes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    logs = [path.read_text() for path in sorted(tmp_path.glob("node-*.log"))]
+    assert codes == [0, 0], "".join(log[-3000:] for log in logs)
+    assert (tmp_path / "begun").exists()
+    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) >= 3

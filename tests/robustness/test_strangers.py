@@ -1,0 +1,193 @@
+"""A stranger's run directory: nothing of it is run, and it does not choose who is told what."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support import ROOT, config, train
+
+from evorl.algorithms import SETTINGS
+from evorl.cli import resume_command, run_command
+from evorl.config import validate
+from evorl.envs.vector import make_vector
+from evorl.launch import run_program
+from evorl.memory import check_room, free_memory
+from evorl.processes import end_sibling, started_at
+from evorl.tracking import told
+from evorl.types import UserError
+
+CANARY = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert train("run.name=a", "training.max_steps=40") == 0
+    return directory / "runs" / "a"
+
+
+@pytest.fixture
+def run(trained, in_directory):
+    """A stranger's run, which is the working directory."""
+    shutil.copytree(trained, in_directory / "a")
+    os.chdir(in_directory / "a")
+    return in_directory / "a"
+
+
+def plant(run, *names):
+    """Put modules into the run's directory; gives the file that they write when they are imported."""
+    for name in names:
+        (run / f"{name}.py").write_text(
+            CANARY.format(path=str(run / "canary")) + "def made(inputs, outputs):\n    pass\n"
+        )
+    return run / "canary"
+
+
+HIDDEN = {
+    "binary module": ("id: CartPole-v1", "id: !!binary ZXZpbG1vZDpDYXJ0UG9sZS12MQ=="),
+    "plain module": ("id: CartPole-v1", "id: evilmod:CartPole-v1"),
+    "binary factory": ("name: standard", "name: module\n  factory: !!binary ZXZpbG1vZDptYWRl"),
+    "plain factory": ("name: standard", "name: module\n  factory: evilmod:made"),
+    "string": ("id: CartPole-v1", "id: !!str evilmod:CartPole-v1"),
+}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "resume"])
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_a_module_that_a_run_names_is_not_imported(kind, command, run, capsys):
+    canary = plant(run, "evilmod")
+    text = (run / "config.yaml").read_text()
+    assert HIDDEN[kind][0] in text
+    (run / "config.yaml").write_text(text.replace(*HIDDEN[kind]).replace("  initialisation: uniform\n", ""))
+    assert run_program(run_command, [command, str(run)]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("value", [b"evilmod:CartPole-v1", bytearray(b"CartPole-v1"), 3])
+@pytest.mark.parametrize(("section", "key"), [("environment", "id"), ("run", "name"), ("network", "activation")])
+def test_only_strings_are_strings(section, key, value):
+    with pytest.raises(UserError, match=rf"{section}\.{key}: .* does not fit"):
+        validate({section: {key: value}}, SETTINGS)
+
+
+def test_resuming_imports_nothing_from_the_working_directory(run):
+    canary = plant(run, "yaml", "torch", "accelerate", "sitecustomize", "ale_py")
+    command = resume_command(Path(), ["training.max_steps=80"], ROOT / "demos" / "online.py", processes=2)
+    module = command.index("-m")
+    done = subprocess.run([*command[: module + 2], "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not canary.exists()
+
+
+def test_atari_is_not_looked_for_in_the_working_directory(in_directory):
+    pytest.importorskip("ale_py")
+    environment = config("environment.id=ALE/Pong-v5").environment
+    make_vector(environment, 1).close()
+    assert str(Path.cwd()) not in sys.path
+
+
+WANDB = """
+import sys
+from pathlib import Path
+from evorl.tracking.wandb import WeightsAndBiases
+sys.path.insert(0, {tests!r})
+from support import config
+tracker = WeightsAndBiases(config("tracking.mode=offline"), Path("."))
+print(tracker._run.settings.base_url)
+tracker._run.finish()
+"""
+
+
+def test_a_run_does_not_say_where_its_numbers_go(run):
+    (run / "wandb").mkdir(exist_ok=True)
+    (run / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    command = [sys.executable, "-c", WANDB.format(tests=str(ROOT / "tests"))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "127.0.0.1" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("https://")
+
+
+def test_what_is_excluded_is_not_told():
+    secret = "environment={id: CartPole-v1, kwargs: {token: secret, size: 3}}"
+    assert "secret" in str(told(config(secret)))
+    assert told(config(secret, "tracking.exclude=[environment.kwargs.token]"))["environment"]["kwargs"] == {"size": 3}
+    assert "secret" not in str(told(config(secret, "tracking.exclude=[environment.kwargs]")))
+
+
+def test_what_is_excluded_has_to_be_there(in_directory, capsys):
+    assert train("tracking.exclude=[environment.kwarg]") == 2
+    assert "tracking.exclude: there is no setting 'environment.kwarg'" in capsys.readouterr().err
+
+
+def limits(directory, version, most, used, cache):
+    """Control groups of one version, as the kernel shows them; gives where they are and the process's membership."""
+    membership = directory / "membership"
+    if version == 2:
+        group, membership_line = directory / "job" / "step", "0::/job/step"
+        names = ("memory.max", "memory.current", "inactive_file")
+    else:
+        group, membership_line = directory / "memory" / "job", "9:pids:/\n4:memory:/job"
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    group.mkdir(parents=True)
+    (group / names[0]).write_text(f"{most}\n")
+    (group / names[1]).write_text(f"{used}\n")
+    (group / "memory.stat").write_text(f"anon 1\n{names[2]} {cache}\n")
+    membership.write_text(membership_line + "\n")
+    return directory, membership
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_free_memory_is_that_of_the_control_group(version, tmp_path):
+    cpu = torch.device("cpu")
+    assert free_memory(cpu, *limits(tmp_path / "small", version, 1_000_000, 700_000, 200_000)) == 500_000
+    assert free_memory(cpu, *limits(tmp_path / "over", version, 1_000_000, 1_700_000, 0)) == 0
+    assert free_memory(cpu, *limits(tmp_path / "none", version, "max", 700_000, 0)) > 1_000_000
+    # The group above may leave less than the process's own.
+    groups, membership = limits(tmp_path / "nested", 2, "max", 10, 0)
+    (groups / "job" / "memory.max").write_text("900\n")
+    (groups / "job" / "memory.current").write_text("300\n")
+    (groups / "job" / "memory.stat").write_text("anon 1\n")
+    assert free_memory(cpu, groups, membership) == 600
+
+
+def test_all_ranks_of_a_host_share_its_memory(monkeypatch):
+    monkeypatch.setattr("evorl.memory.free_memory", lambda device: 1000)
+    check_room(500, "replay.capacity", copies=1, processes=2)
+    with pytest.raises(UserError, match=r"replay.capacity: .* do not fit, for each of 3 ranks,"):
+        check_room(500, "replay.capacity", copies=1, processes=3)
+
+
+def sleeper(**options):
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **options)
+
+
+def test_only_a_sibling_that_began_when_it_said_is_ended():
+    """The caller is another child of this process, as one rank is of another's launcher."""
+
+    def ended(process, began):
+        program = f"from evorl.processes import end_sibling; print(end_sibling({process.pid}, {began}))"
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True"
+
+    with contextlib.ExitStack() as stack:
+        sibling, bystander = (stack.enter_context(sleeper()) for _ in range(2))
+        stack.callback(sibling.kill)
+        stack.callback(bystander.kill)
+        # A child of this process is no sibling of it.
+        assert not end_sibling(bystander.pid, started_at(bystander.pid))
+        assert not ended(sibling, started_at(sibling.pid) + 1)
+        assert not ended(sibling, 0.0)
+        assert sibling.poll() is None
+        assert ended(sibling, started_at(sibling.pid))
+        assert sibling.wait(5) == -9
+        assert bystander.poll() is None
