@@ -46,8 +46,8 @@ def crashes(rng):
 def test_a_run_of_agents_below_the_target_stops_in_fewer_than_one_case_of_twenty(skewed):
     rng = np.random.default_rng(0)
     draw = crashes(rng) if skewed else None
-    stops = sum(lives(rng, (215, 210, 205, 200), 220, draw=draw) is not None for _ in range(150))
-    assert stops / 150 < 0.05
+    stops = sum(lives(rng, (215, 210, 205, 200), 220, draw=draw) is not None for _ in range(600))
+    assert stops / 600 < 0.05
 
 
 def test_a_run_stops_soon_once_an_agent_is_clearly_above_the_target():

@@ -67,7 +67,11 @@ KINDS = {
         "environment={id: 'evorl_kinds:Shown-v0', kwargs: {kind: dict}, num_envs: 2, carry_over: false}",
         "network.convolutions=[{channels: 8, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]",
     ),
-    "memory": ("environment={id: 'evorl_kinds:Recall-v0', num_envs: 2, carry_over: false}", "network.recurrent=gru"),
+    "memory": (
+        "environment={id: 'evorl_kinds:Recall-v0', num_envs: 2, carry_over: false}",
+        "network.recurrent=gru",
+        "network.layer_norm=true",
+    ),
 }
 
 
