@@ -20,7 +20,7 @@ from evorl.envs import Environments
 from evorl.launch import load_config, run_program
 from evorl.timing import Stopwatch
 from evorl.training import Run
-from evorl.types import Transition
+from evorl.types import PolicyOutput, Transition
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 GENERATIONS = 20
@@ -35,9 +35,10 @@ def main(arguments: Sequence[str]) -> None:
         experience = algorithm.experience(placement, environments.always_valid, Stopwatch())
         rows, shape = config.replay.capacity, environments.interface.parts["observation"].shape
         flags = torch.zeros(1, rows, dtype=torch.bool)
-        seen = {"observation": torch.randn(1, rows, *shape), "started": flags}
-        transition = Transition(seen, torch.randn(1, rows), seen, flags, flags, ~flags)
-        experience.add(transition, {"action": torch.zeros(1, rows, dtype=torch.int64)})
+        seen = {"observation": torch.randn(1, rows, *shape)}
+        transition = Transition(seen, flags, torch.randn(1, rows), seen, flags, flags, ~flags)
+        none = torch.zeros(1, rows, 0, 0)
+        experience.add(transition, PolicyOutput(torch.zeros(1, rows, dtype=torch.int64), {}, none, none))
 
         run = Run(config, placement, algorithm, experience, Stopwatch())
         rng, seconds = np.random.default_rng(0), []

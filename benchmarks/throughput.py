@@ -23,8 +23,8 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.launch import load_config, run_program
-from evorl.metrics import count
-from evorl.population import Population, found_population
+from evorl.metrics import gather_metrics
+from evorl.population import Learner, Policy, found_population
 from evorl.randomness import derive_seed, torch_generator
 from evorl.timing import Stopwatch
 
@@ -44,20 +44,16 @@ class Trainer:
         )
         algorithm = make_algorithm(config, self.environments.interface)
         self.experience = algorithm.experience(self.placement, self.environments.always_valid, self.stopwatch)
-        self.population = Population(
-            found_population(config, algorithm)[self.placement.local],
-            algorithm,
-            generator=torch_generator(
-                config.seed, generation=1, rank=self.ranks.rank, purpose="acting", device=self.ranks.device
-            ),
-            average=self.placement.average_,
-            stopwatch=self.stopwatch,
+        generator = torch_generator(
+            config.seed, generation=1, rank=self.ranks.rank, purpose="acting", device=self.ranks.device
         )
-        self.experience.begin(self.population, 1)
+        self.policy = Policy(found_population(config, algorithm)[self.placement.local], algorithm, generator)
+        self.learner = Learner(self.policy, self.placement.average_, self.stopwatch)
+        self.experience.begin(self.policy, 1)
 
     def begin(self) -> None:
         """Start all episodes."""
-        self.memory = self.population.memory(self.environments.num_envs)
+        self.state = self.policy.initial_state(self.environments.num_envs)
         self.environments.reset(
             derive_seed(self.config.seed, generation=1, rank=self.ranks.rank, purpose="environments")
         )
@@ -65,14 +61,14 @@ class Trainer:
     def step(self) -> int:
         """One step of every environment and the updates that fall due; how many there were."""
         with self.stopwatch("acting"):
-            decision = self.population.act(self.environments.observation, self.memory)
+            output, self.state = self.policy.act(self.environments.observation, self.environments.started, self.state)
         with self.stopwatch("environments"):
-            transition = self.environments.step(decision["action"])
+            transition = self.environments.step(output.action)
         with self.stopwatch("sampling"):
-            self.experience.add(transition, decision)
+            self.experience.add(transition, output)
         updates = 0
-        for batch in self.experience.due():
-            self.population.learn(batch)
+        for batch in self.experience.batches():
+            self.experience.observe(batch, self.learner.update(batch))
             updates += 1
         return updates
 
@@ -111,12 +107,12 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
     while trainer.step() == 0:
         pass
     trainer.run(min(2.0, seconds / 4))
-    before = count(trainer.population, trainer.environments, trainer.placement)
+    before = gather_metrics(trainer.learner, trainer.environments, trainer.placement)
     trainer.stopwatch.clear()
     started = time.perf_counter()
     trainer.run(seconds)
     elapsed = time.perf_counter() - started
-    counts = count(trainer.population, trainer.environments, trainer.placement)
+    counts = gather_metrics(trainer.learner, trainer.environments, trainer.placement)
     rates = trainer.ranks.gather(np.array([alone]))
     peak = trainer.ranks.gather(np.array([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
     if not trainer.ranks.is_main:

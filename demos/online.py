@@ -15,8 +15,8 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evaluation import Evaluator
 from evorl.launch import load_config, run_program
-from evorl.metrics import count
-from evorl.population import Population
+from evorl.metrics import gather_metrics
+from evorl.population import Learner, Policy
 from evorl.timing import Stopwatch
 from evorl.training import Run
 
@@ -37,32 +37,27 @@ def main(arguments: Sequence[str]) -> None:
     with Run(config, placement, algorithm, experience, stopwatch) as run:
         while not run.finished:
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.
-            population = Population(
-                run.agents[placement.local],
-                algorithm,
-                generator=run.generator("acting"),
-                average=placement.average_,
-                stopwatch=stopwatch,
-            )
-            experience.begin(population, run.generation)
-            environments.begin(run.seed("environments"), population.agents, run.horizon.carries_over)
-            memory = population.memory(environments.num_envs)
+            policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
+            learner = Learner(policy, placement.average_, stopwatch)
+            experience.begin(policy, run.generation)
+            environments.begin(run.seed("environments"), policy.agents, run.horizon.carries_over)
+            state = policy.initial_state(environments.num_envs)
 
             for _ in run.steps():
                 with stopwatch("acting"):
-                    decision = population.act(environments.observation, memory)
+                    output, state = policy.act(environments.observation, environments.started, state)
                 with stopwatch("environments"):
-                    transition = environments.step(decision["action"])
+                    transition = environments.step(output.action)
                 with stopwatch("sampling"):
-                    experience.add(transition, decision)
-                for batch in experience.due():
-                    population.learn(batch)
+                    experience.add(transition, output)
+                for batch in experience.batches():
+                    experience.observe(batch, learner.update(batch))
 
-            experience.end(population.agents)
-            counts = count(population, environments, placement)
-            trained = run.collect(population)
+            experience.end(policy.agents)
+            counts = gather_metrics(learner, environments, placement)
+            trained = run.collect(learner)
             with stopwatch("evaluation"):
-                returns = evaluator.returns(population, run.generation)
+                returns = evaluator.returns(policy, run.generation)
                 run.judge(trained, returns, evaluator)
             run.record(trained, counts)
             with stopwatch("evolution"):

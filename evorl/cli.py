@@ -20,7 +20,7 @@ from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.evaluation import MOST_COPIES, evaluate
 from evorl.launch import Parser, check, run_program
-from evorl.population import Population, check_agents
+from evorl.population import Policy, check_agents
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.recovery import progress_of
 from evorl.run import check_same_run, load_elite
@@ -43,11 +43,11 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     check_agents([agent], algorithm, str(run / "elite"))
     use_threads(config.run.threads, environments.interface.parts, ranks=1)
     generator = torch_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
-    population = Population([agent], algorithm, generator=generator)
+    policy = Policy([agent], algorithm, generator)
     # A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed.
     rng = numpy_generator(seed, generation=0, rank=0, purpose="evaluation of the elite")
     seeds = [int(number) for number in rng.integers(2**31, size=episodes)]
-    returns = evaluate(population, environments, seeds, config.evaluation.max_steps)[0]
+    returns = evaluate(policy, environments, seeds, config.evaluation.max_steps)[0]
     environments.close()
     return {
         "run": str(run),

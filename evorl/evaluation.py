@@ -14,7 +14,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
-from evorl.population import Population
+from evorl.population import Policy
 from evorl.randomness import numpy_generator
 from evorl.types import Agent
 
@@ -25,7 +25,7 @@ Purpose = Literal["generation", "confirmation", "target"]
 
 
 def evaluate(
-    population: Population, environments: Environments, seeds: Sequence[int], max_steps: int | None
+    policy: Policy, environments: Environments, seeds: Sequence[int], max_steps: int | None
 ) -> NDArray[np.float64]:
     """Return the returns [P, episodes] of one fresh episode from each seed with every agent, cut after `max_steps`.
 
@@ -38,20 +38,21 @@ def evaluate(
         chosen = list(seeds[first : first + width])
         # The last round may have fewer episodes than environments; those left over repeat one, which is not counted.
         environments.reset(chosen + [chosen[-1]] * (width - len(chosen)))
-        rounds.append(_one_episode_each(population, environments, len(chosen), max_steps)[:, : len(chosen)])
+        rounds.append(_one_episode_each(policy, environments, len(chosen), max_steps)[:, : len(chosen)])
     return np.concatenate(rounds, axis=1) if rounds else np.zeros((environments.agents, 0))
 
 
 def _one_episode_each(
-    population: Population, environments: Environments, counted: int, max_steps: int | None
+    policy: Policy, environments: Environments, counted: int, max_steps: int | None
 ) -> NDArray[np.float64]:
     returns = np.zeros((environments.agents, environments.num_envs))
-    memory = population.memory(environments.num_envs)
+    state = policy.initial_state(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
     playing[:, counted:] = False
     steps = np.zeros_like(returns)
     while playing.any():
-        transition = environments.step(population.best(environments.observation, memory)["action"])
+        output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
+        transition = environments.step(output.action)
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
         steps += 1
         if not transition.all_valid:
@@ -78,10 +79,10 @@ class Evaluator:
         self._environments = self._make(placement.local_size, episodes)
         self._few: dict[tuple[int, int], Environments] = {}
 
-    def returns(self, population: Population, generation: int) -> NDArray[np.float64]:
+    def returns(self, policy: Policy, generation: int) -> NDArray[np.float64]:
         """Return the returns [P, episodes] of every agent on the generation's episodes, agents in the ranks' order."""
         seeds = self._seeds(generation, "generation", 0, self._config.evaluation.episodes)
-        returns = self._play(population, self._environments, seeds[self._mine])
+        returns = self._play(policy, self._environments, seeds[self._mine])
         everyones = self._gathered(returns, len(seeds), self._placement.copies)
         if self._placement.is_sharded:
             return np.concatenate(list(everyones))
@@ -102,18 +103,15 @@ class Evaluator:
         if environments is None:
             environments = self._few[len(agents), width] = self._make(len(agents), width)
         generator = torch.Generator(device=ranks.device)  # Nothing is drawn: agents act without exploration.
-        population = Population(agents, self._algorithm, generator=generator)
-        # By identity: an agent that has trained on has the id of the one that was kept.
-        places = [id(agent) for agent in population.agents]
-        returns = self._play(population, environments, mine)[[places.index(id(agent)) for agent in agents]]
+        returns = self._play(Policy(agents, self._algorithm, generator), environments, mine)
         return _interleaved(self._gathered(returns, len(seeds), ranks.size), len(seeds))
 
     def _make(self, agents: int, episodes: int) -> Environments:
         columns = max(1, min(episodes, MOST_COPIES))
         return Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
 
-    def _play(self, population: Population, environments: Environments, seeds: Sequence[int]) -> NDArray[np.float64]:
-        return evaluate(population, environments, seeds, self._config.evaluation.max_steps)
+    def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> NDArray[np.float64]:
+        return evaluate(policy, environments, seeds, self._config.evaluation.max_steps)
 
     def _gathered(self, returns: NDArray[np.float64], episodes: int, shares: int) -> NDArray[np.float64]:
         """Every rank's returns [R, P, most episodes of a rank]; a rank with one episode fewer ends in NaN."""

@@ -53,7 +53,8 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
             tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
         for roles in (roles for agent in tensors for roles in agent.values()):
             for role in ROLES:
-                roles.setdefault(role, {})
+                if role != "target":  # Which not every network has; the others may be empty.
+                    roles.setdefault(role, {})
         return [Agent(**described, tensors=own) for described, own in zip(descriptions, tensors, strict=True)]
     except ValidationError as error:
         first = error.errors()[0]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evorl.distributed import Placement
 from evorl.elite import Elite, Score
 from evorl.envs import Environments
-from evorl.population import Population
+from evorl.population import Learner
 from evorl.types import Agent
 
 CURVES = ("fitness", "train_return", "train_episodes")
@@ -29,23 +29,12 @@ class Counts:
     train_episodes: NDArray[np.float64]
     """Episodes that `train_return` is the mean of; see `evorl.envs.episodes` for which count."""
     ended_episodes: NDArray[np.float64]
-    statistics: Mapping[str, NDArray[np.float64]]
-
-    def ordered(self, order: NDArray[np.intp]) -> Counts:
-        """The counts of the agents in another order."""
-        return Counts(
-            self.steps[order],
-            self.updates[order],
-            self.train_return[order],
-            self.train_episodes[order],
-            self.ended_episodes[order],
-            {name: values[order] for name, values in self.statistics.items()},
-        )
+    metrics: Mapping[str, NDArray[np.float64]]
 
 
-def count(population: Population, environments: Environments, placement: Placement) -> Counts:
-    """Add up what the ranks counted since the last call; means of statistics and returns, NaN where there were none."""
-    sums, updates = population.statistics()
+def gather_metrics(learner: Learner, environments: Environments, placement: Placement) -> Counts:
+    """Add up what the ranks counted since the last call; means of metrics and returns, NaN where there were none."""
+    sums, updates = learner.metrics()
     local = np.stack([environments.pop_steps(), updates, *environments.pop_returns(), *sums.values()])
     steps, updates, returns, episodes, ended, *totals = placement.total(local, "the other ranks' metrics")
     with np.errstate(invalid="ignore"):
@@ -81,7 +70,7 @@ def generation_row(
         "mean_fitness": float(np.mean(known)) if known else None,
         "train_return": _list(counts.train_return),
         "train_episodes": [int(episodes) for episodes in counts.train_episodes],
-        "statistics": {name: _list(values) for name, values in counts.statistics.items()},
+        "metrics": {name: _list(values) for name, values in counts.metrics.items()},
         "updates": _list(counts.updates),
         "env_steps_per_second": float(counts.steps.sum()) / training,
         "updates_per_second": float(counts.updates.sum()) / training,
@@ -90,7 +79,7 @@ def generation_row(
         "mutations": [agent.mutation for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.architecture.to_json() for agent in agents],
-        "state": [agent.state for agent in agents],
+        "state": [agent.state.numbers() for agent in agents],
     }
 
 
@@ -113,7 +102,7 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
     }
     for place in range(len(row["agents"])):
         points |= {f"agent_{place}/{name}": row[name][place] for name in CURVES}
-        points |= {f"agent_{place}/{name}": values[place] for name, values in row["statistics"].items()}
+        points |= {f"agent_{place}/{name}": values[place] for name, values in row["metrics"].items()}
         numbers = row["hyperparameters"][place] | row["state"][place]
         points |= {f"agent_{place}/{name}": value for name, value in numbers.items()}
         architecture = row["architectures"][place]

@@ -33,8 +33,8 @@ class Moments(NamedTuple):
         variance = self.variance * (1 - share) + other.variance * share + change**2 * share * (1 - share)
         return Moments(count, self.mean + change * share, variance)
 
-    def part(self, agents: slice) -> Moments:
-        """Those of some of the agents."""
+    def part(self, agents: slice | NDArray[np.intp]) -> Moments:
+        """Return those of some of the agents."""
         return Moments(*(values[agents] for values in self))
 
     def packed(self) -> Array:

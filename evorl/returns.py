@@ -29,16 +29,16 @@ def gae(
     terminated: Tensor,
     ended: Tensor,
     discount: Tensor,
-    trace: Tensor,
+    gae_lambda: Tensor,
 ) -> Tensor:
     """Generalised advantage estimates [T, P, B] (arXiv 1506.02438, eq. 16).
 
     `reward`, `value` of the state acted in, `next_value` of the state reached, and `terminated` are [T, P, B]; `ended`
-    says where an episode ended in either way, so that nothing flows back over it. `discount` and `trace` (lambda) are
+    says where an episode ended in either way, so that nothing flows back over it. `discount` and `gae_lambda` are
     [P]. The state reached by a truncated step is valued like any other.
     """
     error = one_step_return(reward, terminated, discount, next_value) - value
-    decay = (discount * trace).unsqueeze(-1) * (~ended)
+    decay = (discount * gae_lambda).unsqueeze(-1) * (~ended)
     advantage = torch.empty_like(error)
     later = torch.zeros_like(error[0])
     for time in range(error.shape[0] - 1, -1, -1):

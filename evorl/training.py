@@ -29,7 +29,7 @@ from evorl.files import digest, reason
 from evorl.formats import decode_agents, encode_agents
 from evorl.header import header
 from evorl.metrics import Counts, curves, generation_row, lineage_rows
-from evorl.population import Population, found_population
+from evorl.population import Learner, found_population
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.recovery import Keeper, Progress
 from evorl.signals import Told
@@ -180,13 +180,13 @@ class Run:
                 self._bar.update(each)
         self._training_seconds = time.perf_counter() - started
 
-    def collect(self, population: Population) -> list[Agent]:
+    def collect(self, learner: Learner) -> list[Agent]:
         """All trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
-        payload = encode_agents(population.to_agents())
+        payload = encode_agents(learner.to_agents())
         if not self.placement.is_sharded:
             different = self.ranks.differing(digest(payload), "trained agents")
             if not different:
-                return population.agents
+                return learner.policy.agents
             self.progress.drifts += 1
             if self.ranks.is_main:
                 warnings.warn(_drift(self.ranks.peers, different, self.generation), EvorlWarning, stacklevel=2)
@@ -254,11 +254,9 @@ class Run:
                 f"no episode ended in generation {progress.generation}, which had {self.horizon.steps:,} steps of each "
                 "environment, so train_return has no numbers",
             )
-        order = self._places(trained)
-        trained = [trained[index] for index in order]
         scores = [Score.of(self._returns[agent.id]) for agent in trained]
         numbers = {name: value for name, value in asdict(progress).items() if name != "elite"}
-        row = generation_row(trained, scores, counts.ordered(order), numbers, progress.elite, seconds)
+        row = generation_row(trained, scores, counts, numbers, progress.elite, seconds)
         self._write(row, lineage_rows(trained, progress.generation))
         if self._trackers is not None:
             self._trackers.log(progress.generation, progress.global_steps, curves(row))
@@ -281,7 +279,6 @@ class Run:
             )
         payload = b""
         if self.ranks.is_main:
-            trained = [trained[index] for index in self._places(trained)]
             archive = self._archive if self.config.evolution.selection.archive else []
             rng = numpy_generator(self.config.seed, generation=self.progress.generation, rank=0, purpose="evolution")
             agents = evolve(trained, self._context, self.progress.next_id, rng, archive)
@@ -308,11 +305,6 @@ class Run:
             if agent["fault"]:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
-
-    def _places(self, trained: Sequence[Agent]) -> NDArray[np.intp]:
-        """The order that evolution gave the agents; stacks order them anew in each generation."""
-        place = {agent.id: number for number, agent in enumerate(self.agents)}
-        return np.argsort([place[agent.id] for agent in trained])
 
 
 def _why(error: BaseException) -> str:

@@ -18,10 +18,6 @@ Roles = dict[str, Tensors]
 ROLES = ("parameters", "buffers", "target", "mean", "square")
 """What is trained and what is not, and for each trained parameter its target copy and Adam's two moments."""
 
-Decision = Mapping[str, Tensor]
-"""What an agent decided in each environment: `action` [P, E, ...] for the environment, and whatever else its algorithm
-wants to remember, such as the log-probability."""
-
 
 class UserError(Exception):
     """A mistake that the user can mend: programs print it as one line and exit with code 2.
@@ -43,8 +39,7 @@ class EvorlWarning(UserWarning):
 
 
 Observation = Mapping[str, Tensor]
-"""What agents see, part by part [P, E, ...], with `action_mask` [P, E, A] where actions can be forbidden, and `started`
-[P, E], true where an episode has just begun."""
+"""What agents see, part by part [P, E, ...], with `action_mask` [P, E, A] where actions can be forbidden."""
 
 
 @dataclass(frozen=True)
@@ -147,16 +142,48 @@ class Architecture:
         return value
 
 
-def seen_in(fields: Tensors, prefix: str) -> Tensors:
-    """The observation whose parts stand among `fields` with this prefix."""
-    return {name[len(prefix) :]: value for name, value in fields.items() if name.startswith(prefix)}
-
-
 Item = TypeVar("Item")
 
 
 def _put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
     return (*items[:index], item, *items[index + 1 :])
+
+
+@dataclass
+class RewardStats:
+    """Running statistics of discounted sums of rewards, by which rewards are scaled."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    count: float = 0.0
+    mean: float = 0.0
+    variance: float = 0.0
+
+
+@dataclass
+class AgentState:
+    """Numbers of one agent that acting and learning move, each under who owns it.
+
+    `acting` belongs to the algorithm, such as an exploration rate; `updates` are the optimiser steps of each network;
+    `update_debt` is the share of an update that was earned by acting and is not yet due.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    acting: dict[str, float] = field(default_factory=dict)
+    updates: dict[str, float] = field(default_factory=dict)
+    update_debt: float = 0.0
+    rewards: RewardStats = field(default_factory=RewardStats)
+
+    def numbers(self) -> dict[str, float]:
+        """Return all of them by name, as files of metrics and curves show them."""
+        updates = {f"updates/{network}": count for network, count in self.updates.items()}
+        return (
+            self.acting
+            | updates
+            | {"update_debt": self.update_debt}
+            | {f"rewards/{name}": value for name, value in asdict(self.rewards).items()}
+        )
 
 
 class Description(TypedDict):
@@ -169,7 +196,7 @@ class Description(TypedDict):
     fault: str | None
     architecture: Architecture
     hyperparameters: dict[str, float]
-    state: dict[str, float]
+    state: AgentState
 
 
 Description.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
@@ -181,16 +208,15 @@ DESCRIPTIONS = TypeAdapter(list[Description])
 class Agent:
     """One member of the population, as a plain value between generations.
 
-    `tensors` holds the roles of each of its networks, in their true shapes. `state` holds numbers that acting and
-    learning move, such as `epsilon`. `mutation` says what distinguished the agent from its parent at birth, `fault` why
-    it stopped learning before its generation ended.
+    `tensors` holds the roles of each of its networks, in their true shapes. `mutation` says what distinguished the
+    agent from its parent at birth, `fault` why it stopped learning before its generation ended.
     """
 
     id: int
     architecture: Architecture
     hyperparameters: dict[str, float]
     tensors: dict[str, Roles]
-    state: dict[str, float]
+    state: AgentState = field(default_factory=AgentState)
     parent: int | None = None
     mutation: str = "founder"
     fitness: float | None = None
@@ -210,7 +236,7 @@ class Agent:
             "fault": self.fault,
             "architecture": self.architecture.to_json(),
             "hyperparameters": dict(self.hyperparameters),
-            "state": dict(self.state),
+            "state": asdict(self.state),
         }
 
 
@@ -218,13 +244,14 @@ class Agent:
 class Transition:
     """One step of every environment; all tensors lead with [P, E].
 
-    `next_observation` is what the action led to, also at the end of an episode. `terminated` means that nothing follows
-    it (do not bootstrap), `truncated` that the episode was cut there (do). Where `valid` is false the environment only
-    reset itself and there is no transition; `all_valid` says that this happened nowhere, `any_truncated` that an
-    episode was cut somewhere.
+    `started` says where `observation` begins an episode. `next_observation` is what the action led to, also at the end
+    of an episode. `terminated` means that nothing follows it (do not bootstrap), `truncated` that the episode was cut
+    there (do). Where `valid` is false the environment only reset itself and there is no transition; `all_valid` says
+    that this happened nowhere, `any_truncated` that an episode was cut somewhere.
     """
 
     observation: Observation
+    started: Tensor
     reward: Tensor
     next_observation: Observation
     terminated: Tensor
@@ -235,43 +262,61 @@ class Transition:
 
 
 @dataclass
-class Recall:
-    """What recurrent agents need beside what they see. Axes: T time, S sequences, K numbers for each of N units.
+class PolicyOutput:
+    """What a policy did in each environment: `action` [P, E, ...] for the environment, and `extras` [P, E, ...].
 
-    `memory` [P, S, K, N] is what was remembered before the first step, `started` [P, T, S] where episodes begin.
+    Extras are whatever else the algorithm learns from, such as the log-probability. `state` and `next_state`
+    [P, E, K, N] are the recurrent state before and after; they have no elements where no network is recurrent.
     """
 
-    memory: Tensor
+    action: Tensor
+    extras: Tensors
+    state: Tensor
+    next_state: Tensor
+
+
+@dataclass
+class RecurrentInput:
+    """What recurrent networks read beside observations. Axes: T time, S sequences, K numbers for each of N units.
+
+    `state` [P, S, K, N] is the recurrent state before the first step, `started` [P, T, S] where episodes begin.
+    """
+
+    state: Tensor
     started: Tensor
 
-    def part(self, agents: slice, units: int) -> Recall:
-        """That of some of the agents, whose memory has so many units."""
-        return Recall(self.memory[agents, ..., :units], self.started[agents])
+    def part(self, members: slice | Tensor, units: int) -> RecurrentInput:
+        """Return that of some of the agents, whose state has so many units."""
+        return RecurrentInput(self.state[members][..., :units], self.started[members])
 
 
 @dataclass
 class Batch:
-    """What one update of the population learns from.
+    """What one update of the population learns from; everything leads with [P, B].
 
-    `fields` are [P, B, ...]. A loss is the sum over B of `weight` [P, B] times its elements, which makes it the mean
-    over each agent's own batch whatever its size. Agents whose `due` [P] is 0 sit this update out; one that stops
-    learning from this experience before its end gets its `due` set to 0.
+    A loss is the sum over B of `weight` times its elements, which makes it the mean over each agent's own batch
+    whatever its size. Agents whose `due` [P] is 0 sit this update out. `columns` are actions, rewards, and whatever
+    else was stored or computed of each transition.
 
-    Sequences for recurrent agents stand time-major in B = T * S, with their `recall`.
+    Sequences for recurrent agents stand time-major in B = T * S, with their `recurrent` input.
     """
 
-    fields: Tensors
+    observation: Observation
+    next_observation: Observation
+    columns: Tensors
     weight: Tensor
     due: Tensor
-    recall: Recall | None = None
+    recurrent: RecurrentInput | None = None
 
-    def part(self, agents: slice, units: int = 0) -> Batch:
-        """The batch of some of the agents, whose memory has so many units."""
+    def part(self, members: slice | Tensor, units: int = 0) -> Batch:
+        """Return the batch of some of the agents, whose recurrent state has so many units."""
         return Batch(
-            {name: value[agents] for name, value in self.fields.items()},
-            self.weight[agents],
-            self.due[agents],
-            None if self.recall is None else self.recall.part(agents, units),
+            {name: value[members] for name, value in self.observation.items()},
+            {name: value[members] for name, value in self.next_observation.items()},
+            {name: value[members] for name, value in self.columns.items()},
+            self.weight[members],
+            self.due[members],
+            None if self.recurrent is None else self.recurrent.part(members, units),
         )
 
 
@@ -279,11 +324,36 @@ class Batch:
 class Loss:
     """What a stack of agents minimises: `value` [P].
 
-    `statistics` [P] are for people. An agent whose `divergence` [P] from the policy that gathered the batch, averaged
-    over ranks, exceeds `limit` [P] is not updated and learns no more from this experience.
+    `metrics` [P] are for people, `errors` [P, B] for priorities. An agent whose `divergence` [P] from the policy that
+    gathered the batch, averaged over ranks, exceeds `limit` [P] is not updated and learns no more from this experience.
     """
 
     value: Tensor
-    statistics: Tensors = field(default_factory=dict)
+    metrics: Tensors = field(default_factory=dict)
+    errors: Tensor | None = None
     divergence: Tensor | None = None
     limit: Tensor | None = None
+
+
+@dataclass
+class UpdateResult:
+    """What became of a batch: which agents were updated (`active` [P], 1 or 0), and their errors [P, B] if any."""
+
+    active: Tensor
+    errors: Tensor | None = None
+
+
+@dataclass
+class Segment:
+    """A piece of experience in the order of time, from which targets are computed; all [T, P, E].
+
+    `value` is that of the observation, `next_value` that of the next one. Where `valid` is false there is no
+    transition.
+    """
+
+    reward: Tensor
+    value: Tensor
+    next_value: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor

@@ -3,11 +3,11 @@
 import gymnasium as gym
 import numpy as np
 import torch
-from support import algorithm
+from support import algorithm, batch_of
 
 from evorl.networks.layout import padded
 from evorl.spaces import choices
-from evorl.types import Batch, Recall
+from evorl.types import RecurrentInput
 
 CONVOLUTIONS = "network.convolutions=[{channels: 6, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]"
 OBSERVATIONS = {
@@ -77,17 +77,23 @@ def rollout_batch(algorithm, agents, size=6, length=1, seed=0):
     outputs = {"action": torch.randn(count, steps, head, generator=generator), "log_scale": torch.zeros(1, 1, head)}
     raw = algorithm.distribution.sample(outputs, seen.get("action_mask"), generator)
     fields = {f"observation.{name}": values for name, values in seen.items()}
-    fields |= {"raw": raw, "log_prob": -1.5 + 0.3 * numbers(), "value": numbers()}
+    fields |= {"unclipped_action": raw, "log_prob": -1.5 + 0.3 * numbers(), "value": numbers()}
     fields |= {"advantage": numbers(), "return": numbers()}
     memory = remembered(algorithm, agents, size, generator)
-    recall = None if memory is None else Recall(memory, started)
-    return Batch(fields, torch.full((count, steps), 1 / steps), torch.ones(count), recall)
+    recurrent = None if memory is None else RecurrentInput(memory, started)
+    return batch_of(fields, torch.full((count, steps), 1 / steps), torch.ones(count), recurrent)
+
+
+def act(learner, look, state, deterministic=False):
+    """What agents do when they are shown this, and the recurrent state after it."""
+    seen = {name: value for name, value in look.items() if name != "started"}
+    return learner.policy.act(seen, look["started"], state, deterministic)
 
 
 def remembered(algorithm, agents, size, generator):
     """Random memories [P, S, K, N], zero beyond each agent's own units; None without a memory."""
-    ((_, network),) = algorithm.networks.items()
-    numbers, units = network.memory(agents[0].architecture)
+    ((_, spec),) = algorithm.networks.items()
+    numbers, units = spec.network.recurrent_shape(agents[0].architecture)
     if not units:
         return None
     most = padded(max(agent.architecture.recurrent_size for agent in agents))
@@ -96,13 +102,6 @@ def remembered(algorithm, agents, size, generator):
         own = memory[index, ..., : agent.architecture.recurrent_size]
         own.copy_(0.5 * torch.randn(own.shape, generator=generator))
     return memory
-
-
-def reordered(batch, order):
-    """The batch of the same agents in another order."""
-    recall = batch.recall and Recall(batch.recall.memory[order], batch.recall.started[order])
-    fields = {name: values[order] for name, values in batch.fields.items()}
-    return Batch(fields, batch.weight[order], batch.due[order].clone(), recall)
 
 
 def alone(batch, index, units):

@@ -16,10 +16,10 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
 from evorl.launch import run_program
 from evorl.networks.stacked import new_tensors
-from evorl.population import Population
+from evorl.population import Learner, Policy
 from evorl.randomness import torch_generator
 from evorl.spaces import Interface, parts_of
-from evorl.types import Agent, Batch
+from evorl.types import Agent, AgentState, Batch, PolicyOutput
 
 ROOT = Path(__file__).parent.parent
 OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (5,))
@@ -49,26 +49,72 @@ def algorithm(*overrides, **spaces):
 def agent(architecture=None, id=0, dqn=None, **hyperparameters):
     """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
     dqn = dqn or algorithm()
-    architecture = architecture or dqn.first_architecture()
-    made = Agent(id, architecture, dqn.settings.first_hyperparameters() | hyperparameters, {}, dqn.first_state())
+    architecture = architecture or dqn.initial_architecture()
+    made = Agent(id, architecture, dqn.settings.first_hyperparameters() | hyperparameters, {})
+    made.state = AgentState(acting=dqn.initial_state())
     generator = torch.Generator().manual_seed(id)
     new_tensors(dqn.networks, made, generator)
     for roles in made.tensors.values():
         for role in ("parameters", "target"):
-            for value in roles[role].values():
+            for value in roles.get(role, {}).values():
                 value += 0.1 * torch.randn(value.shape, generator=generator)
     return made
 
 
 def population(agents, dqn=None, **options):
+    """The learner of agents that are copies of these."""
     copies = [replace(a.child(a.id), parent=a.parent, mutation=a.mutation) for a in agents]
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    return Population(copies, dqn or algorithm(), generator=generator, **options)
+    return Learner(Policy(copies, dqn or algorithm(), generator), **options)
 
 
 def seen(values):
     """An observation of one vector part."""
-    return {"observation": values, "started": torch.zeros(values.shape[:2], dtype=torch.bool)}
+    return {"observation": values}
+
+
+def greedy(learner, observation, state=None, started=None):
+    """The best actions known and the recurrent state after them."""
+    shape = next(iter(observation.values())).shape[:2]
+    state = learner.policy.initial_state(shape[1]) if state is None else state
+    started = torch.zeros(shape, dtype=torch.bool) if started is None else started
+    output, after = learner.policy.act(observation, started, state, deterministic=True)
+    return output.action, after
+
+
+def play(learner, experience, environments, steps, generation=0):
+    """The training loop, for so many steps of environments that have been reset."""
+    policy = learner.policy
+    experience.begin(policy, generation)
+    state = policy.initial_state(environments.num_envs)
+    for _ in range(steps):
+        output, state = policy.act(environments.observation, environments.started, state)
+        experience.add(environments.step(output.action), output)
+        for batch in experience.batches():
+            experience.observe(batch, learner.update(batch))
+
+
+def output_of(decision):
+    """What a policy would have put out: `memory` and `next_memory` are the recurrent state before and after."""
+    none = torch.zeros(*decision["action"].shape[:2], 0, 0)
+    extras = {name: value for name, value in decision.items() if name not in ("action", "memory", "next_memory")}
+    return PolicyOutput(decision["action"], extras, decision.get("memory", none), decision.get("next_memory", none))
+
+
+PREFIXES = ("observation.", "next_observation.")
+
+
+def batch_of(fields, weight, due, recurrent=None):
+    """A batch from fields whose names say where they belong."""
+    parts = [{name[len(p) :]: value for name, value in fields.items() if name.startswith(p)} for p in PREFIXES]
+    columns = {name: value for name, value in fields.items() if not name.startswith(PREFIXES)}
+    return Batch(*parts, columns, weight, due, recurrent)
+
+
+def fields_of(batch):
+    """The fields of a batch under names that say where they belong."""
+    parts = zip(PREFIXES, (batch.observation, batch.next_observation), strict=True)
+    return {p + name: value for p, part in parts for name, value in part.items()} | batch.columns
 
 
 def batch(agents, size=8, seed=0):
@@ -82,7 +128,7 @@ def batch(agents, size=8, seed=0):
         "reward": torch.randn(count, size, generator=generator),
         "terminated": torch.rand(count, size, generator=generator) < 0.2,
     }
-    return Batch(fields, torch.full((count, size), 1 / size), torch.ones(count))
+    return batch_of(fields, torch.full((count, size), 1 / size), torch.ones(count))
 
 
 def probe_network(inputs, outputs):

@@ -34,9 +34,9 @@ def play(made, memory, steps, generator, first=0):
         seen = made.observation
         transition = made.step(action)
         fields = {"action": torch.full((P, E), step), "reward": transition.reward, "terminated": transition.terminated}
-        fields |= {f"observation.{name}": value for name, value in seen.items() if name != "started"}
+        fields |= {f"observation.{name}": value for name, value in seen.items()}
         fields |= {f"next_observation.{name}": value for name, value in transition.next_observation.items()}
-        memory.add_step(fields, transition.valid, seen["started"])
+        memory.add_step(fields, transition.valid, transition.started)
         truth[step] = seen["observation"], transition.next_observation["observation"], transition.valid
     return truth
 
@@ -153,5 +153,5 @@ def test_a_population_trains_on_frames(name, in_directory):
     chosen = f"algorithm={algorithms[name]}"
     assert train("run.name=a", "environment.id=ALE/Pong-v5", chosen, layers, *short) == 0
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
-    assert np.isfinite(rows[-1]["statistics"]["loss"]).all()
+    assert np.isfinite(rows[-1]["metrics"]["loss"]).all()
     assert config(chosen).environment.life_loss_ends is False

@@ -4,14 +4,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from support import agent, algorithm, batch, config, interface, lines, population, seen, train
+from support import agent, algorithm, batch, config, greedy, interface, lines, play, population, seen, train
 
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evaluation import evaluate
 from evorl.losses import huber, squared_error
-from evorl.population import Population, found_population
+from evorl.population import Learner, Policy, found_population
 from evorl.randomness import torch_generator
 from evorl.returns import double_q_value, one_step_return
 from evorl.timing import Stopwatch
@@ -44,20 +44,21 @@ def test_regression_losses():
 def test_the_loss_is_the_papers_for_each_agent(double):
     dqn = algorithm(f"algorithm.double={double}")
     agents = [agent(id=0, dqn=dqn, gamma=0.9), agent(id=1, dqn=dqn, gamma=0.5)]
-    stack = population(agents, dqn).stacks[0]
+    stack = population(agents, dqn).policy.stacks[0]
     some = batch(agents)
-    losses = dqn.loss(stack, some).value.detach()
-    module = stack.modules["q"]
+    losses = dqn.loss(stack, some, torch.Generator()).value.detach()
+    module, target_module = stack.networks["q"], stack.targets["q"]
     with torch.no_grad():
-        now, following = seen(some.fields["observation.observation"]), seen(some.fields["next_observation.observation"])
-        q, next_q, target_q = (dqn.q(outputs) for outputs in (module(now), module(following), module.target(following)))
+        now, following = some.observation, some.next_observation
+        networks = (module(now), module(following), target_module(following))
+        q, next_q, target_q = (dqn.q_values(outputs) for outputs in networks)
     for p, gamma in enumerate((0.9, 0.5)):
         total = 0.0
         for b in range(8):
             chosen = next_q[p, b].argmax() if double else target_q[p, b].argmax()
-            value = 0.0 if some.fields["terminated"][p, b] else float(target_q[p, b, chosen])
-            target = float(some.fields["reward"][p, b]) + gamma * value
-            total += (float(q[p, b, some.fields["action"][p, b]]) - target) ** 2
+            value = 0.0 if some.columns["terminated"][p, b] else float(target_q[p, b, chosen])
+            target = float(some.columns["reward"][p, b]) + gamma * value
+            total += (float(q[p, b, some.columns["action"][p, b]]) - target) ** 2
         assert float(losses[p]) == pytest.approx(total / 8, rel=1e-5)
 
 
@@ -65,7 +66,7 @@ def test_targets_follow_by_each_agents_tau():
     dqn = algorithm()
     agents = [agent(id=0, dqn=dqn, tau=0.5), agent(id=1, dqn=dqn, tau=0.01)]
     group = population(agents, dqn)
-    group.learn(batch(agents))
+    group.update(batch(agents))
     for before, after, tau in zip(agents, group.to_agents(), (0.5, 0.01), strict=True):
         old, new = before.tensors["q"]["target"], after.tensors["q"]
         for name, value in old.items():
@@ -76,12 +77,12 @@ def test_each_agent_explores_with_its_own_epsilon():
     dqn = algorithm("algorithm.exploration={start: 1.0, end: 0.1, decay: 0.5}")
     agents = [agent(id=index, dqn=dqn) for index in range(3)]
     for member, epsilon in zip(agents, (0.0, 0.3, 1.0), strict=True):
-        member.state["epsilon"] = epsilon
+        member.state.acting["epsilon"] = epsilon
     group = population(agents, dqn)
     observation = seen(torch.randn(1, 1, 5).expand(3, 40_000, 5))
-    memory = group.memory(40_000)
-    best = group.best(observation, memory)["action"]
-    actions = group.act(observation, memory)["action"]
+    state, started = group.policy.initial_state(40_000), torch.zeros(3, 40_000, dtype=torch.bool)
+    best, _ = greedy(group, observation)
+    actions = group.policy.act(observation, started, state)[0].action
     different = (actions != best).float().mean(1)
     # A random action is the greedy one in a third of cases.
     torch.testing.assert_close(different, torch.tensor([0.0, 0.2, 2 / 3]), atol=0.02, rtol=0)
@@ -90,15 +91,15 @@ def test_each_agent_explores_with_its_own_epsilon():
 def test_epsilon_decays_by_steps_and_stays_with_the_agent():
     dqn = algorithm("algorithm.exploration={start: 1.0, end: 0.1, decay: 0.9}")
     group = population([agent(dqn=dqn)], dqn)
-    group.act(seen(torch.zeros(1, 3, 5)), group.memory(3))
-    assert group.to_agents()[0].state["epsilon"] == 1.0, "what counts is what the environments made of it"
-    group.acted(np.array([6.0]))
-    assert group.to_agents()[0].state["epsilon"] == pytest.approx(0.9**6, rel=1e-12)
+    group.policy.act(seen(torch.zeros(1, 3, 5)), torch.zeros(1, 3, dtype=torch.bool), group.policy.initial_state(3))
+    assert group.to_agents()[0].state.acting["epsilon"] == 1.0, "what counts is what the environments made of it"
+    group.policy.acted(np.array([6.0]))
+    assert group.to_agents()[0].state.acting["epsilon"] == pytest.approx(0.9**6, rel=1e-12)
     for _ in range(20):
-        group.acted(np.array([6.0]))
+        group.policy.acted(np.array([6.0]))
     member = group.to_agents()[0]
-    assert member.state["epsilon"] == pytest.approx(0.1)
-    assert population([member.child(9)], dqn).stacks[0].state["epsilon"].item() == pytest.approx(0.1)
+    assert member.state.acting["epsilon"] == pytest.approx(0.1)
+    assert population([member.child(9)], dqn).policy.stacks[0].state["epsilon"].item() == pytest.approx(0.1)
 
 
 def test_exploration_falls_by_transitions_and_not_by_resets(in_directory):
@@ -114,16 +115,16 @@ def test_exploration_falls_by_transitions_and_not_by_resets(in_directory):
 def test_counts_go_on_beyond_what_single_precision_can_count():
     a2c = algorithm("algorithm={name: a2c, rollout_steps: 8}")
     member = agent(dqn=a2c)
-    member.state["steps"] = 2.0**27
+    member.state.acting["steps"] = 2.0**27
     group = population([member, agent(id=1, dqn=a2c)], a2c)
     for _ in range(3):
-        group.acted(np.array([1.0, 2.0]))
-    assert [member.state["steps"] for member in group.to_agents()] == [2.0**27 + 3, 6.0]
+        group.policy.acted(np.array([1.0, 2.0]))
+    assert [member.state.acting["steps"] for member in group.to_agents()] == [2.0**27 + 3, 6.0]
     dqn = algorithm()
     group = population([agent(dqn=dqn)], dqn)
     group._updates += 2.0**24
-    group.learn(batch([agent(dqn=dqn)]))
-    assert group.statistics()[1] == 2.0**24 + 1
+    group.update(batch([agent(dqn=dqn)]))
+    assert group.metrics()[1] == 2.0**24 + 1
 
 
 def learned(*overrides, steps=400):
@@ -135,21 +136,16 @@ def learned(*overrides, steps=400):
     )  # fmt: skip
     environments = Environments(settings.environment, 2, 4)
     dqn = make_algorithm(settings, environments.interface)
-    group = Population(
-        found_population(settings, dqn), dqn, generator=torch_generator(0, generation=0, rank=0, purpose="test")
-    )
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    group = Learner(Policy(found_population(settings, dqn), dqn, generator))
     experience = make_experience(dqn)
-    experience.begin(group, 0)
     environments.reset(0)
-    memory = group.memory(4)
-    for _ in range(steps):
-        decision = group.act(environments.observation, memory)
-        experience.add(environments.step(decision["action"]), decision)
-        for due in experience.due():
-            group.learn(due)
+    play(group, experience, environments, steps)
     shown = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).expand(2, 2, 2)
     with torch.no_grad():
-        q = torch.cat([dqn.q(stack.modules["q"](seen(shown[stack.members]))) for stack in group.stacks])
+        q = group.policy.joined(
+            [dqn.q_values(stack.networks["q"](seen(shown[stack.members]))) for stack in group.policy.stacks]
+        )
     return q, group, environments
 
 
@@ -160,7 +156,7 @@ def make_experience(dqn):
 def test_probe_a_terminated_step_is_worth_its_reward():
     q, group, environments = learned()
     torch.testing.assert_close(q, torch.eye(2).expand(2, 2, 2), atol=0.1, rtol=0)
-    returns = evaluate(group, environments, range(3, 13), None)
+    returns = evaluate(group.policy, environments, range(3, 13), None)
     assert returns.shape == (2, 10)
     assert (returns == 1).all()
 
@@ -196,7 +192,7 @@ def test_frozen_and_unused_parameters_of_a_module_stay():
     dqn = algorithm("network={name: module, factory: 'support:partly_frozen'}")
     members = [agent(Architecture(), id=index, dqn=dqn) for index in range(2)]
     group = population(members, dqn)
-    group.learn(batch(members))
+    group.update(batch(members))
     for before, after in zip(members, group.to_agents(), strict=True):
         old, new = before.tensors["q"], after.tensors["q"]
         torch.testing.assert_close(new["buffers"], old["buffers"], rtol=0, atol=0)
@@ -208,9 +204,9 @@ def test_frozen_and_unused_parameters_of_a_module_stay():
 def test_observations_of_bytes_are_read_as_shares_of_255():
     dqn = algorithm(observations=gym.spaces.Box(0, 255, (5,), np.uint8))
     group = population([agent(dqn=dqn)], dqn)
-    memory, bytes_ = group.memory(4), torch.randint(256, (1, 4, 5), dtype=torch.uint8)
-    assert group.act(seen(bytes_), memory)["action"].shape == (1, 4)
-    q = group.stacks[0].modules["q"]
+    bytes_ = torch.randint(256, (1, 4, 5), dtype=torch.uint8)
+    assert greedy(group, seen(bytes_))[0].shape == (1, 4)
+    q = group.policy.stacks[0].networks["q"]
     torch.testing.assert_close(q(seen(bytes_)), q(seen(bytes_.float() / 255)))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import lines, train
+from support import fields_of, lines, output_of, train
 from worlds import PLAIN, E, P, T, World, check, flat, learned, played, remembered, worth
 
 from evorl.config import Environment
@@ -19,13 +19,14 @@ from evorl.types import Transition, UserError
 
 
 class Still:
-    """A population that does always the same."""
+    """A policy that does always the same."""
 
-    def memory(self, num_envs):
-        return None
+    def initial_state(self, num_envs):
+        return torch.zeros(2, num_envs, 0, 0)
 
-    def best(self, observation, memory):
-        return {"action": torch.zeros(2, 2, dtype=torch.int64)}
+    def act(self, observation, started, state, deterministic):
+        assert deterministic
+        return output_of({"action": torch.zeros(2, 2, dtype=torch.int64)}), state
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [(None, 4.0), (3, 3.0)])
@@ -55,9 +56,11 @@ def remember(memory, step, valid):
     """A step of 2 agents in 2 environments; a row's fields tell its number, -1 where it is no transition."""
     valid = torch.tensor(valid)
     row = torch.where(valid, torch.arange(4).view(2, 2) + 4 * step, -1)
-    seen = {"observation": row.unsqueeze(-1).float(), "started": torch.zeros(2, 2, dtype=torch.bool)}
+    seen, started = {"observation": row.unsqueeze(-1).float()}, torch.zeros(2, 2, dtype=torch.bool)
     never = torch.zeros(2, 2, dtype=torch.bool)
-    memory.add(Transition(seen, row.float(), seen, never, never, valid, bool(valid.all())), {"action": row})
+    memory.add(
+        Transition(seen, started, row.float(), seen, never, never, valid, bool(valid.all())), output_of({"action": row})
+    )
 
 
 def rows(memory):
@@ -107,15 +110,15 @@ class Faulty(World):
         kept, began = torch.zeros(P, E, 1, 1), torch.zeros(P, E, dtype=torch.bool)
         for t, (step, decision) in enumerate(self.steps):
             drops = fails[t] & step.valid & ~(step.terminated | step.truncated)
-            seen = {**step.observation, "started": step.observation["started"] | began}
+            seen, started = step.observation, step.started | began
             valid = step.valid & ~drops
             reward = torch.where(drops, gained, step.reward)
             decision = dict(decision)
             if memory:
-                before = torch.where(seen["started"][..., None, None], 0.0, kept)
+                before = torch.where(started[..., None, None], 0.0, kept)
                 decision |= {"memory": kept, "next_memory": remembered(seen, before), "value": worth(seen, before)}
                 kept = decision["next_memory"]
-            self.steps[t] = (replace(step, observation=seen, reward=reward, valid=valid, all_valid=False), decision)
+            self.steps[t] = (replace(step, started=started, reward=reward, valid=valid, all_valid=False), decision)
             began = drops
         self.dropped = int((fails & torch.stack([~step.valid for step, _ in self.steps])).sum())
 
@@ -143,8 +146,9 @@ def test_what_a_dropped_step_gained_changes_nothing_that_is_learned():
     assert one
     for mine, its in zip(one, other, strict=True):
         assert torch.equal(mine.weight, its.weight)
-        for name, values in mine.fields.items():
-            assert torch.equal(values[mine.weight > 0], its.fields[name][its.weight > 0]), name
+        other_fields = fields_of(its)
+        for name, values in fields_of(mine).items():
+            assert torch.equal(values[mine.weight > 0], other_fields[name][its.weight > 0]), name
 
 
 @pytest.mark.parametrize("algorithm", ["{name: dqn, batch_size: 8}", "{name: ppo, rollout_steps: 8, batch_size: 8}"])
@@ -160,4 +164,4 @@ def test_training_goes_on_with_as_many_updates(algorithm, in_directory):
     assert [row["updates"] for row in faulty[:2]] == [row["updates"] for row in sound[:2]]
     assert faulty[1]["global_steps"] < sound[1]["global_steps"], "some steps are meant to have been dropped"
     assert all(value == 4.0 for row in faulty for value in row["train_return"] if value is not None)
-    assert np.isfinite([row["statistics"]["loss"] for row in faulty]).all()
+    assert np.isfinite([row["metrics"]["loss"] for row in faulty]).all()

@@ -42,7 +42,7 @@ def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorizatio
                 with pytest.warns(EvorlWarning, match=told):
                     now = made.step(ACT)
                 assert now.valid.tolist() == [[True, True], [True, False]]
-                assert made.observation["started"].tolist() == [[False, False], [False, True]]
+                assert made.started.tolist() == [[False, False], [False, True]]
             else:
                 now = made.step(ACT)
                 assert now.valid.all()
@@ -87,7 +87,7 @@ def test_a_reset_that_raises_costs_no_transition(vectorization):
         assert now.all_valid
         assert now.terminated.all()
         assert (now.next_observation["observation"][..., 1:] == torch.tensor([0.0, 4.0])).all()
-        assert made.observation["started"].all()
+        assert made.started.all()
         assert all(now.all_valid for now in silently(made, 8))
         assert made.pop_returns()[0].tolist() == [24.0, 24.0]
     finally:
@@ -140,7 +140,7 @@ def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, mon
     monkeypatch.setattr(kind, method, once)
     with pytest.warns(EvorlWarning, match=r"environment 0 of agent 0 and 3 more .* raised OSError: out of order"):
         now = made.step(ACT) if method == "step" else made.reset(4)
-    assert made.observation["started"].all()
+    assert made.started.all()
     assert not (made.observation["observation"] == first).all(-1).any(), "episodes are new ones"
     if method == "step":
         assert not now.valid.any()
@@ -177,7 +177,7 @@ def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
             now = made.step(ACT)
         assert not now.valid.any()
         assert [process.exitcode for process in old] == [0, 1, 0, 0], "the others have closed their environments"
-        assert made.observation["started"].all()
+        assert made.started.all()
         assert all(now.all_valid for now in silently(made, 4))
         assert made.pop_returns()[0].tolist() == [16.0, 16.0], "two episodes of each copy, and none from before twice"
         assert made.pop_steps().tolist() == [18.0, 18.0]

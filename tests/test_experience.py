@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import agent, seen
+from support import agent, output_of, seen
 
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
@@ -41,7 +41,7 @@ def transition(valid, reward=1.0):
     flags = torch.zeros(P, E, dtype=torch.bool)
     shown = torch.arange(P * E * 2.0).view(P, E, 2)
     rewards = torch.where(valid, reward, -99.0)
-    return Transition(seen(shown), rewards, {"observation": shown + 1}, flags, flags, valid, bool(valid.all()))
+    return Transition(seen(shown), flags, rewards, {"observation": shown + 1}, flags, flags, valid, bool(valid.all()))
 
 
 def alone(numbers):
@@ -52,10 +52,10 @@ def test_reset_steps_are_neither_stored_nor_counted():
     memory, group = experience(alone, lockstep=False), members(learn_step=1.0)
     memory.begin(group, 1)
     valid = torch.tensor([[True, False, True], [True, True, True]])
-    memory.add(transition(valid), {"action": torch.zeros(P, E, dtype=torch.int64)})
+    memory.add(transition(valid), output_of({"action": torch.zeros(P, E, dtype=torch.int64)}))
     assert memory.buffer.size == 5
     assert (memory.buffer.storage["reward"][:5] == 1.0).all()
-    batches = list(memory.due())
+    batches = list(memory.batches())
     assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
     assert [steps.tolist() for steps in group.counted] == [[2.0, 3.0]]
 
@@ -67,17 +67,19 @@ def test_ranks_learn_when_their_steps_are_earned_on_average():
     group = members(learn_step=1.0)
     memory.begin(group, 1)
     everywhere = torch.ones(P, E, dtype=torch.bool)
-    memory.add(transition(everywhere), {"action": torch.zeros(P, E, dtype=torch.int64)})
-    batches = list(memory.due())
+    memory.add(transition(everywhere), output_of({"action": torch.zeros(P, E, dtype=torch.int64)}))
+    batches = list(memory.batches())
     assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
-    assert memory._cadence.credit() == pytest.approx([0.5, 0.0])
+    assert memory._schedule.debt() == pytest.approx([0.5, 0.0])
     assert [steps.tolist() for steps in group.counted] == [[5.0, 6.0]], "exploration falls alike on both ranks"
 
 
 def test_learning_may_cut_rewards():
     memory = experience(alone, lockstep=True, clip=0.5)
     memory.begin(members(learn_step=1.0), 1)
-    memory.add(transition(torch.ones(P, E, dtype=torch.bool), reward=-7.0), {"action": torch.zeros(P, E).long()})
+    memory.add(
+        transition(torch.ones(P, E, dtype=torch.bool), reward=-7.0), output_of({"action": torch.zeros(P, E).long()})
+    )
     assert (memory.buffer.storage["reward"][:6] == -0.5).all()
 
 
@@ -87,8 +89,8 @@ def test_nothing_is_learned_before_the_union_holds_enough():
     everywhere = torch.ones(P, E, dtype=torch.bool)
     due = []
     for _ in range(4):
-        memory.add(transition(everywhere), {"action": torch.zeros(P, E, dtype=torch.int64)})
-        due.append(len(list(memory.due())))
+        memory.add(transition(everywhere), output_of({"action": torch.zeros(P, E, dtype=torch.int64)}))
+        due.append(len(list(memory.batches())))
     assert due == [0, 1, 1, 1]
 
 
@@ -105,14 +107,11 @@ def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_thei
     updates = []
     for step in range(12):
         valid = torch.full((P, E), step % 4 != 3)
-        shows = {"observation": torch.zeros(P, E, 2, 1, dtype=torch.uint8), "started": ~valid}
+        shows = {"observation": torch.zeros(P, E, 2, 1, dtype=torch.uint8)}
         never = torch.zeros(P, E, dtype=torch.bool)
-        seen_next = {"observation": shows["observation"]}
-        memory.add(
-            Transition(shows, torch.zeros(P, E), seen_next, never, never, valid, bool(valid.all())),
-            {"action": torch.zeros(P, E, dtype=torch.int64)},
-        )
-        updates.append(len(list(memory.due())))
+        step_made = Transition(shows, ~valid, torch.zeros(P, E), shows, never, never, valid, bool(valid.all()))
+        memory.add(step_made, output_of({"action": torch.zeros(P, E, dtype=torch.int64)}))
+        updates.append(len(list(memory.batches())))
     assert ring.size < 24
     assert not any(updates[:3]), "six rows, two of which hold the first stack"
     assert (updates[-1] > 0) == learns
@@ -123,8 +122,10 @@ def test_agents_keep_the_share_of_an_update_that_they_have_earned():
     updates = 0
     for generation in range(4):
         memory.begin(group, generation)
-        memory.add(transition(torch.ones(P, E, dtype=torch.bool)), {"action": torch.zeros(P, E, dtype=torch.int64)})
-        updates += len(list(memory.due()))
+        memory.add(
+            transition(torch.ones(P, E, dtype=torch.bool)), output_of({"action": torch.zeros(P, E, dtype=torch.int64)})
+        )
+        updates += len(list(memory.batches()))
         memory.end(group.agents)
     assert updates == 6, "12 steps at a learn step of 2"
-    assert group.agents[0].state["credit"] == 0.0
+    assert group.agents[0].state.update_debt == 0.0

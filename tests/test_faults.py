@@ -22,14 +22,14 @@ from evorl.history import JsonLines
 from evorl.population import check_agents
 from evorl.run import RunDirectory
 from evorl.signals import Told
-from evorl.types import EvorlWarning, UserError
+from evorl.types import EvorlWarning, RewardStats, UserError
 
 
 def spoiled(agents, how):
     """Make agent 1 diverge: through its parameters, its batch, or so that only the gradient overflows."""
     some = batch(agents)
     if how == "reward":
-        some.fields["reward"][1] = torch.inf
+        some.columns["reward"][1] = torch.inf
     else:
         for value in agents[1].tensors["q"]["parameters"].values():
             value *= 1e25 if how == "parameters" else 1e11
@@ -42,27 +42,27 @@ def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice
     some = spoiled(agents, how)
     dqn = algorithm()
     together, alone = population(agents, dqn), [population([one], dqn) for one in agents]
-    before = together.stacks[0].modules["q"].parameters.flat.clone()
+    before = together.policy.stacks[0].networks["q"].parameters.flat.clone()
     for _ in range(3):
-        together.learn(some)
+        together.update(some)
         for index, single in enumerate(alone):
-            single.learn(some.part(slice(index, index + 1)))
+            single.update(some.part(slice(index, index + 1)))
     learned = together.to_agents()
     assert "not finite at update 1" in learned[1].fault
-    assert learned[1].state["q.updates"] == 0
-    after = together.stacks[0].modules["q"].parameters
+    assert learned[1].state.updates["q"] == 0
+    after = together.policy.stacks[0].networks["q"].parameters
     assert all(torch.equal(now[1], was[1]) for now, was in zip(after.rows(after.flat), after.rows(before), strict=True))
     for index in (0, 2):
         assert learned[index].fault is None
-        assert learned[index].state["q.updates"] == 3
+        assert learned[index].state.updates["q"] == 3
         torch.testing.assert_close(learned[index].tensors, alone[index].to_agents()[0].tensors)
-    sums, _ = together.statistics()
+    sums, _ = together.metrics()
     assert all(values[1] == 0 for values in sums.values()), "an update that was not applied is not counted"
 
 
 def test_an_agent_whose_numbers_are_not_finite_at_the_end_is_found():
     together = population([agent(id=index) for index in range(2)])
-    together.stacks[0].modules["q"].adam.mean.views["hidden.0.bias"][1, 0, 0] = torch.nan
+    together._networks[0]["q"].adam.mean.views["hidden.0.bias"][1, 0, 0] = torch.nan
     first, second = together.to_agents()
     assert first.fault is None
     assert second.fault == "mean of q.hidden.0.bias not finite"
@@ -223,7 +223,8 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from evorl.files import Lock
-lock = Lock(Path(sys.argv[1]), {"host": "here", "pid": 1, "launcher": 2}, 0)
+lock = Lock(Path(sys.argv[1]), 0)
+lock.sign({"host": "here", "pid": 1})
 print("held", flush=True)
 time.sleep(60)
 """
@@ -235,9 +236,10 @@ def test_one_run_at_a_time_has_a_directory_and_the_dead_have_none(tmp_path):
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=r"run.name: .* is in use by process 1 on here; wait for its end or choose"):
-        Lock(tmp_path, {}, wait=0.2)
+        Lock(tmp_path, wait=0.2)
     holder.send_signal(signal.SIGKILL)
-    lock = Lock(tmp_path, {"pid": 3}, wait=5)
+    lock = Lock(tmp_path, wait=5)
+    lock.sign({"pid": 3})
     holder.wait()
     holder.stdout.close()
     assert json.loads((tmp_path / ".lock").read_text()) == {"pid": 3}
@@ -281,12 +283,12 @@ def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypat
     monkeypatch.setattr(cli, "resume_command", resume_command)
     with pytest.raises(UserError, match="enough"):
         cli.run_command(["resume", str(tmp_path), *arguments.split()])
-    assert asked == [(tmp_path, ["a.b=1", "c=2"], cli.PROGRAM, 1)]
+    assert asked == [(tmp_path, ["a.b=1", "c=2"], cli.PROGRAM, 1, False)]
 
 
 @pytest.mark.parametrize("arguments", ["resume runs/a --proceses 1", "evaluate runs/a a.b=1"])
 def test_what_the_command_line_does_not_know_is_refused(arguments):
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(UserError, match="unrecognized arguments"):
         cli.run_command(arguments.split())
 
 
@@ -369,8 +371,8 @@ def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
 def test_an_agent_of_large_rewards_is_taken_up_and_one_that_counts_without_end_is_not():
     ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}")
     member = agent(dqn=ppo)
-    member.state |= {"rewards.number": 1e3, "rewards.mean": 1e9, "rewards.variance": 1e18}
+    member.state.rewards = RewardStats(1e3, 1e9, 1e18)
     check_agents([member], ppo, "here")
-    member.state["steps"] = 1e16
+    member.state.acting["steps"] = 1e16
     with pytest.raises(UserError, match=r"here: agent 0: its state counts beyond 1e\+15"):
         check_agents([member], ppo, "here")

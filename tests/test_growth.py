@@ -16,10 +16,10 @@ KINDS = list(itertools.product(ACTIVATIONS, (False, True), (False, True)))
 
 
 def outputs(member, dqn, seed=0):
-    stack = population([member], dqn).stacks[0]
+    stack = population([member], dqn).policy.stacks[0]
+    now, target = stack.networks["q"], stack.targets["q"]
     observation = torch.randn(1, 50, 5, generator=torch.Generator().manual_seed(seed))
-    module = stack.modules["q"]
-    return dqn.q(module(seen(observation))), dqn.q(module.target(seen(observation)))
+    return dqn.q_values(now(seen(observation))), dqn.q_values(target(seen(observation)))
 
 
 def made(dueling):
@@ -29,7 +29,7 @@ def made(dueling):
 def trained(activation, layer_norm, streams, dqn):
     group = population([agent(Architecture((20, 24), (1, 0), activation, layer_norm, streams), dqn=dqn)], dqn)
     for seed in range(3):
-        group.learn(batch(group.agents, seed=seed))
+        group.update(batch(group.policy.agents, seed=seed))
     return group.to_agents()[0]
 
 
@@ -61,9 +61,9 @@ def test_what_has_grown_learns(activation, layer_norm, dueling):
     born = {name: value.clone() for name, value in member.tensors["q"]["parameters"].items()}
     group = population([member], dqn)
     for seed in range(3):
-        group.learn(batch(group.agents, seed=seed))
+        group.update(batch(group.policy.agents, seed=seed))
     after = group.to_agents()[0].tensors["q"]["parameters"]
-    read = (after["action.weight"][24:] != 0).all(1)
+    read = (after["advantage.weight" if streams == "last" else "q_values.weight"][24:] != 0).all(1)
     assert read.sum() >= 4, "new units are read after a few steps, but for those whose ReLU is off for the whole batch"
     assert (after["hidden.1.residual.0.scale"] != 0).any(-1).all(), "so is the new layer, in every stream"
     moved = after["hidden.1.weight"][..., 24:] != born["hidden.1.weight"][..., 24:]
@@ -79,7 +79,7 @@ def test_moments_of_surviving_weights_survive():
         moments = member.tensors["q"][role]
         assert before[role]["hidden.1.weight"].any()
         torch.testing.assert_close(moments["hidden.1.weight"][:, :24], before[role]["hidden.1.weight"])
-        torch.testing.assert_close(moments["action.weight"][:24], before[role]["action.weight"])
+        torch.testing.assert_close(moments["q_values.weight"][:24], before[role]["q_values.weight"])
     new = (
         member.tensors["q"]["mean"]["hidden.1.weight"][:, 24:],
         member.tensors["q"]["square"]["hidden.1.weight"][:, 24:],
@@ -98,7 +98,7 @@ def veteran():
     dqn = algorithm("algorithm.tau=0.01")
     group = population([agent(Architecture((64, 64), (0, 0), "relu"), dqn=dqn)], dqn)
     for seed in range(400):
-        group.learn(batch(group.agents, size=64, seed=seed))
+        group.update(batch(group.policy.agents, size=64, seed=seed))
     return dqn, group.to_agents()[0]
 
 
@@ -117,7 +117,7 @@ def test_new_weights_step_no_further_than_under_a_fresh_adam(growth, veteran):
     def first_update(member):
         before, answers = member.tensors["q"]["parameters"], outputs(member, dqn)[0].clone()
         group = population([member.child(1)], dqn)
-        group.learn(batch(group.agents, size=64, seed=1000))
+        group.update(batch(group.policy.agents, size=64, seed=1000))
         after = group.to_agents()[0]
         steps = {name: (value - before[name]).abs() for name, value in after.tensors["q"]["parameters"].items()}
         return steps, (outputs(after, dqn)[0] - answers).abs().mean()
@@ -174,7 +174,7 @@ def test_the_units_that_are_read_least_go_first():
     dqn = algorithm()
     member = agent(dqn=dqn)
     for role in ("parameters", "target"):
-        member.tensors["q"][role]["action.weight"][[3, 7]] = 0
+        member.tensors["q"][role]["q_values.weight"][[3, 7]] = 0
     before = outputs(member, dqn)
     operations.reduce(member, dqn.networks, "hidden.1", 14)
     assert member.architecture.hidden_sizes == (16, 14)
@@ -200,7 +200,7 @@ def test_a_removed_layer_leaves_no_tensor_behind():
     member = agent(Architecture((16, 16), (1, 2), "relu", True), dqn=dqn)
     operations.remove_residual_layer(member, dqn.networks, "hidden.1")
     assert member.architecture.residual_layers == (1, 1)
-    specs = dqn.networks["q"].specs(member.architecture)
+    specs = dqn.networks["q"].network.specs(member.architecture)
     for role, named in member.tensors["q"].items():
         wanted = {name for name, spec in specs.items() if spec.trained == (role != "buffers")}
         assert set(named) == wanted
@@ -219,12 +219,12 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_
         shape = member.architecture
         assert 1 <= shape.layers <= 4
         assert all(3 <= width <= 40 for width in shape.hidden_sizes)
-        specs = dqn.networks["q"].specs(shape)
+        specs = dqn.networks["q"].network.specs(shape)
         for role, named in member.tensors["q"].items():
             assert {name: tuple(value.shape) for name, value in named.items()} == {
                 name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
             }
         seen.add((len(shape.hidden_sizes), shape.layers))
     group = population([member], dqn)
-    group.learn(batch(group.agents))
+    group.update(batch(group.policy.agents))
     assert len(seen) > 3, "the chain is meant to visit several depths"

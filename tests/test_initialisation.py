@@ -18,10 +18,10 @@ GAINS = {"encoder": math.sqrt(2), "hidden": math.sqrt(2), "recurrent": 1.0, "act
 
 def newborn(algorithm, seed=0):
     """An agent's first parameters and their descriptions."""
-    member = Agent(0, algorithm.first_architecture(), {}, {}, {})
+    member = Agent(0, algorithm.initial_architecture(), {}, {})
     new_tensors(algorithm.networks, member, torch.Generator().manual_seed(seed))
-    ((name, network),) = algorithm.networks.items()
-    return member, member.tensors[name]["parameters"], network.specs(member.architecture)
+    ((name, spec),) = algorithm.networks.items()
+    return member, member.tensors[name]["parameters"], spec.network.specs(member.architecture)
 
 
 def matrices(values, specs, sizes):
@@ -89,7 +89,7 @@ def test_new_units_read_as_strongly_as_the_first_and_are_not_read_yet():
     for group, size in (("hidden.0", 40), ("channels.0", 14)):
         operations.enlarge(member, ppo.networks, group, size, np.random.default_rng(0))
     values, sizes = member.tensors["policy"]["parameters"], member.architecture.sizes()
-    specs = ppo.networks["policy"].specs(member.architecture)
+    specs = ppo.networks["policy"].network.specs(member.architecture)
     for name, old in (("hidden.0.weight.camera", 16), ("encoder.camera.0.weight", 6)):
         for matrix in values[name].view(specs[name].matrix(sizes)):
             norms = matrix.norm(dim=0)
@@ -100,19 +100,21 @@ def test_new_units_read_as_strongly_as_the_first_and_are_not_read_yet():
 
 @pytest.mark.parametrize(("name", "epsilon"), [("dqn", 1e-8), ("a2c", 1e-5), ("ppo", 1e-5), ("ppo", 1e-2)])
 def test_adams_epsilon_reaches_the_update(name, epsilon):
-    given = made(name, *([f"algorithm.adam_epsilon={epsilon}"] if epsilon > 1e-3 else []))
+    own = [f"algorithm.adam_epsilon={epsilon}"] if epsilon > 1e-3 else []
+    given = made(name, "algorithm.max_grad_norm=1.0", *own)
     # Gradients so small that epsilon counts beside them.
     member = agent(dqn=given, max_grad_norm=1e-5)
     group = population([member], given)
-    (stack,) = group.stacks
-    ((key, module),) = stack.modules.items()
-    some = batch(group.agents) if name == "dqn" else rollout_batch(given, group.agents)
+    (stack,) = group.policy.stacks
+    ((key, module),) = stack.networks.items()
+    some = batch(group.policy.agents) if name == "dqn" else rollout_batch(given, group.policy.agents)
     gradient = torch.empty_like(module.parameters.flat)
-    module.gradient(given.losses[key](stack, some).value, out=gradient)
+    loss = given.objectives[0].loss(stack, some, torch.Generator()).value
+    group._networks[0][key].gradient(loss, out=gradient)
     gradient *= min(1.0, 1e-5 / float(gradient.norm()))
     reference = module.parameters.flat.clone().requires_grad_()
     reference.grad = gradient
     torch.optim.Adam([reference], lr=member.hyperparameters["learning_rate"], eps=epsilon).step()
     before = module.parameters.flat.clone()
-    group.learn(some)
+    group.update(some)
     torch.testing.assert_close(module.parameters.flat - before, reference.detach() - before, rtol=1e-2, atol=1e-7)

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from kinds import OBSERVATIONS, alone, made, rollout_batch, shown
-from support import agent, config, population
+from kinds import OBSERVATIONS, act, alone, made, rollout_batch, shown
+from support import agent, batch_of, config, greedy, play, population
 from torch.nn import functional
 
 from evorl.algorithms import make_algorithm
@@ -16,10 +16,10 @@ from evorl.envs import Environments
 from evorl.evaluation import evaluate
 from evorl.moments import Moments
 from evorl.networks.layers import ACTIVATIONS
-from evorl.population import Memory, Population, found_population
+from evorl.population import Learner, Policy, found_population
 from evorl.randomness import torch_generator
 from evorl.timing import Stopwatch
-from evorl.types import Batch, Recall, UserError
+from evorl.types import RecurrentInput, UserError
 
 CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
 
@@ -31,7 +31,7 @@ def one_stack(monkeypatch):
 
 def varied(algorithm, kernels=True):
     """Three agents that share a stack if they may, and one whose kernel and padding are others."""
-    first, members = algorithm.first_architecture(), []
+    first, members = algorithm.initial_architecture(), []
     for index, (activation, sizes, depths) in enumerate(
         (("relu", (16, 12), (0, 0)), ("tanh", (20, 40), (1, 0)), ("relu", (33, 9), (0, 2)), ("gelu", (5, 16), (1, 1)))
     ):
@@ -131,14 +131,14 @@ def test_a_stack_computes_what_torchs_own_layers_compute(cell, critic, seen, one
     looks = shown(algorithm.interface, 4, time * sequences, generator)
     started = looks.pop("started").view(4, time, sequences)
     # Some sequences begin with an episode and some do not, but their memory is of nothing.
-    memory = together.memory(sequences).values
+    memory = together.policy.initial_state(sequences)
     assert started[:, 1:].any()
-    assert len(together.stacks) == 2
-    for stack in together.stacks:
-        recall = Recall(memory, started).part(stack.members, stack.memory_units) if cell else None
+    assert len(together.policy.stacks) == 2
+    for stack in together.policy.stacks:
+        recall = RecurrentInput(memory, started).part(stack.members, stack.recurrent_units) if cell else None
         part = {name: value[stack.members] for name, value in looks.items()}
-        outputs = stack.modules["policy"](part, recall)
-        for place, member in enumerate(together.agents[stack.members]):
+        outputs = stack.networks["policy"](part, recall)
+        for place, member in enumerate(together.policy.agents[at] for at in together.policy.places(stack)):
             own = {name: value[place : place + 1] for name, value in part.items()}
             expected = by_torch(member, algorithm, own, started[stack.members][place], cell)
             for head, value in expected.items():
@@ -156,10 +156,10 @@ def test_a_stack_normalises_by_each_agents_own_statistics(one_stack):
         buffers["normal.arm.angles.variance"].copy_(torch.tensor([[0.5, 1.0, 2.0 + member.id, 1e-4]]))
     together = population(members, algorithm)
     looks = shown(algorithm.interface, 4, 8, generator)
-    for stack in together.stacks:
+    for stack in together.policy.stacks:
         part = {name: value[stack.members] for name, value in looks.items()}
-        outputs = stack.modules["policy"](part)
-        for place, member in enumerate(together.agents[stack.members]):
+        outputs = stack.networks["policy"](part)
+        for place, member in enumerate(together.policy.agents[at] for at in together.policy.places(stack)):
             own = {name: value[place : place + 1] for name, value in part.items()}
             for head, value in by_torch(member, algorithm, own, None, None).items():
                 torch.testing.assert_close(outputs[head][place], value, rtol=1e-3, atol=1e-4)
@@ -174,7 +174,7 @@ def test_each_agent_takes_over_the_statistics_of_what_it_saw_itself(overhead, mo
     place = np.arange(1, 5)[:, None, None]
     samples = [rng.normal(3.0 * place, place, (4, count, 5)) for count in (40, 7)]
     for some in samples:
-        together.absorb("observation", Moments.of(some, np.ones(some.shape[:2])))
+        together.policy.update_observation_stats("observation", Moments.of(some, np.ones(some.shape[:2])))
     whole = np.concatenate(samples, 1)
     for index, member in enumerate(together.to_agents()):
         kept = member.tensors["policy"]["buffers"]
@@ -191,39 +191,45 @@ def test_acting_step_by_step_is_learning_from_the_sequence(cell, critic, one_sta
         "ppo", f"network.recurrent={cell}", f"algorithm.critic={critic}", observations=OBSERVATIONS["tuple"]
     )
     together, generator = population(varied(algorithm), algorithm), torch.Generator().manual_seed(1)
-    (stack,) = together.stacks
-    memory, time, sequences = together.memory(3), 5, 3
-    first = rollout_batch(algorithm, together.agents, size=3, length=1).recall.memory
-    memory.values = first.clone()
+    (stack,) = together.policy.stacks
+    time, sequences = 5, 3
+    first = rollout_batch(algorithm, together.policy.agents, size=3, length=1).recurrent.state
+    state, steps = first.clone(), []
     looks = [shown(algorithm.interface, 4, sequences, generator) for _ in range(time)]
-    steps = [together.act(look, memory) for look in looks]
+    for look in looks:
+        output, state = act(together, look, state)
+        steps.append(output.extras)
     whole = {name: torch.cat([look[name] for look in looks], 1) for name in looks[0] if name != "started"}
     started = torch.stack([look["started"] for look in looks], 1)
     assert started[:, 1:].any()
     assert not started[:, 0].all()
-    outputs, after = stack.modules["policy"].remember(whole, Recall(first, started))
-    raw = torch.cat([step["raw"] for step in steps], 1)
-    torch.testing.assert_close(after, memory.values)
+    # The stack has an order of its own.
+    order, inverse = stack.members, torch.as_tensor(together.policy.places(stack)).argsort()
+    inputs = RecurrentInput(first[order], started[order])
+    outputs, after = stack.networks["policy"].forward_recurrent({k: v[order] for k, v in whole.items()}, inputs)
+    outputs = {name: value[inverse] if len(value) == 4 else value for name, value in outputs.items()}
+    raw = torch.cat([step["unclipped_action"] for step in steps], 1)
+    torch.testing.assert_close(after, state[stack.members])
     torch.testing.assert_close(outputs["value"].squeeze(-1), torch.cat([step["value"] for step in steps], 1))
     torch.testing.assert_close(
         algorithm.distribution.likelihood(outputs, None, raw).log_prob,
         torch.cat([step["log_prob"] for step in steps], 1),
     )
-    for index, member in enumerate(together.agents):
+    for index, member in enumerate(together.policy.agents):
         units = member.architecture.recurrent_size
-        assert memory.values[index, ..., :units].all()
-        assert not memory.values[index, ..., units:].any(), "units that an agent does not have remember nothing"
+        assert state[index, ..., :units].all()
+        assert not state[index, ..., units:].any(), "units that an agent does not have remember nothing"
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_came_before_an_episode_does_not_reach_its_gradient(cell):
     algorithm = made("ppo", f"network.recurrent={cell}", "network.recurrent_size=6")
     together = population([agent(dqn=algorithm)], algorithm)
-    module = together.stacks[0].modules["policy"]
+    module = together.policy.stacks[0].networks["policy"]
     x = torch.randn(1, 4 * 2, 5, requires_grad=True)
     started = torch.zeros(1, 4, 2, dtype=torch.bool)
     started[:, 2, 0] = True
-    value = module({"observation": x}, Recall(together.memory(2).values, started))["value"].view(4, 2)
+    value = module({"observation": x}, RecurrentInput(together.policy.initial_state(2), started))["value"].view(4, 2)
     (gradient,) = torch.autograd.grad(value[3].sum(), x)
     reached = gradient.view(4, 2, 5).abs().sum(-1) > 0
     assert reached.tolist() == [[False, True], [False, True], [True, True], [True, True]]
@@ -238,7 +244,7 @@ def replay_batch(algorithm, agents, seed):
     for prefix in ("observation.", "next_observation."):
         looks = shown(algorithm.interface, count, 8, generator)
         fields |= {prefix + name: value for name, value in looks.items() if name != "started"}
-    return Batch(fields, torch.full((count, 8), 1 / 8), torch.ones(count))
+    return batch_of(fields, torch.full((count, 8), 1 / 8), torch.ones(count))
 
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
@@ -249,24 +255,22 @@ def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen,
     algorithm = made("dqn", f"algorithm.dueling={dueling}", observations=OBSERVATIONS[seen], masked=True)
     agents = varied(algorithm)
     together = population(agents, algorithm)
-    order = [member.id for member in together.agents]
-    assert len(together.stacks) == (2 if overhead else 4)
+    assert len(together.policy.stacks) == (2 if overhead else 4)
     batches = [replay_batch(algorithm, agents, seed) for seed in range(3)]
     looks = shown(algorithm.interface, 4, 64, torch.Generator().manual_seed(5))
-    best = together.best({name: value[order] for name, value in looks.items()}, together.memory(64))["action"]
-    assert looks["action_mask"][order].gather(-1, best.unsqueeze(-1)).all()
-    free = {name: value[order] for name, value in looks.items() if name != "action_mask"}
-    assert (together.best(free, together.memory(64))["action"] != best).any(), "a mask changes what is best"
+    best, _ = greedy(together, looks)
+    assert looks["action_mask"].gather(-1, best.unsqueeze(-1)).all()
+    free = {name: value for name, value in looks.items() if name != "action_mask"}
+    assert (greedy(together, free)[0] != best).any(), "a mask changes what is best"
     for whole in batches:
-        fields = {name: value[order] for name, value in whole.fields.items()}
-        together.learn(Batch(fields, whole.weight[order], whole.due[order]))
+        together.update(whole)
     trained = {member.id: member for member in together.to_agents()}
     for index, single in enumerate(agents):
         lonely = population([single], algorithm)
         mine = {name: value[index : index + 1] for name, value in looks.items()}
-        assert torch.equal(lonely.best(mine, lonely.memory(64))["action"][0], best[order.index(index)])
+        assert torch.equal(greedy(lonely, mine)[0][0], best[index])
         for whole in batches:
-            lonely.learn(alone(whole, index, 0))
+            lonely.update(alone(whole, index, 0))
         torch.testing.assert_close(trained[index].tensors, lonely.to_agents()[0].tensors, rtol=2e-4, atol=2e-5)
 
 
@@ -274,30 +278,30 @@ def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
     """The best next action is forbidden; the loss is that of the second best."""
     for double in ("true", "false"):
         algorithm = made("dqn", f"algorithm.double={double}", "algorithm.loss=mse", masked=True)
-        stack = population([agent(dqn=algorithm)], algorithm).stacks[0]
+        stack = population([agent(dqn=algorithm)], algorithm).policy.stacks[0]
         whole = replay_batch(algorithm, [None], 0)
-        following = {"observation": whole.fields["next_observation.observation"]}
-        q = stack.modules["q"]
+        following = whole.next_observation
+        q, target_q = stack.networks["q"], stack.targets["q"]
         with torch.no_grad():
-            chosen = (q(following) if double == "true" else q.target(following))["action"]
+            chosen = (q(following) if double == "true" else target_q(following))["q_values"]
             ranked = chosen.argsort(-1, descending=True)
             mask = torch.ones_like(chosen, dtype=torch.bool).scatter_(-1, ranked[..., :1], False)
-            value = q.target(following)["action"].gather(-1, ranked[..., 1:2]).squeeze(-1)
-            now = q({"observation": whole.fields["observation.observation"]})["action"]
-        whole.fields["next_observation.action_mask"] = mask
-        now = now.gather(-1, whole.fields["action"].unsqueeze(-1)).squeeze(-1)
+            value = target_q(following)["q_values"].gather(-1, ranked[..., 1:2]).squeeze(-1)
+            now = q(whole.observation)["q_values"]
+        whole.next_observation["action_mask"] = mask
+        now = now.gather(-1, whole.columns["action"].unsqueeze(-1)).squeeze(-1)
         gamma = stack.hyperparameters["gamma"].unsqueeze(-1)
-        target = whole.fields["reward"] + gamma * value * ~whole.fields["terminated"]
+        target = whole.columns["reward"] + gamma * value * ~whole.columns["terminated"]
         expected = (now - target).square().mean(-1)
-        torch.testing.assert_close(algorithm.loss(stack, whole).value, expected)
+        torch.testing.assert_close(algorithm.loss(stack, whole, torch.Generator()).value, expected)
 
 
 def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack):
     """A GPU takes all agents of a stack in one call."""
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
     together = population(varied(algorithm, kernels=False), algorithm)
-    (stack,) = together.stacks
-    module = stack.modules["policy"]
+    (stack,) = together.policy.stacks
+    module = stack.networks["policy"]
     assert len(module.layout.spans) == 3
     encoder, leaves = module.network.images["observation"], module.leaves
     mine = {name: leaf for name, leaf in leaves.items() if name.startswith("encoder.")}
@@ -316,16 +320,16 @@ def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_values_after_a_step_count_no_new_episode(cell):
-    """`Population.value` goes on with the memory that it is given, whatever the observation says of starts."""
+    """`Policy.value` goes on with the memory that it is given, whatever the observation says of starts."""
     algorithm = made("ppo", f"network.recurrent={cell}")
     together, generator = population(varied(algorithm), algorithm), torch.Generator().manual_seed(1)
     look = shown(algorithm.interface, 4, 3, generator)
-    memory = rollout_batch(algorithm, together.agents, size=3).recall.memory
+    memory = rollout_batch(algorithm, together.policy.agents, size=3).recurrent.state
     look["started"][:] = False
-    expected = together.act(look, Memory(memory))["value"]
+    expected = act(together, look, memory)[0].extras["value"]
     look["started"][:] = True
-    torch.testing.assert_close(together.value(look, memory), expected)
-    assert not torch.allclose(together.act(look, Memory(memory))["value"], expected)
+    torch.testing.assert_close(together.policy.value(look, memory), expected)
+    assert not torch.allclose(act(together, look, memory)[0].extras["value"], expected)
 
 
 def test_probe_what_is_forbidden_in_several_choices_is_never_taken():
@@ -336,17 +340,11 @@ def test_probe_what_is_forbidden_in_several_choices_is_never_taken():
     environments = Environments(settings.environment, 2, 8)
     algorithm = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Population(found_population(settings, algorithm), algorithm, generator=generator)
+    group = Learner(Policy(found_population(settings, algorithm), algorithm, generator))
     experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    experience.begin(group, 0)
     environments.reset(0)
-    memory = group.memory(8)
-    for _ in range(96):
-        decision = group.act(environments.observation, memory)
-        experience.add(environments.step(decision["action"]), decision)
-        for due in experience.due():
-            group.learn(due)
-    assert (evaluate(group, environments, range(900, 940), None) == 1.0).all()
+    play(group, experience, environments, 96)
+    assert (evaluate(group.policy, environments, range(900, 940), None) == 1.0).all()
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])

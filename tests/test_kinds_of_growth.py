@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from kinds import OBSERVATIONS, made, rollout_batch, shown
+from kinds import OBSERVATIONS, act, made, rollout_batch, shown
 from support import agent, population
 
 from evorl.config import ArchitectureLimits
@@ -22,18 +22,19 @@ def trained(*overrides, observations=OBSERVATIONS["dict"]):
     algorithm = made("ppo", "network.recurrent_size=12", *overrides, observations=observations)
     group = population([agent(dqn=algorithm)], algorithm)
     for seed in range(3):
-        group.learn(rollout_batch(algorithm, group.agents, length=4, seed=seed))
+        group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=seed))
     return algorithm, group.to_agents()[0]
 
 
 def answers(algorithm, member, steps=5):
     """Values and action heads over a few steps, with an episode's start among them."""
     group, generator = population([member], algorithm), torch.Generator().manual_seed(3)
-    memory, found = group.memory(4), []
+    state, found = group.policy.initial_state(4), []
     for _ in range(steps):
         seen = shown(algorithm.interface, 1, 4, generator)
-        found.append(group.value(seen, memory.values))
-        found.append(group.act(seen, memory)["log_prob"])
+        found.append(group.policy.value(seen, state))
+        output, state = act(group, seen, state)
+        found.append(output.extras["log_prob"])
     return torch.stack(found)
 
 
@@ -71,7 +72,7 @@ def test_what_has_grown_learns(cell):
     operations.enlarge(member, networks, "recurrent", 20, rng)
     group = population([member], algorithm)
     for seed in range(4):
-        group.learn(rollout_batch(algorithm, group.agents, length=4, seed=seed))
+        group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=seed))
     after = group.to_agents()[0].tensors["policy"]["parameters"]
     assert after["encoder.camera.0.weight"][:, 4].any(), "the kernel's new row is read"
     assert after["encoder.camera.0.residual.0.scale"].any(), "so is the new layer"
@@ -99,7 +100,7 @@ def test_merging_layers_of_joined_parts_multiplies_them(critic):
     algorithm, member = trained(
         "network.activation=relu", f"algorithm.critic={critic}", observations=OBSERVATIONS["tuple"]
     )
-    for role in ("parameters", "target"):
+    for role in ("parameters",):
         member.tensors["policy"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
     before = answers(algorithm, member)
     operations.merge_layer(member, algorithm.networks, 0)
@@ -110,7 +111,7 @@ def test_merging_layers_of_joined_parts_multiplies_them(critic):
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic):
     algorithm = made("ppo", "network.recurrent=lstm", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
-    network, rng = algorithm.networks["policy"], np.random.default_rng(5)
+    spec, rng = algorithm.networks["policy"], np.random.default_rng(5)
     limits = ArchitectureLimits(
         max_layers=3, max_convolutions=4, min_units=3, max_units=80, unit_steps=(1, 9), min_channels=2, max_channels=20,
         channel_steps=(1, 5), max_kernel=6,
@@ -125,14 +126,14 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
         assert 2 <= len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions) <= 4
         assert all(3 <= width <= 80 for width in (*shape.hidden_sizes, shape.recurrent_size))
         assert all(2 <= layer.channels <= 20 and 1 <= layer.kernel <= 6 for layer in shape.convolutions)
-        specs = network.specs(shape)
+        specs = spec.network.specs(shape)
         for role, named in member.tensors["policy"].items():
             assert {name: tuple(value.shape) for name, value in named.items()} == {
                 name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
             }
         if step % 30 == 0:
             group = population([member], algorithm)
-            group.learn(rollout_batch(algorithm, group.agents, length=4, seed=step))
+            group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=step))
             assert all(
                 value.isfinite().all() for value in group.to_agents()[0].tensors["policy"]["parameters"].values()
             )

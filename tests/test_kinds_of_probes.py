@@ -4,13 +4,13 @@ import evorl_kinds
 import pytest
 import torch
 from kinds import CONVOLUTIONS
-from support import config
+from support import config, play
 
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evaluation import evaluate
-from evorl.population import Population, found_population
+from evorl.population import Learner, Policy, found_population
 from evorl.randomness import torch_generator
 from evorl.timing import Stopwatch
 
@@ -34,22 +34,16 @@ def learned(environment, kwargs, *overrides, steps=160):
     environments = Environments(settings.environment, 2, 8)
     algorithm = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Population(found_population(settings, algorithm), algorithm, generator=generator)
+    group = Learner(Policy(found_population(settings, algorithm), algorithm, generator))
     experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    experience.begin(group, 1)
     environments.reset(1)
-    memory = group.memory(8)
-    for _ in range(steps):
-        decision = group.act(environments.observation, memory)
-        experience.add(environments.step(decision["action"]), decision)
-        for batch in experience.due():
-            group.learn(batch)
+    play(group, experience, environments, steps, generation=1)
     return group, environments
 
 
 def score(group, environments):
     """Each agent's mean return over episodes that it has not seen."""
-    return evaluate(group, environments, range(900, 940), None).mean(1)
+    return evaluate(group.policy, environments, range(900, 940), None).mean(1)
 
 
 @pytest.mark.parametrize("kind", evorl_kinds.Shown.spaces)
@@ -78,7 +72,7 @@ def test_the_best_that_is_allowed_is_done_and_nothing_else(algorithm):
     group, environments = learned("Masked", "{}", *algorithm)
     assert (score(group, environments) == 3.0).all()
     environments.reset(0)
-    value = group.value({k: v for k, v in environments.observation.items() if k != "started"}, None)
+    value = group.policy.value({k: v for k, v in environments.observation.items() if k != "started"}, None)
     torch.testing.assert_close(value, torch.full((2, 8), 1 + 0.5 * 2), atol=0.3, rtol=0)
 
 
@@ -106,5 +100,5 @@ def test_without_a_memory_it_is_a_guess():
 def test_a_cut_episode_is_worth_what_would_have_followed(algorithm, truncates, expected):
     """Of an episode that ends, nothing shows which of its three steps it is."""
     group, _ = learned("Endless", f"{{truncates: {truncates}}}", *algorithm, "algorithm.gae_lambda=1.0", steps=320)
-    value = group.value({"observation": torch.ones(2, 1, 1)}, None)
+    value = group.policy.value({"observation": torch.ones(2, 1, 1)}, None)
     torch.testing.assert_close(value, torch.full((2, 1), expected), atol=0.15, rtol=0)

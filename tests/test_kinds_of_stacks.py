@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from kinds import ACTIONS, OBSERVATIONS, alone, made, reordered, rollout_batch, shown
+from kinds import ACTIONS, OBSERVATIONS, act, alone, made, rollout_batch, shown
 from support import agent, population
 
 from evorl.evolution.architecture import add_layer, enlarge, reduce
 from evorl.networks.layout import plan_stacks
 from evorl.networks.recurrent import CELLS, unroll
-from evorl.population import Memory
 
 CASES = {
     **{f"seen: {name}": ((), {"observations": space}) for name, space in OBSERVATIONS.items()},
@@ -32,7 +31,7 @@ def family(algorithm):
     """Agents of one population after some mutations, with numbers of their own."""
     rng, members = np.random.default_rng(0), []
     for index, activation in enumerate(("tanh", "relu", "tanh", "gelu")):
-        member = agent(replace(algorithm.first_architecture(), activation=activation), id=index, dqn=algorithm)
+        member = agent(replace(algorithm.initial_architecture(), activation=activation), id=index, dqn=algorithm)
         member.hyperparameters |= {"learning_rate": 1e-3 * (index + 1), "entropy_coefficient": 0.01 * index}
         if "clip" in member.hyperparameters:
             member.hyperparameters["clip"] = 0.1 * (index + 1)
@@ -57,8 +56,8 @@ def family(algorithm):
     return members
 
 
-def one_of(memory, index, units):
-    return Memory(memory[index : index + 1, ..., :units].clone())
+def one_of(state, index, units):
+    return state[index : index + 1, ..., :units].clone()
 
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
@@ -71,30 +70,29 @@ def test_stacks_act_learn_and_remember_as_their_agents_do_alone(case, overhead, 
     length = 4 if agents[0].architecture.recurrent else 1
     together = population(agents, algorithm)
     kernels = len({tuple(layer.kernel for layer in member.architecture.convolutions) for member in agents})
-    assert (len(together.stacks) == kernels) == (overhead > 0)
-    order = [member.id for member in together.agents]
+    assert (len(together.policy.stacks) == kernels) == (overhead > 0)
     generator = torch.Generator().manual_seed(9)
     seen = shown(algorithm.interface, len(agents), 6, generator)
-    memory = rollout_batch(algorithm, agents, size=6, length=length).recall
-    memory = torch.zeros(len(agents), 6, 0, 0) if memory is None else memory.memory
-    remembered = Memory(memory[order])
-    there = {name: value[order] for name, value in seen.items()}
-    best = together.best(there, remembered)["action"]
-    values = together.value(there, remembered.values if length > 1 else None)
+    memory = rollout_batch(algorithm, agents, size=6, length=length).recurrent
+    memory = torch.zeros(len(agents), 6, 0, 0) if memory is None else memory.state
+    output, remembered = act(together, seen, memory, deterministic=True)
+    best = output.action
+    values = together.policy.value(seen, remembered if length > 1 else None)
     batches = [rollout_batch(algorithm, agents, length=length, seed=seed) for seed in range(3)]
     for batch in batches:
-        together.learn(reordered(batch, order))
+        together.update(batch)
     trained = {member.id: member for member in together.to_agents()}
 
     for index, single in enumerate(agents):
-        lonely, place = population([single], algorithm), order.index(index)
-        units = lonely.stacks[0].memory_units
+        lonely = population([single], algorithm)
+        units = lonely.policy.stacks[0].recurrent_units
         own, mine = one_of(memory, index, units), {name: value[index : index + 1] for name, value in seen.items()}
-        torch.testing.assert_close(lonely.best(mine, own)["action"][0], best[place])
-        torch.testing.assert_close(own.values[0], remembered.values[place][..., :units])
-        torch.testing.assert_close(lonely.value(mine, own.values if length > 1 else None)[0], values[place])
+        output, own = act(lonely, mine, own, deterministic=True)
+        torch.testing.assert_close(output.action[0], best[index])
+        torch.testing.assert_close(own[0], remembered[index][..., :units])
+        torch.testing.assert_close(lonely.policy.value(mine, own if length > 1 else None)[0], values[index])
         for batch in batches:
-            lonely.learn(alone(batch, index, units))
+            lonely.update(alone(batch, index, units))
         expected = lonely.to_agents()[0].tensors
         torch.testing.assert_close(trained[index].tensors, expected, rtol=2e-4, atol=2e-5)
         start = single.tensors["policy"]["parameters"]
@@ -108,13 +106,14 @@ def test_the_padding_stays_zero(case, monkeypatch):
     algorithm = made("ppo", *overrides, **spaces)
     agents = family(algorithm)[:3]
     together = population(agents, algorithm)
-    assert len(together.stacks) == 1
+    assert len(together.policy.stacks) == 1
     length = 4 if agents[0].architecture.recurrent else 1
     for seed in range(4):
-        together.learn(rollout_batch(algorithm, together.agents, length=length, seed=seed))
-    module = together.stacks[0].modules["policy"]
+        together.update(rollout_batch(algorithm, together.policy.agents, length=length, seed=seed))
+    module = together.policy.stacks[0].networks["policy"]
     padding = {name: view.detach().clone() for name, view in module.parameters.views.items()}
-    for index, member in enumerate(together.agents):
+    stack = together.policy.stacks[0]
+    for index, member in enumerate(together.policy.agents[place] for place in together.policy.places(stack)):
         for name, tensor in member.tensors["policy"]["parameters"].items():
             padding[name][index][tuple(slice(size) for size in tensor.shape)] = 0
     assert not any(values.any() for values in padding.values())
@@ -125,7 +124,7 @@ def test_a_grouped_convolution_gives_what_one_for_each_agent_gives(monkeypatch):
     monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
     together = population(family(algorithm)[:3], algorithm)
-    module = together.stacks[0].modules["policy"]
+    module = together.policy.stacks[0].networks["policy"]
     encoder = module.network.images["observation"]
     images = torch.randint(256, (3, 7, 2, 12, 12), dtype=torch.uint8)
     one_by_one = encoder.forward(module.layout, module.leaves, images)

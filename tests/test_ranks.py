@@ -99,7 +99,7 @@ def test_replicas_of_images_and_memories_stay_bit_identical_and_resume(kind, tmp
     assert all(word in changed for word in (("channels", "kernel") if kind == "images" else ("recurrent",)))
     most = max(max(row["updates"]) for row in rows)
     assert any(min(row["updates"]) < most for row in rows), "some agent is meant to have stopped early"
-    assert agents(run, 10)[0].state["rewards.number"] > 0
+    assert agents(run, 10)[0].state.rewards.count > 0
 
     for half in ("training.max_steps=160", "training.max_steps=320"):
         done = launch(tmp_path, "run.name=b", "run.resume=auto", half, *settings)

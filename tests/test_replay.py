@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evorl.replay.buffer import ReplayBuffer
-from evorl.replay.cadence import UpdateCadence
 from evorl.replay.sampler import DistributedSampler, share_of_draws
+from evorl.replay.schedule import UpdateSchedule
 
 
 def ring(capacity):
@@ -121,7 +121,7 @@ def test_the_mean_over_ranks_is_the_mean_over_the_union():
 @pytest.mark.parametrize("learn_step", [1, 3, 7, 2.5, 0.5, 120])
 @pytest.mark.parametrize("each", [1, 8, 5])
 def test_updates_come_exactly_as_they_are_earned(learn_step, each):
-    cadence = UpdateCadence(np.array([float(learn_step)]), np.zeros(1))
+    cadence = UpdateSchedule(np.array([float(learn_step)]), np.zeros(1))
     done = 0
     for step in range(1, 400):
         done += int(cadence.due(np.array([float(each)]))[0])
@@ -129,14 +129,14 @@ def test_updates_come_exactly_as_they_are_earned(learn_step, each):
 
 
 def test_credit_that_no_run_earned_makes_no_updates():
-    assert UpdateCadence(np.array([3.0, 3.0]), np.array([1e15, -7.0])).due(np.array([3.0, 3.0])).tolist() == [2, 1]
+    assert UpdateSchedule(np.array([3.0, 3.0]), np.array([1e15, -7.0])).due(np.array([3.0, 3.0])).tolist() == [2, 1]
 
 
 def test_credit_carries_into_the_next_generation():
     credit, done = np.zeros(1), 0
     for _ in range(10):
-        cadence = UpdateCadence(np.array([3.0]), credit)
+        cadence = UpdateSchedule(np.array([3.0]), credit)
         done += int(cadence.due(np.array([10.0]))[0])
-        credit = cadence.credit()
+        credit = cadence.debt()
     assert done == 33
     assert credit[0] == pytest.approx(1 / 3)

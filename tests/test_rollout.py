@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import interface
+from support import fields_of, interface, output_of
 
+from evorl.algorithms.a2c import A2C
 from evorl.replay.columns import FrameColumn
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
 from evorl.returns import gae
 from evorl.timing import Stopwatch
-from evorl.types import Transition
+from evorl.types import AgentState, Transition, UpdateResult
 
 T, P, E = 8, 2, 3
 GAMMA, TRACE = [0.9, 0.5], [0.8, 1.0]
@@ -21,7 +22,7 @@ GAMMA, TRACE = [0.9, 0.5], [0.8, 1.0]
 
 def member(index, **hyperparameters):
     numbers = {"gamma": GAMMA[index % 2], "gae_lambda": TRACE[index % 2], **hyperparameters}
-    return SimpleNamespace(hyperparameters=numbers, state={})
+    return SimpleNamespace(hyperparameters=numbers, state=AgentState())
 
 
 class Group:
@@ -34,7 +35,7 @@ class Group:
     def value(self, observation, memory):
         return observation["observation"][..., 0] * 100
 
-    def absorb(self, part, moments):
+    def update_observation_stats(self, part, moments):
         self.absorbed.append((part, moments))
 
     def acted(self, steps):
@@ -44,7 +45,14 @@ class Group:
 def experience(sequence=1, gather=lambda numbers: numbers[None], clip=None, centre=False, scale=False, normalized=()):
     settings = RolloutSettings(T, E, sequence, clip, centre, scale, normalized)
     return RolloutExperience(
-        settings, interface().parts, gather=gather, seed=0, rank=0, device=torch.device("cpu"), stopwatch=Stopwatch()
+        settings,
+        interface().parts,
+        A2C.targets,
+        gather=gather,
+        seed=0,
+        rank=0,
+        device=torch.device("cpu"),
+        stopwatch=Stopwatch(),
     )
 
 
@@ -60,11 +68,11 @@ def steps(seed=0, valid=None):
         fine = torch.ones(P, E, dtype=torch.bool) if valid is None else valid[t]
         started = torch.rand(P, E, generator=generator) < 0.3
         transition = Transition(
-            {"observation": shown, "started": started}, torch.randn(P, E, generator=generator),
+            {"observation": shown}, started, torch.randn(P, E, generator=generator),
             {"observation": shown + 0.5}, terminated, truncated, fine, bool(fine.all()), bool(truncated.any()),
         )  # fmt: skip
         decision = {
-            "action": torch.zeros(P, E), "raw": shown.sum(-1), "log_prob": -shown.sum(-1),
+            "action": torch.zeros(P, E), "unclipped_action": shown.sum(-1), "log_prob": -shown.sum(-1),
             "value": torch.randn(P, E, generator=generator),
         }  # fmt: skip
         made.append((transition, decision))
@@ -74,10 +82,11 @@ def steps(seed=0, valid=None):
 def played(memory, group, made):
     memory.begin(group, 1)
     for transition, decision in made[:-1]:
-        memory.add(transition, decision)
-        assert not list(memory.due()), "nothing is due before the rollout is complete"
-    memory.add(*made[-1])
-    return memory.due()
+        memory.add(transition, output_of(decision))
+        assert not list(memory.batches()), "nothing is due before the rollout is complete"
+    transition, decision = made[-1]
+    memory.add(transition, output_of(decision))
+    return memory.batches()
 
 
 def stacked(made, name):
@@ -99,13 +108,13 @@ def expected_advantage(made, reward=None):
 def whole(batch, name):
     """A field of a batch of all steps as [T, P, E]."""
     result = torch.full((T, P, E), torch.nan)
-    shown = batch.fields["observation.observation"].long()
+    shown = fields_of(batch)["observation.observation"].long()
     for p in range(P):
         for b in range(T * E):
             t, agent, env = shown[p, b].tolist()
             assert agent == p, "an agent learns from its own steps"
-            assert batch.fields["raw"][p, b] == t + agent + env == -batch.fields["log_prob"][p, b]
-            result[t, p, env] = batch.fields[name][p, b] if name != "weight" else batch.weight[p, b]
+            assert fields_of(batch)["unclipped_action"][p, b] == t + agent + env == -fields_of(batch)["log_prob"][p, b]
+            result[t, p, env] = fields_of(batch)[name][p, b] if name != "weight" else batch.weight[p, b]
     assert not result.isnan().any(), "every step is there once"
     return result
 
@@ -134,7 +143,7 @@ def test_advantages_are_normalised_within_each_agents_minibatch():
     agents = [member(0, batch_size=8), member(1, batch_size=12)]
     for batch in played(experience(centre=True), Group(agents), steps(valid=valid)):
         for p in range(P):
-            counted = batch.fields["advantage"][p][batch.weight[p] > 0]
+            counted = fields_of(batch)["advantage"][p][batch.weight[p] > 0]
             if batch.due[p]:
                 torch.testing.assert_close(counted.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
                 torch.testing.assert_close(counted.std(unbiased=False), torch.tensor(1.0))
@@ -168,7 +177,7 @@ def test_rewards_are_divided_by_the_spread_of_their_sums_over_all_ranks():
     advantage, _ = expected_advantage(made, stacked(made, "reward") * scale[:, None])
     torch.testing.assert_close(whole(batch, "advantage"), advantage, rtol=1e-4, atol=1e-4)
     memory.end(group.agents)
-    assert group.agents[0].state["rewards.number"] == 2 * T * E
+    assert group.agents[0].state.rewards.count == 2 * T * E
     again = experience(scale=True)
     again.begin(group, 2)
     assert again._rewards.number[0] == 2 * T * E, "the statistics stay with the agent"
@@ -218,40 +227,39 @@ def test_bytes_are_absorbed_as_networks_read_them():
 def test_sequences_are_whole_and_come_with_what_was_remembered_before_them():
     made, length = steps(), 4
     for t, (_, decision) in enumerate(made):
-        decision["memory"] = decision["raw"].view(P, E, 1, 1) + 1000.0 * t
+        decision["memory"] = decision["unclipped_action"].view(P, E, 1, 1) + 1000.0 * t
         decision["next_memory"] = decision["memory"] + 1.0
     group = Group([member(0, batch_size=2 * length), member(1, batch_size=2 * length)])
     batches = list(played(experience(sequence=length), group, made))
     assert len(batches) == T * E // (2 * length)
-    started = torch.stack([transition.observation["started"] for transition, _ in made])
+    started = torch.stack([transition.started for transition, _ in made])
     begun = []
     for batch in batches:
-        shown = batch.fields["observation.observation"].view(P, length, 2, 3).long()
-        assert batch.recall.memory.shape == (P, 2, 1, 1)
+        shown = fields_of(batch)["observation.observation"].view(P, length, 2, 3).long()
+        assert batch.recurrent.state.shape == (P, 2, 1, 1)
         for p in range(P):
             for s in range(2):
                 t, _, env = shown[p, 0, s].tolist()
                 assert t % length == 0
                 assert shown[p, :, s].tolist() == [[t + k, p, env] for k in range(length)]
-                assert batch.recall.memory[p, s].item() == t + p + env + 1000.0 * t
-                assert torch.equal(batch.recall.started[p, :, s], started[t : t + length, p, env])
+                assert batch.recurrent.state[p, s].item() == t + p + env + 1000.0 * t
+                assert torch.equal(batch.recurrent.started[p, :, s], started[t : t + length, p, env])
                 begun.append((p, t, env))
     assert len(set(begun)) == P * E * T // length
 
 
 def test_an_agent_that_stops_sits_the_rest_out_and_all_stopped_ends_it():
     agents = [member(index, epochs=3, batch_size=8) for index in range(P)]
-    due = played(experience(), Group(agents), steps())
-    seen = []
-    for number, batch in enumerate(due):
+    memory, seen = experience(), []
+    for number, batch in enumerate(played(memory, Group(agents), steps())):
         seen.append(batch.due.tolist())
-        if number == 1:
-            batch.due[0] = 0
+        memory.observe(batch, UpdateResult(batch.due * torch.tensor([float(number != 1), 1.0])))
     assert seen == [[1, 1], [1, 1]] + [[0, 1]] * 7
-    for batch in played(experience(), Group(agents), steps()):
-        batch.due[:] = 0
-        stopped = batch
-    assert stopped.due.tolist() == [0, 0]
+    memory, count = experience(), 0
+    for batch in played(memory, Group(agents), steps()):
+        memory.observe(batch, UpdateResult(torch.zeros(2)))
+        count += 1
+    assert count == 1
 
 
 def test_ranks_make_equally_many_updates_whatever_their_environments_did():

@@ -7,6 +7,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 import torch
+from support import fields_of, output_of
 from worlds import (
     ALL,
     GAMMA,
@@ -30,6 +31,7 @@ from worlds import (
 
 from evorl.replay import rollout
 from evorl.spaces import as_numbers
+from evorl.types import AgentState, UpdateResult
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -55,9 +57,10 @@ def test_all_that_is_learned_of_a_step_was_so_at_that_step():
         transition, decision = world.steps[t]
         for fields in times:
             assert set(fields) - {"weight", "advantage", "return"} == {
-                "observation.observation", "observation.picture", "observation.action_mask", "raw", "log_prob", "value"
+                "observation.observation", "observation.picture", "observation.action_mask", "unclipped_action",
+                "log_prob", "value",
             }  # fmt: skip
-            for name in ("raw", "log_prob", "value"):
+            for name in ("unclipped_action", "log_prob", "value"):
                 assert torch.equal(fields[name], decision[name][p, e])
             for name in ("observation", "picture", "action_mask"):
                 assert torch.equal(fields[f"observation.{name}"], transition.observation[name][p, e])
@@ -82,7 +85,7 @@ def test_a_minibatch_of_nothing_but_resets_weighs_nothing_and_stays_finite():
     assert len(batches) == T * E // 4
     for batch in batches:
         assert not batch.weight[1].any()
-        assert all(value.isfinite().all() for value in batch.fields.values())
+        assert all(value.isfinite().all() for value in fields_of(batch).values())
         torch.testing.assert_close(batch.weight[[0, 2]].sum(-1), torch.ones(2))
 
 
@@ -95,12 +98,14 @@ def test_normal_advantages_keep_returns_as_they_are():
             if not batch.due[p]:
                 continue
             counted = (batch.weight[p] > 0).nonzero().flatten().tolist()
-            places = [tuple(batch.fields["observation.observation"][p, b, [0, 1, 2]].int().tolist()) for b in counted]
+            places = [
+                tuple(fields_of(batch)["observation.observation"][p, b, [0, 1, 2]].int().tolist()) for b in counted
+            ]
             plain = np.array([world.advantage(*place, world.reward) for place in places])
             expected = (plain - plain.mean()) / plain.std()
-            np.testing.assert_allclose(batch.fields["advantage"][p, counted], expected, rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(fields_of(batch)["advantage"][p, counted], expected, rtol=1e-3, atol=1e-3)
             values = plain + [world.at(*place).value for place in places]
-            np.testing.assert_allclose(batch.fields["return"][p, counted], values, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(fields_of(batch)["return"][p, counted], values, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("next_step", [False, True])
@@ -119,14 +124,14 @@ def test_sequences_go_on_step_by_step_from_what_was_remembered(length):
     starts = {}
     for batch in batches:
         sequences = batch.weight.shape[1] // length
-        assert batch.recall.memory.shape == (P, sequences, 1, 1)
-        assert batch.recall.started.shape == (P, length, sequences)
-        rows = {name: batch.fields[name].unflatten(1, (length, sequences)) for name in batch.fields}
+        assert batch.recurrent.state.shape == (P, sequences, 1, 1)
+        assert batch.recurrent.started.shape == (P, length, sequences)
+        rows = {name: fields_of(batch)[name].unflatten(1, (length, sequences)) for name in fields_of(batch)}
         weight = batch.weight.unflatten(1, (length, sequences))
         assert torch.equal(weight > 0, (weight[:, :1] > 0).expand_as(weight)), "a sequence counts as a whole"
-        memory = batch.recall.memory
+        memory = batch.recurrent.state
         for k in range(length):
-            memory = torch.where(batch.recall.started[:, k, :, None, None], 0.0, memory)
+            memory = torch.where(batch.recurrent.started[:, k, :, None, None], 0.0, memory)
             seen = {"observation": rows["observation.observation"][:, k]}
             torch.testing.assert_close(worth(seen, memory), rows["value"][:, k])
             memory = remembered(seen, memory)
@@ -136,15 +141,15 @@ def test_sequences_go_on_step_by_step_from_what_was_remembered(length):
             t, _, e, _ = rows["observation.observation"][p, 0, s].int().tolist()
             for k in range(length):
                 assert rows["observation.observation"][p, k, s, [0, 1, 2]].tolist() == [t + k, p, e]
-                assert batch.recall.started[p, k, s] == world.steps[t + k][0].observation["started"][p, e]
-            assert torch.equal(batch.recall.memory[p, s], world.steps[t][1]["memory"][p, e])
+                assert batch.recurrent.started[p, k, s] == world.steps[t + k][0].started[p, e]
+            assert torch.equal(batch.recurrent.state[p, s], world.steps[t][1]["memory"][p, e])
             starts[t, p, e] = starts.get((t, p, e), 0) + 1
     assert starts == {(t, p, e): 2 for t, p, e in ALL if t % length == 0}
     check(world, batches)
 
 
 def test_agents_without_a_memory_recall_nothing():
-    assert all(batch.recall is None for batches in played(World()) for batch in batches)
+    assert all(batch.recurrent is None for batches in played(World()) for batch in batches)
 
 
 @pytest.mark.parametrize("at_once", [0, 500, 1200, 2**24])
@@ -157,15 +162,15 @@ def test_how_many_minibatches_are_gathered_at_once_changes_nothing(at_once, sequ
     found = flat(played(world, agents, settings))
     assert len(found) == len(expected) == 2 * 12
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(vars(one.recall), vars(other.recall), rtol=0, atol=0)
-        torch.testing.assert_close(one.fields, other.fields, rtol=0, atol=0)
+        torch.testing.assert_close(vars(one.recurrent), vars(other.recurrent), rtol=0, atol=0)
+        torch.testing.assert_close(fields_of(one), fields_of(other), rtol=0, atol=0)
         assert torch.equal(one.weight, other.weight)
         assert torch.equal(one.due, other.due)
 
 
 def order(**options):
     (batch,), _ = played(World(), **options)
-    return batch.fields["raw"].tolist()
+    return fields_of(batch)["unclipped_action"].tolist()
 
 
 def test_the_order_is_that_of_seed_generation_and_rank():
@@ -186,10 +191,11 @@ def test_a_rollout_that_a_generation_did_not_finish_is_forgotten():
 def drained(memory, stop):
     """What is due of all agents at each update, when `stop` says after which updates an agent stops."""
     due = []
-    for batch in memory.due():
+    for batch in memory.batches():
         due.append(batch.due.tolist())
-        for p in stop.get(len(due) - 1, ()):
-            batch.due[p] = 0
+        active = batch.due.clone()
+        active[list(stop.get(len(due) - 1, ()))] = 0
+        memory.observe(batch, UpdateResult(active))
     return due
 
 
@@ -199,7 +205,7 @@ def rollouts_with_stops(*stops, **hyperparameters):
     memory.begin(group, 1)
     for index, stop in enumerate(stops):
         for transition, decision in world.steps[index * T : (index + 1) * T]:
-            memory.add(transition, decision)
+            memory.add(transition, output_of(decision))
             due += [found] if (found := drained(memory, stop)) else []
     return due, group
 
@@ -293,8 +299,8 @@ def test_rewards_are_divided_by_the_spread_of_all_running_sums_on_all_ranks(clip
     for group in groups:
         for p, agent in enumerate(group.agents):
             sums = flat(running_sums(world, p, 2 * T, bound) for world in worlds)
-            assert agent.state == pytest.approx(
-                {"rewards.number": len(sums), "rewards.mean": np.mean(sums), "rewards.variance": np.var(sums)},
+            assert vars(agent.state.rewards) == pytest.approx(
+                {"count": len(sums), "mean": np.mean(sums), "variance": np.var(sums)},
                 rel=1e-5,
                 abs=1e-6,
             )
@@ -309,7 +315,7 @@ def test_statistics_of_rewards_go_on_with_the_agent_and_sums_begin_anew():
         (batches,) = play(memory, world, last=T)
         memory.end(agents)
     sums = [running_sums(world, p, T) for p in range(P)]
-    assert [agent.state["rewards.number"] for agent in agents] == [2 * T * E] * P
+    assert [agent.state.rewards.count for agent in agents] == [2 * T * E] * P
     check(world, batches, lambda t, p, e: world.reward(t, p, e) / np.std(sums[p] * 2))
 
 
@@ -318,7 +324,7 @@ def test_agents_keep_no_statistics_of_rewards_that_stay_as_they_are():
     memory.begin(group, 1)
     play(memory, World())
     memory.end(group.agents)
-    assert [agent.state for agent in group.agents] == [{}] * P
+    assert [agent.state for agent in group.agents] == [AgentState()] * P
 
 
 def test_rewards_that_never_vary_stay_finite():
@@ -372,10 +378,11 @@ def test_nothing_is_absorbed_while_batches_are_still_due():
     memory = experience(replace(PLAIN, normalized=("observation",)))
     memory.begin(group, 1)
     for transition, decision in world.steps[: T - 1]:
-        memory.add(transition, decision)
-        assert next(memory.due(), None) is None
-    memory.add(*world.steps[T - 1])
-    assert [group.events.copy() for _ in memory.due()] == [[]] * 8
+        memory.add(transition, output_of(decision))
+        assert next(memory.batches(), None) is None
+    transition, decision = world.steps[T - 1]
+    memory.add(transition, output_of(decision))
+    assert [group.events.copy() for _ in memory.batches()] == [[]] * 8
     assert [part for part, _ in group.events] == ["observation"]
-    assert list(memory.due()) == [], "a rollout is due once"
+    assert list(memory.batches()) == [], "a rollout is due once"
     assert len(group.events) == 1

@@ -39,7 +39,7 @@ def test_a_run_leaves_what_the_readme_promises(in_directory):
     expected = {
         "generation", "global_steps", "agent_steps", "fitness", "best_fitness", "mean_fitness", "train_return",
         "train_episodes",
-        "statistics",
+        "metrics",
         "env_steps_per_second", "updates_per_second", "parents", "mutations", "hyperparameters", "architectures",
     }  # fmt: skip
     for row in metrics:
@@ -48,7 +48,11 @@ def test_a_run_leaves_what_the_readme_promises(in_directory):
         assert row["global_steps"] == pytest.approx(4 * row["agent_steps"], abs=4 * row["generation"])
         for key in ("fitness", "parents", "mutations", "hyperparameters", "architectures", "train_return"):
             assert len(row[key]) == 4
-        assert {name: len(values) for name, values in row["statistics"].items()} == {"loss": 4}
+        assert {name: len(values) for name, values in row["metrics"].items()} == {
+            "loss": 4,
+            "td_error": 4,
+            "q_values": 4,
+        }
     assert len(lineage) == 12
     ids = {row["id"] for row in lineage}
     assert all(row["parent"] is None or row["parent"] in ids for row in lineage)
@@ -106,7 +110,7 @@ def test_every_shipped_configuration_runs(path, in_directory):
     short = ["evolution.steps=160", "training.max_steps=320", "evaluation.episodes=1", "evaluation.max_steps=20"]
     assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=200", *short, configuration=path) == 0
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
-    assert rows[-1]["statistics"]["loss"][0] is not None, "it is meant to have learned"
+    assert rows[-1]["metrics"]["loss"][0] is not None, "it is meant to have learned"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +211,7 @@ def test_a_generation_has_whole_rollouts(in_directory):
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert [row["agent_steps"] for row in rows] == [48, 96]
     assert [row["updates"] for row in rows] == [[6.0] * 4] * 2
-    assert rows[0]["statistics"].keys() == {"loss", "policy_loss", "value_loss", "entropy", "kl"}
+    assert rows[0]["metrics"].keys() == {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
 
 
 def test_truncation_selection_and_linear_ranges_train_too(in_directory):

@@ -63,7 +63,7 @@ def test_every_network_reads_bytes_by_their_bounds(shape):
         values = []
         for high in (10, 255):
             dqn = make(gym.spaces.Box(0, high, shape, np.uint8))
-            (stack,) = population([agent(dqn=dqn)], dqn).stacks
+            (stack,) = population([agent(dqn=dqn)], dqn).policy.stacks
             values.append(dqn.value(stack, {"observation": seen * high}, None))
         torch.testing.assert_close(values[0], values[1])
         assert values[0][0, 0] != values[0][0, 1]

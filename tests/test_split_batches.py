@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import ROOT, agent, algorithm, lines, population, seen, train
+from support import ROOT, agent, algorithm, batch_of, fields_of, lines, output_of, population, seen, train
 from support import launch as launched
 from worlds import PLAIN, E, Group, P, T, World, experience, members, play
 
@@ -17,7 +17,7 @@ from evorl.replay.experience import ReplayExperience
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.sampler import DistributedSampler
 from evorl.timing import Stopwatch
-from evorl.types import Batch, Transition, UserError
+from evorl.types import Transition, UserError
 
 
 class Exchange:
@@ -73,7 +73,7 @@ def replay(gather, lockstep, part):
 def transition(generator, envs=3):
     flags = torch.zeros(2, envs, dtype=torch.bool)
     shown = torch.rand(2, envs, 2, generator=generator)
-    return Transition(seen(shown), shown[..., 0], {"observation": shown + 1}, flags, flags, ~flags)
+    return Transition(seen(shown), flags, shown[..., 0], {"observation": shown + 1}, flags, flags, ~flags)
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
@@ -90,8 +90,8 @@ def test_replay_gives_as_many_updates_and_draws_for_each_global_step_on_any_numb
         memory.begin(SimpleNamespace(agents=agents, acted=lambda steps: None), 1)
         generator, batches = torch.Generator().manual_seed(rank), []
         for _ in range(steps):
-            memory.add(transition(generator), {"action": torch.zeros(2, 3, dtype=torch.int64)})
-            batches += list(memory.due())
+            memory.add(transition(generator), output_of({"action": torch.zeros(2, 3, dtype=torch.int64)}))
+            batches += list(memory.batches())
         return batches
 
     everyones = exchange.run(work)
@@ -131,11 +131,11 @@ def test_the_average_gradient_of_two_ranks_is_that_of_one_rank_that_drew_the_sam
         )
         index, weight = sampler.draw(1, np.array([10, 30]))
         index = index[0] + (10 if rank else 0)
-        return Batch({name: value[index] for name, value in rows.items()}, weight[0], torch.ones(2))
+        return batch_of({name: value[index] for name, value in rows.items()}, weight[0], torch.ones(2))
 
     def learn(rank):
         together = population(agents, dqn, average=exchange.average(rank))
-        together.learn(draw(rank))
+        together.update(draw(rank))
         return together.to_agents()
 
     first, second = exchange.run(learn)
@@ -143,11 +143,12 @@ def test_the_average_gradient_of_two_ranks_is_that_of_one_rank_that_drew_the_sam
     alone = []
     for place, size in enumerate((6, 3)):
         fields = {
-            name: torch.cat([part.fields[name][place][part.weight[place] > 0] for part in parts])[None] for name in rows
+            name: torch.cat([fields_of(part)[name][place][part.weight[place] > 0] for part in parts])[None]
+            for name in rows
         }
         assert fields["reward"].shape == (1, size)
         single = population([agents[place]], dqn)
-        single.learn(Batch(fields, torch.full((1, size), 1 / size), torch.ones(1)))
+        single.update(batch_of(fields, torch.full((1, size), 1 / size), torch.ones(1)))
         alone += single.to_agents()
     for one, other, expected in zip(first, second, alone, strict=True):
         torch.testing.assert_close(one.tensors, other.tensors, rtol=0, atol=0)
@@ -174,13 +175,15 @@ def test_minibatches_of_two_ranks_weigh_and_normalise_as_one(normalize, next_ste
     for one, other, *raw in zip(*found, *plain, strict=True):
         for p in range(P):
             counted = [batch.weight[p] > 0 for batch in (one, other)]
-            advantages = torch.cat([batch.fields["advantage"][p][of] for batch, of in zip(raw, counted, strict=True)])
+            advantages = torch.cat(
+                [fields_of(batch)["advantage"][p][of] for batch, of in zip(raw, counted, strict=True)]
+            )
             expected = advantages
             if normalize:
                 expected = (advantages - advantages.mean()) / (advantages.var(correction=0) + 1e-8).sqrt()
-            both = [batch.fields["advantage"][p][of] for batch, of in zip((one, other), counted, strict=True)]
+            both = [fields_of(batch)["advantage"][p][of] for batch, of in zip((one, other), counted, strict=True)]
             torch.testing.assert_close(torch.cat(both), expected, rtol=1e-4, atol=1e-5)
-            means = [(batch.weight[p] * batch.fields["advantage"][p] ** 3).sum() for batch in (one, other)]
+            means = [(batch.weight[p] * fields_of(batch)["advantage"][p] ** 3).sum() for batch in (one, other)]
             torch.testing.assert_close(sum(means) / 2, (expected**3).mean(), rtol=1e-4, atol=1e-5)
             sizes.add((p, len(advantages)))
     if not next_step:

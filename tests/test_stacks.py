@@ -6,11 +6,11 @@ from dataclasses import replace
 import gymnasium as gym
 import pytest
 import torch
-from support import agent, algorithm, batch, population, seen
+from support import agent, algorithm, batch, batch_of, fields_of, population, seen
 
 from evorl.networks.layers import ACTIVATIONS
 from evorl.networks.layout import joint, padded, plan_stacks
-from evorl.types import Architecture, Batch
+from evorl.types import Architecture
 
 MIXED = [
     Architecture((16, 16), (0, 0), "relu"),
@@ -44,8 +44,8 @@ def family(architectures, dqn):
 
 
 def only(whole, index):
-    return Batch(
-        {name: value[index : index + 1] for name, value in whole.fields.items()},
+    return batch_of(
+        {name: value[index : index + 1] for name, value in fields_of(whole).items()},
         whole.weight[index : index + 1],
         whole.due[index : index + 1],
     )
@@ -63,23 +63,25 @@ def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures, ove
     dqn = dqn_for(architectures, "algorithm.max_grad_norm=1.0")
     agents = family(architectures, dqn)
     together = population(agents, dqn)
-    assert (len(together.stacks) == 1) == (overhead > 0)
-    order = [member.id for member in together.agents]
+    assert (len(together.policy.stacks) == 1) == (overhead > 0)
+    order = [member.id for member in together.policy.agents]
     batches = [batch(agents, seed=seed) for seed in range(4)]
     observation = torch.randn(len(agents), 3, 5)
-    outputs = torch.cat([dqn.q(s.modules["q"](seen(observation[order][s.members]))) for s in together.stacks])
+    outputs = together.policy.joined(
+        [dqn.q_values(s.networks["q"](seen(observation[s.members]))) for s in together.policy.stacks]
+    )
     for whole in batches:
-        together.learn(Batch({k: v[order] for k, v in whole.fields.items()}, whole.weight[order], whole.due[order]))
+        together.update(whole)
     trained = {member.id: member for member in together.to_agents()}
 
     for index, single in enumerate(agents):
         alone = population([single], dqn)
-        expected = dqn.q(alone.stacks[0].modules["q"](seen(observation[index : index + 1])))
+        expected = dqn.q_values(alone.policy.stacks[0].networks["q"](seen(observation[index : index + 1])))
         torch.testing.assert_close(outputs[order.index(index)], expected[0])
         for whole in batches:
-            alone.learn(only(whole, index))
+            alone.update(only(whole, index))
         torch.testing.assert_close(trained[index].tensors, alone.to_agents()[0].tensors)
-        assert trained[index].state == alone.agents[0].state
+        assert trained[index].state == alone.policy.agents[0].state
 
 
 @pytest.mark.parametrize("architectures", variants())
@@ -87,10 +89,11 @@ def test_the_padding_stays_zero(architectures, one_stack):
     dqn = dqn_for(architectures)
     together = population(family(architectures, dqn), dqn)
     for seed in range(5):
-        together.learn(batch(together.agents, seed=seed))
-    module = together.stacks[0].modules["q"]
+        together.update(batch(together.policy.agents, seed=seed))
+    module = together.policy.stacks[0].networks["q"]
     padding = {name: view.detach().clone() for name, view in module.parameters.views.items()}
-    for index, member in enumerate(together.agents):
+    stack = together.policy.stacks[0]
+    for index, member in enumerate(together.policy.agents[place] for place in together.policy.places(stack)):
         for name, tensor in member.tensors["q"]["parameters"].items():
             corner = padding[name][index][tuple(slice(size) for size in tensor.shape)]
             assert corner.any()
@@ -102,11 +105,11 @@ def test_gradients_of_one_agent_do_not_reach_another():
     dqn = algorithm()
     agents = [agent(id=index) for index in range(3)]
     together = population(agents, dqn)
-    before = together.stacks[0].modules["q"].parameters.flat.clone()
+    before = together.policy.stacks[0].networks["q"].parameters.flat.clone()
     some = batch(agents)
-    some.fields["reward"][1] = torch.nan
-    together.learn(some)
-    parameters = together.stacks[0].modules["q"].parameters
+    some.columns["reward"][1] = torch.nan
+    together.update(some)
+    parameters = together.policy.stacks[0].networks["q"].parameters
     rows = list(zip(*map(parameters.rows, (parameters.flat, before)), strict=True))
     assert not parameters.flat.isnan().any()
     assert all(torch.equal(now[1], was[1]) for now, was in rows), "an update that is not finite is not applied"
@@ -118,11 +121,11 @@ def test_agents_that_are_not_due_keep_everything():
     together = population(agents)
     some = batch(agents)
     some.due[1] = 0
-    together.learn(some)
+    together.update(some)
     kept, learned = together.to_agents()[1], together.to_agents()[0]
     torch.testing.assert_close(kept.tensors, agents[1].tensors, rtol=0, atol=0)
-    assert kept.state["q.updates"] == 0
-    assert learned.state["q.updates"] == 1
+    assert kept.state.updates["q"] == 0
+    assert learned.state.updates["q"] == 1
 
 
 def test_a_smaller_batch_is_the_mean_over_its_own_size():
@@ -132,9 +135,11 @@ def test_a_smaller_batch_is_the_mean_over_its_own_size():
     some.weight[1] = torch.tensor([1 / 3] * 3 + [0.0] * 5)
     alone = population(agents[1:])
     part = only(some, 1)
-    small = Batch({name: value[:, :3] for name, value in part.fields.items()}, torch.full((1, 3), 1 / 3), part.due)
-    together.learn(some)
-    alone.learn(small)
+    small = batch_of(
+        {name: value[:, :3] for name, value in fields_of(part).items()}, torch.full((1, 3), 1 / 3), part.due
+    )
+    together.update(some)
+    alone.update(small)
     torch.testing.assert_close(together.to_agents()[1].tensors, alone.to_agents()[0].tensors)
 
 
@@ -142,8 +147,8 @@ def test_a_smaller_batch_is_the_mean_over_its_own_size():
 def test_a_users_module_reads_every_vector_flat(shape):
     spaces = {"observations": gym.spaces.Box(-1.0, 1.0, shape)}
     dqn = algorithm("network={name: module, factory: 'support:probe_network'}", **spaces)
-    (stack,) = population([agent(id=id, dqn=dqn) for id in range(2)], dqn).stacks
-    assert stack.modules["q"](seen(torch.randn(2, 4, *shape)))["action"].shape == (2, 4, 3)
+    (stack,) = population([agent(id=id, dqn=dqn) for id in range(2)], dqn).policy.stacks
+    assert stack.networks["q"](seen(torch.randn(2, 4, *shape)))["q_values"].shape == (2, 4, 3)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -159,7 +164,7 @@ def test_widths_are_padded_to_multiples_of_sixteen(width, expected):
 
 def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
     small = [Architecture((32, 32), (0, 0), "relu")] * 5
-    cost = algorithm().networks["q"].cost
+    cost = algorithm().networks["q"].network.cost
     assert len(plan_stacks([*small, Architecture((48, 64), (0, 0), "tanh")], cost)) == 1
     plan = plan_stacks([*small, Architecture((512, 512), (0, 0), "relu")], cost)
     assert sorted(len(members) for members, _ in plan) == [1, 5]
@@ -173,7 +178,7 @@ def test_a_plan_places_every_agent_once_and_gives_it_room():
         Architecture((width, other), (depth, 0), name)
         for width, other, depth, name in itertools.product((8, 200, 40), (16, 90), (0, 2), ("relu", "elu"))
     ] + [Architecture((30,), (1,), "relu"), Architecture((30, 30), (0, 0), "relu", layer_norm=True)]
-    plan = plan_stacks(architectures, algorithm().networks["q"].cost)
+    plan = plan_stacks(architectures, algorithm().networks["q"].network.cost)
     assert sorted(index for members, _ in plan for index in members) == list(range(len(architectures)))
     for members, layout in plan:
         assert layout.architecture == joint([architectures[i] for i in members])

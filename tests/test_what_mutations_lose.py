@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from kinds import OBSERVATIONS, made, rollout_batch, shown
+from kinds import OBSERVATIONS, act, made, rollout_batch, shown
 from support import agent, population
 
 from evorl.evolution import architecture as operations
@@ -18,14 +18,14 @@ CRITICS = pytest.mark.parametrize("critic", ["separate", "shared"])
 def trained(algorithm, architecture):
     group = population([agent(architecture, dqn=algorithm)], algorithm)
     for seed in range(2):
-        group.learn(rollout_batch(algorithm, group.agents, length=4, seed=seed))
+        group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=seed))
     return group.to_agents()[0]
 
 
 def heads(algorithm, member):
-    (stack,) = population([member], algorithm).stacks
+    (stack,) = population([member], algorithm).policy.stacks
     looks = shown(algorithm.interface, 1, 32, torch.Generator().manual_seed(2))
-    return {name: value.detach() for name, value in stack.modules["policy"](looks).items()}
+    return {name: value.detach() for name, value in stack.networks["policy"](looks).items()}
 
 
 @CRITICS
@@ -34,7 +34,7 @@ def test_two_layers_with_the_identity_between_them_become_their_product(index, c
     monkeypatch.setitem(layers.IN_PLACE, "relu", lambda x: x)
     algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
     shape = replace(
-        algorithm.first_architecture(), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
+        algorithm.initial_architecture(), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
     )
     member = agent(shape, dqn=algorithm)
     before = heads(algorithm, member)
@@ -47,7 +47,7 @@ def test_two_layers_with_the_identity_between_them_become_their_product(index, c
 @CRITICS
 def test_only_the_product_forgets_its_moments(critic):
     algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
-    member = trained(algorithm, replace(algorithm.first_architecture(), residual_layers=(1, 1)))
+    member = trained(algorithm, replace(algorithm.initial_architecture(), residual_layers=(1, 1)))
     before = {role: dict(member.tensors["policy"][role]) for role in MOMENTS}
     operations.merge_layer(member, algorithm.networks, 0)
     moved = {f"hidden.0.residual.0.{what}": f"hidden.1.residual.0.{what}" for what in ("weight", "bias", "scale")}
@@ -65,7 +65,7 @@ def test_only_the_product_forgets_its_moments(critic):
 
 def test_a_layer_norm_counts_all_units_that_are_left():
     algorithm = made("ppo", "network.layer_norm=true")
-    member = trained(algorithm, algorithm.first_architecture())
+    member = trained(algorithm, algorithm.initial_architecture())
     counted = "hidden.1.counted"
     operations.enlarge(member, algorithm.networks, "hidden.1", 20, np.random.default_rng(0))
     assert member.tensors["policy"]["buffers"][counted].sum(-1).unique() == 12, "what has grown does not count yet"
@@ -84,8 +84,8 @@ def test_units_that_nothing_reads_go_first_from_a_memory_and_an_encoder(cell, cr
         "ppo", f"network.recurrent={cell}", "network.recurrent_size=12", f"algorithm.critic={critic}",
         observations=OBSERVATIONS["dict"],
     )  # fmt: skip
-    member = trained(algorithm, algorithm.first_architecture())
-    for role in ("parameters", "target"):
+    member = trained(algorithm, algorithm.initial_architecture())
+    for role in ("parameters",):
         tensors = member.tensors["policy"][role]
         for head in ("action", "value"):
             tensors[f"{head}.weight"][[2, 9]] = 0
@@ -95,10 +95,12 @@ def test_units_that_nothing_reads_go_first_from_a_memory_and_an_encoder(cell, cr
 
     def answers():
         group, generator = population([member], algorithm), torch.Generator().manual_seed(3)
-        memory, found = group.memory(4), []
+        state, found = group.policy.initial_state(4), []
         for _ in range(5):
             looks = shown(algorithm.interface, 1, 4, generator)
-            found += [group.value(looks, memory.values), group.act(looks, memory)["log_prob"]]
+            found.append(group.policy.value(looks, state))
+            output, state = act(group, looks, state)
+            found.append(output.extras["log_prob"])
         return torch.stack(found)
 
     before = answers()
@@ -111,7 +113,7 @@ def test_units_that_nothing_reads_go_first_from_a_memory_and_an_encoder(cell, cr
 
 def test_a_kernel_loses_its_last_rows_and_columns_and_regains_them_as_zeros():
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
-    member = trained(algorithm, algorithm.first_architecture())
+    member = trained(algorithm, algorithm.initial_architecture())
     name, features = "encoder.observation.0.weight", heads(algorithm, member)
     whole = member.tensors["policy"]["parameters"][name].clone()
     operations.reduce(member, algorithm.networks, "kernel.0", 3)

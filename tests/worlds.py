@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import interface
+from support import fields_of, interface, output_of
 
+from evorl.algorithms.a2c import A2C
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
 from evorl.spaces import Part
 from evorl.timing import Stopwatch
-from evorl.types import Transition
+from evorl.types import AgentState, Transition
 
 T, P, E = 8, 3, 2
 GAMMA, TRACE = (0.9, 0.5, 0.99), (0.8, 1.0, 0.3)
@@ -25,7 +26,7 @@ def members(**hyperparameters):
     """P agents; a tuple gives each of them a number of its own."""
     numbers = {"gamma": GAMMA, "gae_lambda": TRACE, **hyperparameters}
     each = [{name: v[p] if isinstance(v, tuple) else v for name, v in numbers.items()} for p in range(P)]
-    return [SimpleNamespace(hyperparameters=values, state={}) for values in each]
+    return [SimpleNamespace(hyperparameters=values, state=AgentState()) for values in each]
 
 
 def remembered(observation, memory):
@@ -49,7 +50,7 @@ class Group:
     def value(self, observation, memory):
         return worth(observation, memory)
 
-    def absorb(self, part, moments):
+    def update_observation_stats(self, part, moments):
         self.events.append((part, moments))
 
     def acted(self, steps):
@@ -72,14 +73,19 @@ class World:
             terminated, truncated, valid = terminated & ~resetting, truncated & ~resetting, ~resetting
             ended = terminated | truncated
             reward = torch.where(valid, torch.randn(P, E, generator=generator), -99.0)
-            seen = {"observation": self.place(t, left), "started": started}
+            seen = {"observation": self.place(t, left)}
             left = ended.float()
             after = {"observation": self.place(t + 1, left)}
             if wide:
                 seen["picture"] = torch.randint(256, (P, E, 2, 3), generator=generator, dtype=torch.uint8)
                 seen["action_mask"] = torch.rand(P, E, 4, generator=generator) < 0.5
             number = seen["observation"] @ torch.tensor([100.0, 10.0, 1.0, 0.0])
-            decision = {"action": number, "raw": number + 0.25, "log_prob": -number, "value": worth(seen, None)}
+            decision = {
+                "action": number,
+                "unclipped_action": number + 0.25,
+                "log_prob": -number,
+                "value": worth(seen, None),
+            }
             if memory:
                 before = torch.where(started[..., None, None], 0.0, kept)
                 # What is stored is not yet forgotten where an episode starts: `started` says so.
@@ -88,7 +94,15 @@ class World:
             self.steps.append(
                 (
                     Transition(
-                        seen, reward, after, terminated, truncated, valid, bool(valid.all()), bool(truncated.any())
+                        seen,
+                        started,
+                        reward,
+                        after,
+                        terminated,
+                        truncated,
+                        valid,
+                        bool(valid.all()),
+                        bool(truncated.any()),
                     ),
                     decision,
                 )
@@ -132,7 +146,7 @@ class World:
 
 def experience(settings=PLAIN, gather=lambda numbers: numbers[None], rank=0, seed=0):
     return RolloutExperience(
-        settings, PARTS, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
+        settings, PARTS, A2C.targets, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
         stopwatch=Stopwatch(),
     )  # fmt: skip
 
@@ -141,8 +155,8 @@ def play(memory, world, first=0, last=2 * T):
     """The batches of each rollout."""
     rollouts = []
     for transition, decision in world.steps[first:last]:
-        memory.add(transition, decision)
-        batches = list(memory.due())
+        memory.add(transition, output_of(decision))
+        batches = list(memory.batches())
         if batches:
             rollouts.append(batches)
     return rollouts
@@ -164,9 +178,9 @@ def learned(batches):
     for batch in batches:
         for p, b in np.ndindex(batch.weight.shape):
             if batch.due[p] and batch.weight[p, b]:
-                t, agent, e, _ = batch.fields["observation.observation"][p, b].int().tolist()
+                t, agent, e, _ = fields_of(batch)["observation.observation"][p, b].int().tolist()
                 assert agent == p, "an agent learns from what it did itself"
-                fields = {name: value[p, b] for name, value in batch.fields.items()}
+                fields = {name: value[p, b] for name, value in fields_of(batch).items()}
                 found.setdefault((t, p, e), []).append(fields | {"weight": batch.weight[p, b]})
     return found
 

@@ -5,26 +5,29 @@ Axes: P agents, E environments, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.config import Config
 from evorl.distributed import Placement
 from evorl.distributions import DISTRIBUTIONS, Likelihood
 from evorl.losses import policy_gradient, squared_error
-from evorl.networks import NETWORKS, Network, first_architecture
+from evorl.networks import NETWORKS, initial_architecture
+from evorl.networks.spec import NetworkSpec
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
+from evorl.returns import gae
 from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
-from evorl.types import Architecture, Batch, Decision, Head, Loss, Observation, Recall, Tensors, UserError, seen_in
+from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Segment, Tensors, UserError
 
 
 class A2CSettings(AlgorithmSettings):
@@ -49,7 +52,7 @@ class A2CSettings(AlgorithmSettings):
     normalize_observations: bool = False
     """Shift and scale vectors by each agent's running mean and variance."""
     normalize_rewards: bool = False
-    """Divide rewards by the standard deviation of their running discounted sum, and cut them at 10."""
+    """Divide rewards by the standard deviation of their running discounted sum, and clip them to ±10."""
 
     initialisation: ClassVar[Initialisation] = "orthogonal"
     hyperparameters: ClassVar[tuple[str, ...]] = (
@@ -75,7 +78,7 @@ class A2CSettings(AlgorithmSettings):
 class A2C:
     """How a stack of actor-critic agents acts and what it minimises: one update with each fresh rollout."""
 
-    statistics: tuple[str, ...] = ("loss", "policy_loss", "value_loss", "entropy")
+    metrics: tuple[str, ...] = ("loss", "policy_loss", "value_loss", "entropy")
 
     def __init__(self, config: Config[Any], interface: Interface) -> None:
         self.config = config
@@ -92,24 +95,28 @@ class A2C:
         heads = (*self.distribution.heads, Head("value", 1))
         make = NETWORKS[config.network.name]
         network = make(config.network, interface.parts, heads, self.settings.normalize_observations)
-        self.networks: Mapping[str, Network] = {"policy": network}
-        self.losses: Mapping[str, Callable[[Stack, Batch], Loss]] = {"policy": self.loss}
-        architecture = self.first_architecture()
+        self.networks: Mapping[str, NetworkSpec] = {"policy": NetworkSpec(network)}
+        clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
+        self.objectives = [Objective("policy", self.loss, self.learning_rate, max_grad_norm=clip)]
+        architecture = self.initial_architecture()
         network.cost(architecture)
         self._sequence = self.settings.sequence_length if architecture.recurrent else 1
         self.pace(copies=1)
 
-    def first_architecture(self) -> Architecture:
-        """The architecture that the configuration asks for."""
+    def initial_architecture(self) -> Architecture:
+        """Return the architecture that the configuration asks for."""
         streams: Literal["all", "shared"] = "all" if self.settings.critic == "separate" else "shared"
-        return first_architecture(self.config.network, self.interface.parts, streams)
+        return initial_architecture(self.config.network, self.interface.parts, streams)
 
-    def first_state(self) -> dict[str, float]:
-        """What acting moves: the steps made, by which the learning rate may fall."""
+    def initial_state(self) -> dict[str, float]:
+        """Return what acting moves: the steps made, by which the learning rate may fall."""
         return {"steps": 0.0}
 
     def pace(self, copies: int) -> Pace:
-        """How much and how often a new agent learns. Raises UserError where so many ranks cannot share its rollouts."""
+        """Return how much and how often a new agent learns.
+
+        Raises UserError where so many ranks cannot share its rollouts.
+        """
         settings, envs = self.settings, self.config.environment.num_envs
         numbers = settings.first_hyperparameters()
         shared = copies if settings.split_batches else 1
@@ -121,7 +128,7 @@ class A2C:
         return Pace(batch * ranks, updates=numbers.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> RolloutExperience:
-        """This rank's rollouts."""
+        """Return this rank's rollouts."""
         settings, ranks = self.settings, placement.ranks
         shared = placement.copies if settings.split_batches else 1
         vectors = [name for name, part in self.interface.parts.items() if part.kind == "vector"]
@@ -137,6 +144,7 @@ class A2C:
                 copies=shared,
             ),
             self.interface.parts,
+            self.targets,
             gather=placement.gather_copies,
             seed=self.config.seed,
             rank=ranks.rank,
@@ -145,68 +153,85 @@ class A2C:
         )
 
     def act(
-        self, stack: Stack, observation: Observation, recall: Recall | None, generator: torch.Generator
-    ) -> tuple[Decision, Tensor | None]:
-        """Sampled actions for observations [P, E, ...], what else to remember of them, and the memory after them."""
-        outputs, memory = stack.modules["policy"].remember(observation, recall)
-        mask = observation.get("action_mask")
-        raw = self.distribution.sample(outputs, mask, generator)
-        decision = {
-            "action": self.distribution.to_environment(raw),
-            "raw": raw,
-            "log_prob": self.distribution.likelihood(outputs, mask, raw).log_prob,
+        self,
+        stack: Stack,
+        observation: Observation,
+        recurrent: RecurrentInput | None,
+        generator: torch.Generator,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensors, Tensor | None]:
+        """Return sampled or most likely actions for observations [P, E, ...], and what else to store of them.
+
+        `unclipped_action` is the action as its distribution has it, before it is brought into the environment's bounds.
+        """
+        outputs, state = stack.networks["policy"].forward_recurrent(observation, recurrent)
+        mask, distribution = observation.get("action_mask"), self.distribution
+        if deterministic:
+            return distribution.to_environment(distribution.mode(outputs, mask)), {}, state
+        action = distribution.sample(outputs, mask, generator)
+        extras = {
+            "unclipped_action": action,
+            "log_prob": distribution.likelihood(outputs, mask, action).log_prob,
             "value": outputs["value"].squeeze(-1),
         }
-        return decision, memory
+        return distribution.to_environment(action), extras, state
 
-    def best(self, stack: Stack, observation: Observation, recall: Recall | None) -> tuple[Decision, Tensor | None]:
-        """The most likely actions for observations [P, E, ...], and the memory after them."""
-        outputs, memory = stack.modules["policy"].remember(observation, recall)
-        raw = self.distribution.mode(outputs, observation.get("action_mask"))
-        return {"action": self.distribution.to_environment(raw)}, memory
+    def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
+        """Return the value [P, E] of observations [P, E, ...]."""
+        return stack.networks["policy"](observation, recurrent)["value"].squeeze(-1)
 
-    def value(self, stack: Stack, observation: Observation, recall: Recall | None) -> Tensor:
-        """The value [P, E] of observations [P, E, ...]."""
-        return stack.modules["policy"](observation, recall)["value"].squeeze(-1)
+    @staticmethod
+    def targets(segment: Segment, hyperparameters: Mapping[str, Tensor]) -> Tensors:
+        """Return advantages and returns [T, P, E] of a rollout: generalised advantage estimates (arXiv 1506.02438)."""
+        nothing = ~segment.valid
+        # What was no transition brought just what was expected, so that no step before it gains or loses by it.
+        reward = torch.where(nothing, segment.value, segment.reward)
+        advantage = gae(
+            reward,
+            segment.value,
+            segment.next_value,
+            segment.terminated | nothing,
+            segment.terminated | segment.truncated | nothing,
+            hyperparameters["gamma"],
+            hyperparameters["gae_lambda"],
+        )
+        return {"advantage": advantage, "return": advantage + segment.value}
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
         """Count `steps` further transitions of each agent [P] or of every one, over all ranks."""
         stack.state["steps"] += steps
 
     def learning_rate(self, stack: Stack) -> Tensor:
-        """The learning rate [P] now."""
+        """Return the learning rate [P] now."""
         rate = stack.hyperparameters["learning_rate"]
         if not self.settings.annealing:
             return rate
         return rate * (1 - stack.state["steps"] / self.config.training.max_steps).clamp(min=0)
 
-    def loss(self, stack: Stack, batch: Batch) -> Loss:
-        """The policy's objective, the value's error and the entropy bonus [P] of a batch."""
-        numbers, fields, weight = stack.hyperparameters, batch.fields, batch.weight
-        seen = seen_in(fields, "observation.")
-        outputs = stack.modules["policy"](seen, batch.recall)
-        likelihood = self.distribution.likelihood(outputs, seen.get("action_mask"), fields["raw"])
+    def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the policy's objective, the value's error and the entropy bonus [P] of a batch."""
+        hparams, weight = stack.hyperparameters, batch.weight
+        outputs = stack.networks["policy"](batch.observation, batch.recurrent)
+        mask = batch.observation.get("action_mask")
+        likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
         policy = self.policy_loss(stack, batch, likelihood)
         value = self.value_loss(stack, batch, outputs["value"].squeeze(-1))
-        objective = torch.addcmul(policy, numbers["value_coefficient"].unsqueeze(-1), value)
-        objective = objective.addcmul(numbers["entropy_coefficient"].unsqueeze(-1), likelihood.entropy, value=-1)
-        said = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
-        said |= self.remarks(batch, likelihood)
+        objective = torch.addcmul(policy, hparams["value_coefficient"].unsqueeze(-1), value)
+        objective = objective.addcmul(hparams["entropy_coefficient"].unsqueeze(-1), likelihood.entropy, value=-1)
+        metrics = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
+        metrics |= self.more_metrics(stack, batch, likelihood)
         # One product and one sum for all of them: calls are what small networks spend their time on.
-        means = (torch.stack([values.detach() for values in said.values()]) * weight).sum(-1)
-        return Loss((objective * weight).sum(-1), dict(zip(said, means, strict=True)))
+        means = (torch.stack([values.detach() for values in metrics.values()]) * weight).sum(-1)
+        return Loss((objective * weight).sum(-1), dict(zip(metrics, means, strict=True)))
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """What improves the policy [P, B]."""
-        return policy_gradient(likelihood.log_prob, batch.fields["advantage"])
+        """Return what improves the policy [P, B]."""
+        return policy_gradient(likelihood.log_prob, batch.columns["advantage"])
 
-    def remarks(self, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """What else there is to say about each element [P, B]."""
+    def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
+        """Return what else there is to report of each element [P, B]."""
         return {}
 
     def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
-        """Half the squared error of each value [P, B]."""
-        return 0.5 * squared_error(value, batch.fields["return"])
-
-    def after_update(self, stack: Stack, due: Tensor) -> None:
-        """Nothing follows an update."""
+        """Return half the squared error of each value [P, B]."""
+        return 0.5 * squared_error(value, batch.columns["return"])

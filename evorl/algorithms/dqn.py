@@ -5,7 +5,7 @@ Axes: P agents, E environments, B batch, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import gymnasium as gym
@@ -13,11 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.config import Config
 from evorl.distributed import Placement
 from evorl.distributions import FORBIDDEN
 from evorl.losses import REGRESSION_LOSSES
-from evorl.networks import NETWORKS, Network, first_architecture
+from evorl.networks import NETWORKS, initial_architecture
+from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.experience import ReplayExperience, make_replay
@@ -25,18 +27,7 @@ from evorl.returns import double_q_value, one_step_return
 from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
 from evorl.spaces import Interface
 from evorl.timing import Stopwatch
-from evorl.types import (
-    Architecture,
-    Batch,
-    Decision,
-    Head,
-    Loss,
-    Observation,
-    Recall,
-    Tensors,
-    UserError,
-    seen_in,
-)
+from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
 
 class Exploration(Section):
@@ -85,7 +76,7 @@ class DQNSettings(AlgorithmSettings):
 class DQN:
     """How a stack of DQN agents acts and what it minimises."""
 
-    statistics = ("loss",)
+    metrics = ("loss", "td_error", "q_values")
 
     def __init__(self, config: Config[DQNSettings], interface: Interface) -> None:
         self.config = config
@@ -98,28 +89,31 @@ class DQN:
         if config.network.recurrent:
             raise UserError(f"network.recurrent: dqn has no memory; leave {config.network.recurrent!r} out, or use ppo")
         self.actions = int(interface.action.n)
-        heads = [Head("action", self.actions), *([Head("value", 1)] if self.settings.dueling else [])]
+        heads = [Head("q_values", self.actions)]
+        if self.settings.dueling:
+            heads = [Head("advantage", self.actions), Head("value", 1)]
         network = NETWORKS[config.network.name](config.network, interface.parts, heads, False)
-        network.cost(self.first_architecture())
-        self.networks: Mapping[str, Network] = {"q": network}
-        self.losses: Mapping[str, Callable[[Stack, Batch], Loss]] = {"q": self.loss}
+        network.cost(self.initial_architecture())
+        self.networks: Mapping[str, NetworkSpec] = {"q": NetworkSpec(network, target=Polyak("tau"))}
+        clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
+        self.objectives = [Objective("q", self.loss, hyperparameter("learning_rate"), max_grad_norm=clip)]
 
-    def first_architecture(self) -> Architecture:
-        """The architecture that the configuration asks for; dueling networks part before the last hidden layer."""
+    def initial_architecture(self) -> Architecture:
+        """Return what the configuration asks for; dueling networks part before the last hidden layer."""
         streams: Literal["last", "shared"] = "last" if self.settings.dueling else "shared"
-        return first_architecture(self.config.network, self.interface.parts, streams)
+        return initial_architecture(self.config.network, self.interface.parts, streams)
 
-    def first_state(self) -> dict[str, float]:
-        """What acting moves: the exploration rate."""
+    def initial_state(self) -> dict[str, float]:
+        """Return what acting moves: the exploration rate."""
         return {"epsilon": self.settings.exploration.start}
 
     def pace(self, copies: int) -> Pace:
-        """How much and how often a new agent learns; any number of ranks can share its batches."""
+        """Return how much and how often a new agent learns; any number of ranks can share its batches."""
         settings, ranks = self.settings, 1 if self.settings.split_batches else copies
         return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
-        """This rank's part of the replay, which capacity and start of learning divide over the ranks."""
+        """Return this rank's part of the replay; capacity and start of learning are divided over the ranks."""
         ranks, replay = placement.ranks, self.config.replay
         share = max(1, replay.capacity // ranks.size)
         return ReplayExperience(
@@ -136,64 +130,62 @@ class DQN:
         )
 
     def act(
-        self, stack: Stack, observation: Observation, recall: Recall | None, generator: torch.Generator
-    ) -> tuple[Decision, Tensor | None]:
-        """Epsilon-greedy actions [P, E] for observations [P, E, ...]."""
-        greedy = self.best(stack, observation, recall)[0]["action"]
-        explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
+        self,
+        stack: Stack,
+        observation: Observation,
+        recurrent: RecurrentInput | None,
+        generator: torch.Generator,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensors, Tensor | None]:
+        """Return epsilon-greedy actions [P, E] for observations [P, E, ...], or greedy ones."""
         mask = observation.get("action_mask")
+        greedy = allowed(self.q_values(stack.networks["q"](observation)), mask).argmax(-1)
+        if deterministic:
+            return greedy, {}, None
+        explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
         if mask is None:
             random = torch.randint(self.actions, greedy.shape, generator=generator, device=greedy.device)
         else:
             scores = torch.rand(mask.shape, generator=generator, device=mask.device)
             random = scores.masked_fill(~mask, -1.0).argmax(-1)
-        return {"action": torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy)}, None
+        return torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy), {}, None
 
-    def best(self, stack: Stack, observation: Observation, recall: Recall | None) -> tuple[Decision, Tensor | None]:
-        """Greedy actions [P, E] for observations [P, E, ...]."""
-        return {"action": allowed(self.q(stack.modules["q"](observation)), observation).argmax(-1)}, None
+    def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
+        """Return the value [P, E] of the best action for observations [P, E, ...]."""
+        return allowed(self.q_values(stack.networks["q"](observation)), observation.get("action_mask")).amax(-1)
 
-    def value(self, stack: Stack, observation: Observation, recall: Recall | None) -> Tensor:
-        """The value [P, E] of the best action for observations [P, E, ...]."""
-        return allowed(self.q(stack.modules["q"](observation)), observation).amax(-1)
-
-    def q(self, outputs: Tensors) -> Tensor:
-        """The values of all actions [P, B, A] from what the heads put out."""
+    def q_values(self, outputs: Tensors) -> Tensor:
+        """Return the values of all actions [P, B, A] from what the heads put out."""
         if not self.settings.dueling:
-            return outputs["action"]
-        advantage = outputs["action"]
+            return outputs["q_values"]
+        advantage = outputs["advantage"]
         return outputs["value"] + advantage - advantage.mean(-1, keepdim=True)
-
-    def learning_rate(self, stack: Stack) -> Tensor:
-        """The learning rate [P]."""
-        return stack.hyperparameters["learning_rate"]
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
         """Decay exploration by `steps` further transitions of each agent [P] or of every one, over all ranks."""
         exploration = self.settings.exploration
         stack.state["epsilon"].mul_(exploration.decay**steps).clamp_(min=exploration.end)
 
-    def loss(self, stack: Stack, batch: Batch) -> Loss:
-        """The temporal-difference loss [P] of a batch."""
-        q = stack.modules["q"]
-        fields = batch.fields
-        seen, following = seen_in(fields, "observation."), seen_in(fields, "next_observation.")
+    def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the temporal-difference loss [P] of a batch."""
+        q, columns = stack.networks["q"], batch.columns
+        following, mask = batch.next_observation, batch.next_observation.get("action_mask")
         with torch.no_grad():
-            target_next = allowed(self.q(q.target(following)), following)
+            target_next = allowed(self.q_values(stack.targets["q"](following)), mask)
             if self.settings.double:
-                next_value = double_q_value(allowed(self.q(q(following)), following), target_next)
+                next_value = double_q_value(allowed(self.q_values(q(following)), mask), target_next)
             else:
                 next_value = target_next.amax(-1)
-            target = one_step_return(fields["reward"], fields["terminated"], stack.hyperparameters["gamma"], next_value)
-        chosen = self.q(q(seen)).gather(-1, fields["action"].unsqueeze(-1)).squeeze(-1)
-        return Loss((REGRESSION_LOSSES[self.settings.loss](chosen, target) * batch.weight).sum(-1))
+            gamma = stack.hyperparameters["gamma"]
+            target = one_step_return(columns["reward"], columns["terminated"], gamma, next_value)
+        chosen = self.q_values(q(batch.observation)).gather(-1, columns["action"].unsqueeze(-1)).squeeze(-1)
+        loss = (REGRESSION_LOSSES[self.settings.loss](chosen, target) * batch.weight).sum(-1)
+        with torch.no_grad():
+            errors = target - chosen
+            td_error, mean = (torch.stack((errors.abs(), chosen)) * batch.weight).sum(-1)
+        return Loss(loss, {"td_error": td_error, "q_values": mean}, errors)
 
-    def after_update(self, stack: Stack, due: Tensor) -> None:
-        """Let the target networks of the agents that learned follow."""
-        stack.modules["q"].follow(stack.hyperparameters["tau"] * due)
 
-
-def allowed(q: Tensor, observation: Observation) -> Tensor:
-    """The values [P, B, A] with those of forbidden actions below all others."""
-    mask = observation.get("action_mask")
-    return q if mask is None else q.masked_fill(~mask, FORBIDDEN)
+def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the values [P, B, A] with those of forbidden actions below all others."""
+    return q_values if mask is None else q_values.masked_fill(~mask, FORBIDDEN)

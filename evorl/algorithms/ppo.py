@@ -58,28 +58,30 @@ class PPOSettings(A2CSettings):
 class PPO(A2C):
     """A2C with the clipped surrogate instead of the policy gradient."""
 
-    statistics = (*A2C.statistics, "kl")
+    metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
 
-    def loss(self, stack: Stack, batch: Batch) -> Loss:
-        """The loss, and how far the policy has come from the one that acted."""
-        loss, limit = super().loss(stack, batch), stack.hyperparameters.get("target_kl")
-        loss.divergence = loss.statistics["kl"]
+    def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the loss, and how far the policy has come from the one that acted."""
+        loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
+        loss.divergence = loss.metrics["approx_kl"]
         loss.limit = None if limit is None else KL_MARGIN * limit
         return loss
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """The clipped surrogate [P, B]."""
-        log_ratio = likelihood.log_prob - batch.fields["log_prob"]
-        return clipped_surrogate(log_ratio, batch.fields["advantage"], stack.hyperparameters["clip"])
+        """Return the clipped surrogate [P, B]."""
+        log_ratio = likelihood.log_prob - batch.columns["log_prob"]
+        return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
 
     @torch.no_grad()
-    def remarks(self, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """The divergence of each element [P, B] from the policy that acted."""
-        return {"kl": approximate_kl(likelihood.log_prob - batch.fields["log_prob"])}
+    def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
+        """Return the divergence of each element [P, B] from the policy that acted, and whether it was clipped."""
+        log_ratio = likelihood.log_prob - batch.columns["log_prob"]
+        clipped = log_ratio.expm1().abs() > stack.hyperparameters["clip"].unsqueeze(-1)
+        return {"approx_kl": approximate_kl(log_ratio), "clip_fraction": clipped.float()}
 
     def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
-        """Half the squared error of each value [P, B], clipped if that is wanted."""
+        """Return half the squared error of each value [P, B], clipped if that is wanted."""
         clip = stack.hyperparameters.get("value_clip")
         if clip is None:
             return super().value_loss(stack, batch, value)
-        return clipped_value_error(value, batch.fields["value"], batch.fields["return"], clip)
+        return clipped_value_error(value, batch.columns["value"], batch.columns["return"], clip)

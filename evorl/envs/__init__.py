@@ -32,8 +32,8 @@ MASK = "action_mask"
 class Environments:
     """P * E copies of one environment, stepped together.
 
-    `observation` is what to act on next, each part [P, E, ...]. `step` returns the transitions just made, and never one
-    from the end of an episode to the start of the next:
+    `observation` is what to act on next, each part [P, E, ...], and `started` [P, E] where it begins an episode. `step`
+    returns the transitions just made, and never one from the end of an episode to the start of the next:
 
     - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
     - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false;
@@ -81,6 +81,7 @@ class Environments:
         self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
         self._visible = None if settings.visible is None else list(settings.visible)
         self.observation: Observation
+        self.started: Tensor
         _, info = self._reset()
         # Whether actions can be forbidden shows only in what a reset says.
         self._masked = MASK in info
@@ -105,7 +106,8 @@ class Environments:
         if self._fire is not None:
             self._lives_left = np.array(info["lives"])
         self._episodes.restart()
-        self.observation = self._seen(observation, info) | {"started": self._tensor(np.ones_like(self._resetting))}
+        self.observation = self._seen(observation, info)
+        self.started = self._tensor(np.ones_like(self._resetting))
 
     def step(self, action: Tensor) -> Transition:
         """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
@@ -140,6 +142,7 @@ class Environments:
         seen = self._seen(observation, info)
         transition = Transition(
             observation=self.observation,
+            started=self.started,
             reward=self._tensor(reward),
             next_observation=self._with_last(seen, last),
             terminated=self._tensor(np.asarray(terminated, dtype=bool)),
@@ -149,7 +152,7 @@ class Environments:
             any_truncated=bool(truncated.any()),
         )
         self._steps += valid.reshape(self.agents, self.num_envs).sum(1)
-        self.observation = seen | {"started": self._tensor(np.array(started))}
+        self.observation, self.started = seen, self._tensor(np.array(started))
         return transition
 
     def pop_steps(self) -> NDArray[np.float64]:
@@ -229,8 +232,8 @@ class Environments:
                 )
             space = gym.spaces.Box(space.low[self._visible], space.high[self._visible], dtype=space.dtype.type)
         parts = parts_of(space)
-        if MASK in parts or "started" in parts:
-            raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r} or 'started'")
+        if MASK in parts:
+            raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
         if frames := stacked_frames(settings):
             if settings.image_channels == "last":
                 raise UserError(

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from evorl.config import ArchitectureLimits
-from evorl.networks import Network
 from evorl.networks.growth import added_squares, fresh_roles, grow, importance, joined, newborn_square, shrink
 from evorl.networks.parameters import initialise
+from evorl.networks.spec import NetworkSpec
 from evorl.types import Agent
 
-Networks = Mapping[str, Network]
+Networks = Mapping[str, NetworkSpec]
 
 
 def mutate_layers(agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator) -> str | None:
@@ -59,8 +59,8 @@ def enlarge(agent: Agent, networks: Networks, group: str, size: int, rng: np.ran
     before = agent.architecture.sizes()[group]
     agent.architecture = agent.architecture.resized(group, size)
     sizes = agent.architecture.sizes()
-    for module, network in networks.items():
-        specs = network.specs(agent.architecture)
+    for module, spec in networks.items():
+        specs = spec.network.specs(agent.architecture)
         agent.tensors[module] = grow(specs, sizes, agent.tensors[module], group, _torch_generator(rng))
     return f"{group}: {before} -> {size}"
 
@@ -68,7 +68,7 @@ def enlarge(agent: Agent, networks: Networks, group: str, size: int, rng: np.ran
 def reduce(agent: Agent, networks: Networks, group: str, size: int) -> str:
     """Narrow a layer by the units that are read least, or a kernel by its last rows and columns."""
     before = agent.architecture.sizes()[group]
-    specs = {module: network.specs(agent.architecture) for module, network in networks.items()}
+    specs = {module: spec.network.specs(agent.architecture) for module, spec in networks.items()}
     if group.startswith("kernel."):
         kept = torch.arange(size)
     else:
@@ -83,8 +83,8 @@ def reduce(agent: Agent, networks: Networks, group: str, size: int) -> str:
 def add_layer(agent: Agent, networks: Networks, group: str, rng: np.random.Generator) -> str:
     """Add a residual layer after the layer of `group`. Its scale is zero, so the agent acts as before."""
     old, agent.architecture = agent.architecture, agent.architecture.deepened(group, +1)
-    for module, network in networks.items():
-        before, specs = network.specs(old), network.specs(agent.architecture)
+    for module, spec in networks.items():
+        before, specs = spec.network.specs(old), spec.network.specs(agent.architecture)
         added = {name: spec for name, spec in specs.items() if name not in before}
         values = initialise(added, agent.architecture.sizes(), _torch_generator(rng))
         roles = joined(agent.tensors[module], fresh_roles(added, values))
@@ -96,8 +96,8 @@ def add_layer(agent: Agent, networks: Networks, group: str, rng: np.random.Gener
 def remove_residual_layer(agent: Agent, networks: Networks, group: str) -> str:
     """Remove the last residual layer after the layer of `group`."""
     agent.architecture = agent.architecture.deepened(group, -1)
-    for module, network in networks.items():
-        left = network.specs(agent.architecture)
+    for module, spec in networks.items():
+        left = spec.network.specs(agent.architecture)
         agent.tensors[module] = {
             role: {name: value for name, value in tensors.items() if name in left}
             for role, tensors in agent.tensors[module].items()
@@ -112,10 +112,10 @@ def merge_layer(agent: Agent, networks: Networks, index: int) -> str:
     with the mean square of the next layer, which passed on the same gradient.
     """
     old = agent.architecture
-    for module, network in networks.items():
-        specs = network.specs(old)
+    for module, spec in networks.items():
+        specs = spec.network.specs(old)
         for role, tensors in agent.tensors[module].items():
-            left, merged = network.without_layer(old, index, tensors)
+            left, merged = spec.network.without_layer(old, index, tensors)
             for name, next_name in merged.items():
                 if role == "mean":
                     left[name] = torch.zeros_like(left[name])

@@ -16,7 +16,7 @@ from evorl.networks.parameters import Specs
 from evorl.networks.recurrent import CELLS
 from evorl.networks.standard import StandardNetwork
 from evorl.spaces import Parts
-from evorl.types import Architecture, Convolution, Head, Observation, Recall, Streams, Tensors
+from evorl.types import Architecture, Convolution, Head, Observation, RecurrentInput, Streams, Tensors
 
 
 class Network(Protocol):
@@ -31,11 +31,11 @@ class Network(Protocol):
     def cost(self, architecture: Architecture) -> float:
         """Multiplications for one observation. Raises UserError where the shapes do not fit."""
 
-    def memory(self, architecture: Architecture) -> tuple[int, int]:
+    def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
         """How many numbers each unit of the memory has, and how many units there are; zeros without a memory."""
 
     def forward(
-        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recall: Recall | None = None
+        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
     ) -> tuple[Tensors, Tensor | None]:
         """The heads' outputs [P, B, outputs] for observations [P, B, ...], and the memory after them.
 
@@ -56,7 +56,7 @@ NETWORKS: Mapping[str, Callable[[NetworkSettings, Parts, Sequence[Head], bool], 
 """From (settings, what agents see, heads, whether vectors are normalised) to the network."""
 
 
-def first_architecture(settings: NetworkSettings, parts: Parts, streams: Streams = "shared") -> Architecture:
+def initial_architecture(settings: NetworkSettings, parts: Parts, streams: Streams = "shared") -> Architecture:
     """The architecture that the configuration asks for."""
     if settings.name == "module":
         return Architecture()
@@ -74,4 +74,4 @@ def first_architecture(settings: NetworkSettings, parts: Parts, streams: Streams
     )
 
 
-__all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Layout", "Network", "first_architecture"]
+__all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Layout", "Network", "initial_architecture"]

@@ -12,7 +12,7 @@ from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.plugins import import_from_here
 from evorl.spaces import Part, Parts, as_numbers
-from evorl.types import Architecture, Head, Observation, Recall, Tensors, UserError
+from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError
 
 Inputs = int | tuple[int, ...]
 Factory = Callable[[Inputs, int], nn.Module]
@@ -59,12 +59,12 @@ class ModuleNetwork:
         """All copies are alike and share one stack, whatever they cost."""
         return 0.0
 
-    def memory(self, architecture: Architecture) -> tuple[int, int]:
+    def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
         """It has none."""
         return 0, 0
 
     def forward(
-        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recall: Recall | None = None
+        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
     ) -> tuple[Tensors, Tensor | None]:
         """The heads' outputs [P, B, outputs] with the stack's parameters `p`."""
         outputs = self.joined(p, x).split(self.outputs, -1)

@@ -99,10 +99,14 @@ class FlatTensors:
     operation on `flat` serves them all.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], agents: int, device: torch.device) -> None:
+    def __init__(
+        self, shapes: Mapping[str, Shape], agents: int, device: torch.device, memory: Tensor | None = None
+    ) -> None:
+        """Take the beginning of `memory` [...] if there is some, else memory of their own, all zero."""
         self.agents = agents
         self.shapes = dict(shapes)
-        self.flat = torch.zeros(agents * sum(math.prod(shape) for shape in shapes.values()), device=device)
+        size = agents * sum(math.prod(shape) for shape in shapes.values())
+        self.flat = torch.zeros(size, device=device) if memory is None else memory[:size]
         self.views: Tensors = {}
         offset = 0
         for name, shape in self.shapes.items():

@@ -1,7 +1,8 @@
-"""Agents that train as one. Axes: P agents of the stack, B batch, D all values of a flat buffer."""
+"""Networks of agents that act and learn as one. Axes: P agents of the stack, B batch, D all values of a flat buffer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,125 +14,128 @@ from evorl.networks import Network
 from evorl.networks.growth import fresh_roles
 from evorl.networks.layers import shares
 from evorl.networks.layout import Layout
-from evorl.networks.optimizer import StackedAdam
 from evorl.networks.parameters import FlatTensors, Shape
-from evorl.types import ROLES, Agent, Observation, Recall, Tensors, UserError
+from evorl.networks.spec import NetworkSpec
+from evorl.types import Agent, Observation, RecurrentInput, Roles, Tensors, UserError
 
 
-class StackedModule:
-    """One network of every agent in a stack, with its target copy and its optimiser.
+@dataclass(frozen=True)
+class Shapes:
+    """The padded shapes of one network in a stack, by parameter: trained, not trained, and as matrices."""
 
-    In an agent, the module's tensors and the number of its updates stand under the module's name. `epsilon` is the
-    optimiser's and the same for all agents.
-    """
+    trained: Mapping[str, Shape]
+    untrained: Mapping[str, Shape]
+    matrices: Mapping[str, Shape]
+    masks: Sequence[str]
 
-    def __init__(
-        self, name: str, network: Network, layout: Layout, agents: int, epsilon: float, device: torch.device
-    ) -> None:
-        self.name = name
-        self.network = network
-        self.layout = layout
+    @classmethod
+    def of(cls, network: Network, layout: Layout) -> Shapes:
         sizes = layout.architecture.sizes()
         specs = network.specs(layout.architecture, stacked=True)
         shapes = {key: spec.shape(sizes) for key, spec in specs.items()}
-        trained = {key: shapes[key] for key, spec in specs.items() if spec.trained}
-        untrained = {key: shapes[key] for key, spec in specs.items() if not spec.trained}
-        matrices = {key: spec.matrix(sizes) for key, spec in specs.items()}
-        self._masks = [key for key, spec in specs.items() if spec.mask]
-        self.parameters = FlatTensors(trained, agents, device)
-        self.target_parameters = FlatTensors(trained, agents, device)
-        self.buffers = FlatTensors(untrained, agents, device)
-        self.adam = StackedAdam(trained, agents, epsilon, device)
-        self.leaves = {key: view.requires_grad_() for key, view in self.parameters.matrices(matrices).items()}
-        buffers = self.buffers.matrices(matrices)
-        self._online = self.leaves | buffers
-        self._target = self.target_parameters.matrices(matrices) | buffers
-        self._rate = torch.empty_like(self.parameters.flat)
-        self._rate_rows = self.parameters.rows(self._rate)
-        self.memory = network.memory(layout.architecture)
+        return cls(
+            {key: shapes[key] for key, spec in specs.items() if spec.trained},
+            {key: shapes[key] for key, spec in specs.items() if not spec.trained},
+            {key: spec.matrix(sizes) for key, spec in specs.items()},
+            [key for key, spec in specs.items() if spec.mask],
+        )
 
-    def __call__(self, x: Observation, recall: Recall | None = None) -> Tensors:
-        """The heads' outputs [P, B, outputs] for observations [P, B, ...]."""
-        return self.network.forward(self.layout, self._online, x, recall)[0]
+    def numel(self, agents: int) -> int:
+        """Return how many values so many agents have."""
+        return agents * sum(math.prod(shape) for shape in (*self.trained.values(), *self.untrained.values()))
 
-    def remember(self, x: Observation, recall: Recall | None) -> tuple[Tensors, Tensor | None]:
-        """The same, and the memory [P, S, K, N] after the observations."""
-        return self.network.forward(self.layout, self._online, x, recall)
 
-    def target(self, x: Observation) -> Tensors:
-        """The same through the target copy."""
-        return self.network.forward(self.layout, self._target, x)[0]
+class StackedNetwork:
+    """One network of every agent in a stack: `parameters`, and `buffers` that are not trained."""
 
-    def gradient(self, loss: Tensor, out: Tensor) -> None:
-        """Write the flat gradient [D] of the loss [P], summed over agents, into `out`."""
-        leaves = list(self.leaves.values())
-        gradients = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
-        torch.cat([gradient.reshape(-1) for gradient in gradients], out=out)
+    def __init__(
+        self, network: Network, layout: Layout, shapes: Shapes, parameters: FlatTensors, buffers: FlatTensors
+    ) -> None:
+        self.network = network
+        self.layout = layout
+        self.shapes = shapes
+        self.parameters = parameters
+        self.buffers = buffers
+        self.leaves = {key: view.requires_grad_() for key, view in parameters.matrices(shapes.matrices).items()}
+        self._tensors = self.leaves | buffers.matrices(shapes.matrices)
+        self.recurrent_shape = network.recurrent_shape(layout.architecture)
 
-    @torch.no_grad()
-    def follow(self, rate: Tensor) -> None:
-        """Move the target copy towards the parameters by each agent's `rate` [P]."""
-        for row in self._rate_rows:
-            row.copy_(rate.unsqueeze(-1))
-        self.target_parameters.flat.lerp_(self.parameters.flat, self._rate)
+    @classmethod
+    def allocate(cls, network: Network, layout: Layout, shapes: Shapes, agents: int, memory: Tensor) -> StackedNetwork:
+        """Return a network whose parameters and buffers are `memory` [D]."""
+        parameters = FlatTensors(shapes.trained, agents, memory.device, memory)
+        rest = memory[parameters.flat.numel() :]
+        return cls(network, layout, shapes, parameters, FlatTensors(shapes.untrained, agents, memory.device, rest))
 
-    def load(self, agents: Sequence[Agent]) -> None:
-        """Take over the tensors of the stack's agents."""
-        for role, flat in self._roles().items():
-            flat.load([agent.tensors[self.name][role] for agent in agents])
-        for key in self._masks:
-            if bool((self.buffers.views[key] == 1).all()):
-                del self._online[key], self._target[key]
-            else:
-                self._online[key] = self._target[key] = shares(self._online[key])
-        updates = [agent.state[f"{self.name}.updates"] for agent in agents]
-        self.adam.updates.copy_(torch.tensor(updates, dtype=torch.float64))
+    def target(self) -> StackedNetwork:
+        """Return a copy with parameters of its own, all zero, and the same buffers."""
+        parameters = FlatTensors(self.shapes.trained, self.parameters.agents, self.parameters.flat.device)
+        copied = StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers)
+        copied._use_masks()
+        return copied
 
-    def unload(self, index: int, agent: Agent) -> None:
-        """Write what member `index` of the stack has learned into `agent`."""
+    def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
+        """Return the heads' outputs [P, B, outputs] for observations [P, B, ...]."""
+        return self.network.forward(self.layout, self._tensors, x, recurrent)[0]
+
+    def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
+        """Return the same, and the recurrent state [P, S, K, N] after the observations."""
+        return self.network.forward(self.layout, self._tensors, x, recurrent)
+
+    def load(self, roles: Sequence[Roles]) -> None:
+        """Take over the agents' parameters and buffers."""
+        self.parameters.load([each["parameters"] for each in roles])
+        self.buffers.load([each["buffers"] for each in roles])
+        self._use_masks()
+
+    def true_shapes(self, agent: Agent) -> dict[str, Shape]:
+        """Return the shapes of an agent's own parameters and buffers, without padding."""
         sizes = agent.architecture.sizes()
-        specs = self.network.specs(agent.architecture)
-        for role, flat in self._roles().items():
-            shapes: dict[str, Shape] = {key: spec.shape(sizes) for key, spec in specs.items() if key in flat.views}
-            agent.tensors[self.name][role] = flat.unload(index, shapes)
-        agent.state[f"{self.name}.updates"] = float(self.adam.updates[index])
+        return {key: spec.shape(sizes) for key, spec in self.network.specs(agent.architecture).items()}
 
-    def _roles(self) -> dict[str, FlatTensors]:
-        return {
-            "parameters": self.parameters,
-            "buffers": self.buffers,
-            "target": self.target_parameters,
-            "mean": self.adam.mean,
-            "square": self.adam.square,
-        }
+    def _use_masks(self) -> None:
+        """Compute with each unit's share of a mask, and with none where all units count."""
+        for key in self.shapes.masks:
+            counted = self.buffers.matrices(self.shapes.matrices)[key]
+            if bool((counted == 1).all()):
+                self._tensors.pop(key, None)
+            else:
+                self._tensors[key] = shares(counted)
 
 
 @dataclass
 class Stack:
-    """Compatible agents: `members` of the population's agent axis, and their numbers as [P] tensors."""
+    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors.
 
-    members: slice
-    modules: dict[str, StackedModule]
+    `targets` are the slowly moving copies of the networks that have one, while the agents learn.
+    """
+
+    members: slice | Tensor
+    networks: dict[str, StackedNetwork]
     hyperparameters: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
+    targets: dict[str, StackedNetwork] = field(default_factory=dict)
 
     @property
-    def memory_units(self) -> int:
-        """The units of the agents' memory; 0 without one."""
-        return max(module.memory[1] for module in self.modules.values())
+    def recurrent_units(self) -> int:
+        """Return the units of the agents' recurrent state; 0 without one."""
+        return max(network.recurrent_shape[1] for network in self.networks.values())
 
 
-def new_tensors(networks: Mapping[str, Network], agent: Agent, generator: torch.Generator) -> None:
-    """Give `agent` fresh parameters, targets equal to them and zero moments, for each of its networks."""
-    for module, network in networks.items():
-        values = network.initialise(agent.architecture, generator)
-        agent.tensors[module] = fresh_roles(network.specs(agent.architecture), values)
-        agent.state[f"{module}.updates"] = 0.0
+def new_tensors(networks: Mapping[str, NetworkSpec], agent: Agent, generator: torch.Generator) -> None:
+    """Give `agent` fresh parameters, zero moments, and targets equal to the parameters where a network has one."""
+    for name, spec in networks.items():
+        values = spec.network.initialise(agent.architecture, generator)
+        roles = fresh_roles(spec.network.specs(agent.architecture), values)
+        agent.tensors[name] = {role: tensors for role, tensors in roles.items() if role != "target" or spec.target}
+        agent.state.updates[name] = 0.0
 
 
-def check_module(agent: Agent, module: str, network: Network, where: str) -> None:
+def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> None:
     """Raise UserError unless the tensors of one network of `agent` are those of its architecture."""
-    shape, roles = agent.architecture, agent.tensors[module]
+    shape, roles = agent.architecture, agent.tensors[name]
+    if (spec.target is not None) != ("target" in roles):
+        raise UserError(f"{where}: {name} has {'no' if spec.target else 'a'} target copy")
     if len(shape.residual_layers) != len(shape.hidden_sizes):
         raise UserError(f"{where}: {len(shape.hidden_sizes)} hidden layers with {len(shape.residual_layers)} depths")
     layers = shape.layers + len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
@@ -139,11 +143,10 @@ def check_module(agent: Agent, module: str, network: Network, where: str) -> Non
     if layers > len(roles["parameters"]):
         raise UserError(f"{where}: {layers} layers cannot stand in {len(roles['parameters'])} tensors")
     try:
-        sizes, specs = shape.sizes(), network.specs(shape)
-        shapes = {name: (spec.shape(sizes), torch.float32) for name, spec in specs.items()}
+        sizes, specs = shape.sizes(), spec.network.specs(shape)
+        shapes = {key: (one.shape(sizes), torch.float32) for key, one in specs.items()}
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise UserError(f"{where}: its architecture does not fit together: {error}") from error
-    for role in ROLES:
-        trained = role != "buffers"
-        expected = {name: shapes[name] for name, spec in specs.items() if spec.trained == trained}
-        check_tensors(roles[role], expected, f"{where}: {role} of {module}")
+    for role, tensors in roles.items():
+        expected = {key: shapes[key] for key, one in specs.items() if one.trained == (role != "buffers")}
+        check_tensors(tensors, expected, f"{where}: {role} of {name}")

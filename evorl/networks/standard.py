@@ -19,7 +19,7 @@ from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, Paramet
 from evorl.networks.recurrent import CELLS, unroll
 from evorl.settings import Initialisation
 from evorl.spaces import Part, Parts, as_numbers
-from evorl.types import Architecture, Head, Observation, Recall, Tensors
+from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]
 CLIP = 10.0
@@ -90,7 +90,7 @@ class StandardNetwork:
             copies * read * produced for copies, read, produced in matrices
         )
 
-    def memory(self, architecture: Architecture) -> tuple[int, int]:
+    def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
         """How many numbers each unit of the memory has, over all copies, and how many units there are."""
         if not architecture.recurrent:
             return 0, 0
@@ -98,7 +98,7 @@ class StandardNetwork:
         return copies * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
-        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recall: Recall | None = None
+        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
     ) -> tuple[Tensors, Tensor | None]:
         """The heads' outputs [P, B, ...] for observations [P, B, ...], and the memory [P, S, K, N] after them."""
         architecture = layout.architecture
@@ -111,8 +111,8 @@ class StandardNetwork:
             sources = {"": self._block(layout, p, index, sources)}
         hidden, memory = sources[""], None
         if architecture.recurrent:
-            assert recall is not None
-            hidden, memory = self._recall(architecture, p, hidden, recall)
+            assert recurrent is not None
+            hidden, memory = self._unroll(architecture, p, hidden, recurrent)
         streams = hidden.unflatten(0, (-1, copies)).unbind(1) if copies > 1 else [hidden] * len(self.streams)
         outputs = {
             head.name: linear(stream, p[f"{head.name}.weight"], p[f"{head.name}.bias"])[..., : head.outputs]
@@ -211,17 +211,17 @@ class StandardNetwork:
             y = layer_norm(y, p[f"{name}.gain"], p[f"{name}.shift"], p.get(f"{name}.counted"))
         return activate(y, layout.spans)
 
-    def _recall(
-        self, architecture: Architecture, p: Mapping[str, Tensor], hidden: Tensor, recall: Recall
+    def _unroll(
+        self, architecture: Architecture, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
     ) -> tuple[Tensor, Tensor]:
         """Outputs [P * copies, B, N] of the recurrent cell, and the memory [P, S, K, N] after them."""
         assert architecture.recurrent is not None
         cell, copies = CELLS[architecture.recurrent], self._copies(architecture) or 1
         given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
-        started = repeated(recall.started, copies)
+        started = repeated(recurrent.started, copies)
         given = given.unflatten(1, started.shape[1:])
         # [P, S, copies * slots, N] -> [P * copies, S, slots, N]
-        memory = recall.memory.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
+        memory = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
         outputs, memory = unroll(cell, given, p["recurrent.weight"], memory, started)
         memory = memory.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
         return outputs.flatten(1, 2), memory

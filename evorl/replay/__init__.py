@@ -29,16 +29,16 @@ class Pace:
     steps: float
 
 
-class Actors(Protocol):
-    """The population, as far as its experience needs it."""
+class Population(Protocol):
+    """The policy, as far as its experience needs it."""
 
     agents: list[Agent]
 
     def acted(self, steps: NDArray[np.float64]) -> None:
         """Note `steps` [P] further transitions of each agent, over all ranks that hold it; all of them say the same."""
 
-    def value(self, observation: Observation, memory: Tensor | None) -> Tensor:
-        """What the agents expect [P, E] from observations [P, E, ...], remembering `memory` [P, E, K, N]."""
+    def value(self, observation: Observation, state: Tensor | None) -> Tensor:
+        """Return what the agents expect [P, E] from observations [P, E, ...], in recurrent state [P, E, K, N]."""
 
-    def absorb(self, part: str, moments: Moments) -> None:
+    def update_observation_stats(self, part: str, moments: Moments) -> None:
         """Add to the statistics by which each agent normalises a part of what it sees."""

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from evorl.memory import check_room
 from evorl.randomness import numpy_generator, torch_generator
-from evorl.replay import Actors, Gather
+from evorl.replay import Gather, Population
 from evorl.replay.buffer import ReplayBuffer
-from evorl.replay.cadence import UpdateCadence
 from evorl.replay.frames import FrameReplay
 from evorl.replay.sampler import DistributedSampler
+from evorl.replay.schedule import UpdateSchedule
 from evorl.spaces import Interface, choices
 from evorl.timing import Stopwatch
-from evorl.types import Agent, Batch, Decision, Tensors, Transition, UserError
+from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
 Field = tuple[tuple[int, ...], torch.dtype]
 
@@ -126,8 +126,8 @@ class ReplayExperience:
         self._seed = seed
         self._rank = rank
         self._stopwatch = stopwatch
-        self._population: Actors
-        self._cadence: UpdateCadence
+        self._policy: Population
+        self._schedule: UpdateSchedule
         self._sampler: DistributedSampler
         self._steps: NDArray[np.float64]
         self._sizes: NDArray[np.int64]
@@ -138,15 +138,15 @@ class ReplayExperience:
         """A generation may have any number of steps."""
         return 1
 
-    def begin(self, population: Actors, generation: int) -> None:
+    def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents."""
-        agents = population.agents
-        self._population = population
+        agents = policy.agents
+        self._policy = policy
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
-        credit = np.array([agent.state.get("credit", 0.0) for agent in agents])
+        debt = np.array([agent.state.update_debt for agent in agents])
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         self.buffer.begin()
-        self._cadence = UpdateCadence(learn_step, credit)
+        self._schedule = UpdateSchedule(learn_step, debt)
         known = self._gather(np.array([float(self.buffer.size), float(self.buffer.full)]))
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
         self._sampler = DistributedSampler(
@@ -158,14 +158,14 @@ class ReplayExperience:
             ),
         )
 
-    def add(self, transition: Transition, decision: Decision) -> None:
-        """Remember what one step of all environments brought, and nothing of those where it was no transition.
+    def add(self, transition: Transition, output: PolicyOutput) -> None:
+        """Store one step of all environments, and nothing of those where it was no transition.
 
         Raises UserError where ranks add in lockstep and there is nothing to add.
         """
         clip = self._reward_clip
         fields = {
-            "action": decision["action"],
+            "action": output.action,
             "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
             "terminated": transition.terminated,
         }
@@ -173,11 +173,11 @@ class ReplayExperience:
             ("observation.", transition.observation),
             ("next_observation.", transition.next_observation),
         ):
-            fields |= {prefix + name: value for name, value in seen.items() if name != "started"}
+            fields |= {prefix + name: value for name, value in seen.items()}
         valid, whole = transition.valid, transition.all_valid
         if self._lockstep and not whole:
             fields, valid, whole = self._filled(fields, valid), torch.ones_like(valid), True
-        self.buffer.add_step(fields, valid, transition.observation["started"])
+        self.buffer.add_step(fields, valid, transition.started)
         if whole:
             self._steps = np.full(transition.valid.shape[0], float(transition.valid.shape[1]))
         else:
@@ -199,14 +199,14 @@ class ReplayExperience:
             for name, value in fields.items()
         }
 
-    def due(self) -> Iterator[Batch]:
-        """The batches that the steps since the last call make due, one for each update of the population."""
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches that the steps since the last call make due, one for each update of the population."""
         steps = self._agree_on_steps()
-        self._population.acted(steps)
+        self._policy.acted(steps)
         # A ring of frames also holds resets: full, it may never come to so many transitions, or fall back below.
         if self._sizes.sum() < self._learning_starts and not self._full:
             return
-        counts = self._cadence.due(steps if self._split_batches else steps / len(self._sizes))
+        counts = self._schedule.due(steps if self._split_batches else steps / len(self._sizes))
         updates = int(counts.max())
         if updates == 0:
             return
@@ -214,8 +214,19 @@ class ReplayExperience:
             index, weight = self._sampler.draw(updates, self._sizes)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
             fields = self.buffer.gather(index)
+        groups = [
+            {name[len(prefix) :]: value for name, value in fields.items() if name.startswith(prefix)}
+            for prefix in ("observation.", "next_observation.")
+        ]
+        columns = {name: value for name, value in fields.items() if "observation." not in name}
         for update in range(updates):
-            yield Batch({name: value[update] for name, value in fields.items()}, weight[update], due[update])
+            seen, following, rest = (
+                {name: value[update] for name, value in group.items()} for group in (*groups, columns)
+            )
+            yield Batch(seen, following, rest, weight[update], due[update])
+
+    def observe(self, batch: Batch, result: UpdateResult) -> None:
+        """Draws are uniform whatever became of a batch."""
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
         """Steps [P] of each agent since the last call, over all ranks that hold it; notes all parts' sizes."""
@@ -230,8 +241,8 @@ class ReplayExperience:
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""
-        for agent, credit in zip(agents, self._cadence.credit(), strict=True):
-            agent.state["credit"] = float(credit)
+        for agent, debt in zip(agents, self._schedule.debt(), strict=True):
+            agent.state.update_debt = float(debt)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """What a checkpoint keeps of this rank's part."""

@@ -6,7 +6,7 @@ Axes: T steps of a rollout, L steps of a sequence, P agents, E environments, B s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,19 +17,32 @@ from torch import Tensor
 from evorl.losses import normalized
 from evorl.moments import Moments
 from evorl.randomness import torch_generator
-from evorl.replay import Actors, Gather
+from evorl.replay import Gather, Population
 from evorl.replay.columns import Column, FrameColumn, PlainColumn
 from evorl.replay.minibatches import Minibatches
-from evorl.returns import discounted_sums, gae
+from evorl.returns import discounted_sums
 from evorl.spaces import Parts, as_numbers
 from evorl.timing import Stopwatch
-from evorl.types import Agent, Batch, Decision, Recall, Tensors, Transition
+from evorl.types import (
+    Agent,
+    Batch,
+    PolicyOutput,
+    RecurrentInput,
+    RewardStats,
+    Segment,
+    Tensors,
+    Transition,
+    UpdateResult,
+)
+
+Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
+"""From a rollout and each agent's hyperparameters [P] to what is learned from it, each [T, P, E]."""
 
 GATHERED_BYTES = 2**24
 """Minibatches are gathered several at once, as many as take about so much memory: small ones cost calls, not copies."""
 
-MOST_REWARD = 10.0
-"""Scaled rewards are cut at so many standard deviations: before returns have varied, one could be thousands."""
+MAX_REWARD = 10.0
+"""Scaled rewards are clipped to so many standard deviations: before returns have varied, one could be thousands."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class RolloutExperience:
         self,
         settings: RolloutSettings,
         parts: Parts,
+        targets: Targets,
         *,
         gather: Gather,
         seed: int,
@@ -65,7 +79,11 @@ class RolloutExperience:
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """`gather` gives the numbers of every rank that holds the same agents, as one array with a leading axis."""
+        """`gather` gives the numbers of every rank that holds the same agents, as one array with a leading axis.
+
+        `targets` computes from a rollout and the agents' hyperparameters what is to be learned from it.
+        """
+        self._targets = targets
         self.period = settings.steps
         self._settings = settings
         self._parts = parts
@@ -79,20 +97,21 @@ class RolloutExperience:
         self._columns: dict[str, Column] = {
             f"observation.{name}": FrameColumn(settings.steps, count) for name, count in frames.items()
         }
-        self._memory = PlainColumn(settings.steps // settings.sequence)
-        self._remembers = False
+        self._states = PlainColumn(settings.steps // settings.sequence)
+        self._recurrent = False
         self._step = 0
-        self._population: Actors
+        self._policy: Population
+        self._active: Tensor
         self._minibatches: Minibatches
         self._generator: torch.Generator
-        self._numbers: Tensors
+        self._hparams: Tensors
         self._rewards: Moments
         self._reward_sums: Tensor | None
 
-    def begin(self, population: Actors, generation: int) -> None:
+    def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents."""
-        agents, settings = population.agents, self._settings
-        self._population = population
+        agents, settings = policy.agents, self._settings
+        self._policy = policy
         self._step = 0
         self._reward_sums = None
         steps = settings.steps * settings.num_envs
@@ -100,64 +119,67 @@ class RolloutExperience:
         self._generator = torch_generator(
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
         )
-        self._numbers = {
+        self._hparams = {
             name: torch.tensor([agent.hyperparameters[name] for agent in agents], device=self._device)
             for name in ("gamma", "gae_lambda")
         }
-        number, mean, variance = (
-            np.array([agent.state.get(f"rewards.{name}", 0.0) for agent in agents]) for name in Moments._fields
+        stats = [agent.state.rewards for agent in agents]
+        self._rewards = Moments(
+            np.array([each.count for each in stats]),
+            np.array([[each.mean] for each in stats]),
+            np.array([[each.variance] for each in stats]),
         )
-        self._rewards = Moments(number, mean[:, None], variance[:, None])
 
-    def add(self, transition: Transition, decision: Decision) -> None:
-        """Remember what one step of all environments brought."""
+    def add(self, transition: Transition, output: PolicyOutput) -> None:
+        """Store one step of all environments."""
         step, clip = self._step, self._settings.reward_clip
-        after = decision.get("next_memory")
+        after = output.next_state if output.next_state.numel() else None
         values = {f"observation.{name}": value for name, value in transition.observation.items()}
-        values |= {name: value for name, value in decision.items() if name in ("raw", "log_prob", "value")}
+        values |= output.extras
+        values["started"] = transition.started
         values["reward"] = transition.reward if clip is None else transition.reward.clamp(-clip, clip)
         values["terminated"] = transition.terminated
         values["truncated"] = transition.truncated
         values["valid"] = transition.valid
         if transition.any_truncated or step == self.period - 1:
-            values["next_value"] = self._population.value(transition.next_observation, after)
+            values["next_value"] = self._policy.value(transition.next_observation, after)
         for name, value in values.items():
             if name not in self._columns:
                 self._columns[name] = PlainColumn(self.period)
-            self._columns[name].write(step, value, transition.observation["started"])
-        self._remembers = after is not None
+            self._columns[name].write(step, value, transition.started)
+        self._recurrent = after is not None
         if after is not None and step % self._settings.sequence == 0:
-            started = transition.observation["started"]
-            self._memory.write(step // self._settings.sequence, decision["memory"], started)
+            self._states.write(step // self._settings.sequence, output.state, transition.started)
         self._step += 1
 
-    def due(self) -> Iterator[Batch]:
-        """The minibatches of a rollout that is complete; every rank that holds the same agents gives equally many."""
+    def batches(self) -> Iterator[Batch]:
+        """Yield the minibatches of a complete rollout; every rank that holds the same agents gives equally many."""
         if self._step < self.period:
             return
         self._step = 0
-        self._population.acted(self._agree_on_steps())
+        self._policy.acted(self._agree_on_steps())
         with self._stopwatch("sampling"):
-            self._appraise()
+            self._compute_targets()
             index = self._minibatches.draw(self._generator)
-        going = torch.ones_like(self._minibatches.due[0])
-        for batch, later in zip(self._batches(index), self._minibatches.later, strict=True):
-            planned = batch.due
-            batch.due = planned * going
+        self._active = torch.ones_like(self._minibatches.due[0])
+        for batch, later in zip(self._minibatch_batches(index), self._minibatches.later, strict=True):
+            batch.due = batch.due * self._active
             yield batch
-            going = torch.where(planned > 0, batch.due, going)
             # All ranks stop here or none does: what stops an agent is averaged over them.
-            if not (going * later).any():
+            if not (self._active * later).any():
                 break
-        self._absorb()
+        self._update_observation_stats()
+
+    def observe(self, batch: Batch, result: UpdateResult) -> None:
+        """Leave agents out of the rest of this rollout's batches that should have been updated and were not."""
+        self._active = torch.where(batch.due > 0, result.active, self._active)
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the statistics of its rewards."""
         if not self._settings.normalize_rewards:
             return
-        for name, values in zip(Moments._fields, self._rewards, strict=True):
-            for agent, value in zip(agents, values.reshape(-1), strict=True):
-                agent.state[f"rewards.{name}"] = float(value)
+        for agent, values in zip(agents, zip(*(each.reshape(-1) for each in self._rewards), strict=True), strict=True):
+            agent.state.rewards = RewardStats(*map(float, values))
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """Nothing outlasts a generation."""
@@ -172,8 +194,8 @@ class RolloutExperience:
         with self._stopwatch("communication"):
             return np.asarray(self._gather(steps).sum(0))
 
-    def _appraise(self) -> None:
-        """Estimate the advantage of every step, and the return that its value should have been."""
+    def _compute_targets(self) -> None:
+        """Let the algorithm compute what is to be learned from every step."""
         column = {name: self._columns[name].whole() for name in ("reward", "value", "terminated", "truncated", "valid")}
         nothing = ~column["valid"]
         ended = column["terminated"] | column["truncated"] | nothing
@@ -182,22 +204,21 @@ class RolloutExperience:
         next_value = torch.where(column["truncated"], exceptions, next_value)
         next_value[-1] = exceptions[-1]
         reward = self._scaled(column["reward"], ended, column["valid"])
-        gamma, trace = self._numbers["gamma"], self._numbers["gae_lambda"]
-        # What was no transition brought just what was expected, so that no step before it gains or loses by it.
-        reward = torch.where(nothing, column["value"], reward)
-        advantage = gae(reward, column["value"], next_value, column["terminated"] | nothing, ended, gamma, trace)
-        self._columns["advantage"] = PlainColumn.of(advantage)
-        self._columns["return"] = PlainColumn.of(advantage + column["value"])
+        segment = Segment(
+            reward, column["value"], next_value, column["terminated"], column["truncated"], column["valid"]
+        )
+        for name, values in self._targets(segment, self._hparams).items():
+            self._columns[name] = PlainColumn.of(values)
 
     def _scaled(self, reward: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
         """Rewards [T, P, E] divided by the standard deviation of their running discounted sums, if that is wanted."""
         if not self._settings.normalize_rewards:
             return reward
         before = torch.zeros_like(reward[0]) if self._reward_sums is None else self._reward_sums
-        sums, self._reward_sums = discounted_sums(reward, ended, self._numbers["gamma"], before)
+        sums, self._reward_sums = discounted_sums(reward, ended, self._hparams["gamma"], before)
         self._rewards = self._rewards.merged(self._moments(sums.unsqueeze(-1), valid))
         scale = torch.from_numpy(1 / np.sqrt(self._rewards.variance + 1e-8)).to(reward)
-        return (reward * scale).clamp(-MOST_REWARD, MOST_REWARD)
+        return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
 
     def _moments(self, samples: Tensor, valid: Tensor) -> Moments:
         """Moments of [T, P, E, D] over the steps and all ranks that hold the same agents."""
@@ -208,7 +229,7 @@ class RolloutExperience:
             first = first.merged(other)
         return first
 
-    def _absorb(self) -> None:
+    def _update_observation_stats(self) -> None:
         """Let the agents normalise by what they saw, now that nothing more is learned from the rollout.
 
         Before, log-probabilities would be compared with those of another normalisation.
@@ -216,9 +237,9 @@ class RolloutExperience:
         valid = self._columns["valid"].whole()
         for part in self._settings.normalized:
             seen = as_numbers(self._columns[f"observation.{part}"].whole(), self._parts[part])
-            self._population.absorb(part, self._moments(seen.reshape(*seen.shape[:3], -1), valid))
+            self._policy.update_observation_stats(part, self._moments(seen.reshape(*seen.shape[:3], -1), valid))
 
-    def _batches(self, index: Tensor) -> Iterator[Batch]:
+    def _minibatch_batches(self, index: Tensor) -> Iterator[Batch]:
         """The batches of all updates, given their sequences [U, P, B], gathered several at once."""
         rows = index.shape[1] * index.shape[2] * self._settings.sequence
         at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
@@ -239,7 +260,7 @@ class RolloutExperience:
         fields = {
             name: column.gather(flat)
             for name, column in self._columns.items()
-            if name not in ("reward", "terminated", "truncated", "next_value", "valid", "observation.started")
+            if name not in ("reward", "terminated", "truncated", "next_value", "valid", "started")
         }
         weight = self._columns["valid"].gather(flat) * counted.unsqueeze(2).expand_as(rows).flatten(2)
         if self._settings.copies > 1:
@@ -248,14 +269,24 @@ class RolloutExperience:
             weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
             if self._settings.normalize_advantage:
                 fields["advantage"] = normalized(fields["advantage"], weight)
-        recalls: list[Recall | None] = [None] * len(index)
-        if self._remembers:
-            memory = self._memory.gather((chunk * agents + agent) * envs + env)
-            started = self._columns["observation.started"].gather(rows)
-            recalls = [Recall(*pair) for pair in zip(memory, started, strict=True)]
+        inputs: list[RecurrentInput | None] = [None] * len(index)
+        if self._recurrent:
+            state = self._states.gather((chunk * agents + agent) * envs + env)
+            started = self._columns["started"].gather(rows)
+            inputs = [RecurrentInput(*pair) for pair in zip(state, started, strict=True)]
         due = self._minibatches.due[updates]
+        prefix = "observation."
+        seen = {name[len(prefix) :]: value for name, value in fields.items() if name.startswith(prefix)}
+        columns = {name: value for name, value in fields.items() if not name.startswith(prefix)}
         return [
-            Batch({name: value[u] for name, value in fields.items()}, weight[u], due[u], recalls[u])
+            Batch(
+                {name: value[u] for name, value in seen.items()},
+                {},
+                {name: value[u] for name, value in columns.items()},
+                weight[u],
+                due[u],
+                inputs[u],
+            )
             for u in range(len(index))
         ]
 

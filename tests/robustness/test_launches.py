@@ -159,9 +159,9 @@ import sys
 sys.path[:0] = ["{root}/demos"]
 import online
 from evorl.launch import run_program
-from evorl.population import Population
+from evorl.population import Learner
 
-to_agents = Population.to_agents
+to_agents = Learner.to_agents
 
 def rounded(self):
     agents = to_agents(self)
@@ -170,7 +170,7 @@ def rounded(self):
             agent.tensors["q"]["parameters"]["hidden.0.bias"] += 1e-7
     return agents
 
-Population.to_agents = rounded
+Learner.to_agents = rounded
 sys.exit(run_program(online.main, sys.argv[1:]))
 """
 

@@ -6,15 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class UpdateCadence:
+class UpdateSchedule:
     """One update of an agent for every `learn_step` [P] of its environment steps, exactly, however steps arrive.
 
-    `credit` [P] is the share of an update that was already earned, between 0 and 1.
+    `debt` [P] is the share of an update that was already earned, between 0 and 1.
     """
 
-    def __init__(self, learn_step: NDArray[np.float64], credit: NDArray[np.float64]) -> None:
+    def __init__(self, learn_step: NDArray[np.float64], debt: NDArray[np.float64]) -> None:
         self._learn_step = learn_step
-        self._credit = np.clip(credit, 0.0, 1.0)  # It may come from a file that lies.
+        self._debt = np.clip(debt, 0.0, 1.0)  # It may come from a file that lies.
         self._steps = np.zeros_like(learn_step)
         self._done = np.zeros(len(learn_step), dtype=np.int64)
 
@@ -22,11 +22,11 @@ class UpdateCadence:
         """The updates [P] that fall due with these further environment steps [P]."""
         self._steps += steps
         # From the total and not step by step: 3 * (8 / 3) must make 8 updates, not 7.
-        earned = np.floor(self._steps / self._learn_step + self._credit + 1e-9).astype(np.int64)
+        earned = np.floor(self._steps / self._learn_step + self._debt + 1e-9).astype(np.int64)
         due = earned - self._done
         self._done = earned
         return due
 
-    def credit(self) -> NDArray[np.float64]:
+    def debt(self) -> NDArray[np.float64]:
         """The share of an update [P] that is earned and not yet due."""
-        return np.maximum(self._steps / self._learn_step + self._credit - self._done, 0.0)
+        return np.maximum(self._steps / self._learn_step + self._debt - self._done, 0.0)

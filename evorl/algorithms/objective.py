@@ -1,0 +1,35 @@
+"""What an algorithm minimises. Axes: P agents of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evorl.networks.stacked import Stack
+from evorl.types import Batch, Loss
+
+PerAgent = Callable[[Stack], Tensor]
+"""A number [P] for each agent of a stack."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One network's part of an update.
+
+    `loss` may draw from the generator. `learning_rate` holds schedules too. The network is updated in every `every`-th
+    update (TD3's delay, arXiv 1802.09477). `max_grad_norm` clips each agent's gradient by its own norm.
+    """
+
+    network: str
+    loss: Callable[[Stack, Batch, torch.Generator], Loss]
+    learning_rate: PerAgent
+    every: int = 1
+    max_grad_norm: PerAgent | None = None
+
+
+def hyperparameter(name: str) -> PerAgent:
+    """Return the function that gives a hyperparameter of each agent."""
+    return lambda stack: stack.hyperparameters[name]

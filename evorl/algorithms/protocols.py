@@ -1,0 +1,116 @@
+"""What an experience and an algorithm have to offer, whatever they are. Axes: P agents, E environments, B batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from evorl.algorithms.objective import Objective
+from evorl.distributed import Placement
+from evorl.networks.spec import NetworkSpec
+from evorl.networks.stacked import Stack
+from evorl.replay import Pace, Population
+from evorl.settings import AlgorithmSettings
+from evorl.spaces import Interface
+from evorl.timing import Stopwatch
+from evorl.types import (
+    Agent,
+    Architecture,
+    Batch,
+    Observation,
+    PolicyOutput,
+    RecurrentInput,
+    Tensors,
+    Transition,
+    UpdateResult,
+)
+
+
+class Experience(Protocol):
+    """What the agents store between steps, and which batches are due."""
+
+    @property
+    def period(self) -> int:
+        """A generation has a multiple of so many steps of each environment."""
+
+    def begin(self, policy: Population, generation: int) -> None:
+        """Start a generation of these agents."""
+
+    def add(self, transition: Transition, output: PolicyOutput) -> None:
+        """Store one step of all environments."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches to learn from now; every rank that holds the same agents gives equally many.
+
+        First it tells the policy by `acted` how many transitions those ranks have agreed on.
+        """
+
+    def observe(self, batch: Batch, result: UpdateResult) -> None:
+        """Take note of what became of a batch, before the next one is asked for."""
+
+    def end(self, agents: list[Agent]) -> None:
+        """End the generation, leaving with the agents what is theirs."""
+
+    def state(self) -> tuple[Tensors, dict[str, int]]:
+        """Return what a checkpoint keeps of this rank's part."""
+
+    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
+        """Take over what `state` gave. Raises UserError for what it could not have given."""
+
+
+class Algorithm(Protocol):
+    """How a stack of agents acts, what it stores and what it minimises; it holds nothing of any agent."""
+
+    @property
+    def settings(self) -> AlgorithmSettings:
+        """Return what the configuration says of the algorithm."""
+
+    @property
+    def interface(self) -> Interface:
+        """Return what the environment shows and takes."""
+
+    @property
+    def networks(self) -> Mapping[str, NetworkSpec]:
+        """Return each agent's networks by name."""
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        """Return what an update minimises, in this order."""
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """Return the names of what its losses report, `loss` first."""
+
+    def initial_architecture(self) -> Architecture:
+        """Return a new agent's architecture."""
+
+    def initial_state(self) -> dict[str, float]:
+        """Return the numbers of a new agent that acting moves."""
+
+    def pace(self, copies: int) -> Pace:
+        """Return how much and how often a new agent learns that so many ranks hold.
+
+        Raises UserError where they cannot share its batches.
+        """
+
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
+        """Return what this rank stores; `always_valid` says that every step of every environment is a transition."""
+
+    def act(
+        self,
+        stack: Stack,
+        observation: Observation,
+        recurrent: RecurrentInput | None,
+        generator: torch.Generator,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensors, Tensor | None]:
+        """Return actions [P, E, ...] for observations [P, E, ...], what else to store, and the next recurrent state."""
+
+    def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
+        """Return what is expected [P, E] from observations [P, E, ...]."""
+
+    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
+        """Note `steps` further transitions of each agent [P] or of every one, over all ranks."""

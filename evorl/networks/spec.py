@@ -1,0 +1,48 @@
+"""What an algorithm asks of a network: its description, and how a target copy follows it. Axes: P agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from evorl.networks import Network
+
+
+class TargetRule(Protocol):
+    """How a target copy follows the network it was copied from."""
+
+    def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
+        """Return the share [P] of the way that the copy goes after an update, given each agent's `updates` [P]."""
+
+
+@dataclass(frozen=True)
+class Polyak:
+    """Go a part of the way in each update (arXiv 1509.02971, section 3): the agents' own `hyperparameter`."""
+
+    hyperparameter: str
+
+    def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
+        return hyperparameters[self.hyperparameter]
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """Copy the network every so many updates (Mnih et al. 2015): the agents' own `hyperparameter`."""
+
+    hyperparameter: str
+
+    def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
+        period = hyperparameters[self.hyperparameter].round().clamp(min=1)
+        return (torch.remainder(updates, period) == 0).float()
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """A network that an algorithm has, with the rule of its target copy; without a rule there is none."""
+
+    network: Network
+    target: TargetRule | None = None

@@ -1,0 +1,73 @@
+"""Where agents come from: a first generation, or files that have to be checked first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig, check_name
+from evorl.networks import ACTIVATIONS, CELLS
+from evorl.networks.stacked import check_network, new_tensors
+from evorl.randomness import torch_generator
+from evorl.types import Agent, AgentState, UserError
+
+MAX_COUNT = 1e15
+"""What nothing that an agent counts comes to."""
+
+
+def found_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
+    """Return the first generation: agents that differ only in their random weights."""
+    agents = []
+    for id in range(config.population.size):
+        generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
+        agent = Agent(
+            id=id,
+            architecture=algorithm.initial_architecture(),
+            hyperparameters=algorithm.settings.first_hyperparameters(),
+            tensors={},
+            state=AgentState(acting=algorithm.initial_state()),
+        )
+        new_tensors(algorithm.networks, agent, generator)
+        agents.append(agent)
+    return agents
+
+
+def not_finite(agent: Agent) -> str | None:
+    """Return what of an agent is not a finite number, if anything is."""
+    for module, roles in agent.tensors.items():
+        for role, named in roles.items():
+            for name, value in named.items():
+                if not value.isfinite().all():
+                    return f"{role} of {module}.{name} not finite"
+    wrong = [name for name, value in agent.state.numbers().items() if not math.isfinite(value)]
+    return f"{wrong[0]} not finite" if wrong else None
+
+
+def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
+    """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
+    numbers, acting = algorithm.settings.first_hyperparameters(), algorithm.initial_state()
+    if len({agent.id for agent in agents}) < len(agents):
+        raise UserError(f"{where}: two agents have the same id")
+    for agent in agents:
+        here, shape = f"{where}: agent {agent.id}", agent.architecture
+        if shape.activation is not None:
+            check_name(f"{here}: activation", shape.activation, ACTIVATIONS)
+        if shape.recurrent is not None:
+            check_name(f"{here}: recurrent", shape.recurrent, CELLS)
+        if agent.hyperparameters.keys() != numbers.keys():
+            raise UserError(f"{here}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(numbers)}")
+        if agent.tensors.keys() != algorithm.networks.keys():
+            raise UserError(f"{here}: has the networks {sorted(agent.tensors)}, not {sorted(algorithm.networks)}")
+        if agent.state.acting.keys() != acting.keys() or agent.state.updates.keys() != algorithm.networks.keys():
+            raise UserError(f"{here}: its state is {sorted(agent.state.numbers())[:20]}, which is another algorithm's")
+        for name, spec in algorithm.networks.items():
+            check_network(agent, name, spec, here)
+        for name, value in agent.hyperparameters.items():
+            if reason := algorithm.settings.refusal(name, value):
+                raise UserError(f"{here}: {reason}")
+        counts = *agent.state.acting.values(), *agent.state.updates.values()
+        if not all(abs(count) <= MAX_COUNT for count in counts):
+            raise UserError(f"{here}: its state counts beyond {MAX_COUNT:g}")
+        if fault := not_finite(agent):
+            raise UserError(f"{here}: {fault}")
