@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -31,7 +32,7 @@ from corruption import train
 from lossy_disk import UNSYNCED, Call, Entries, Tree, World, Write, torn
 
 STEPS = 40
-"""The steps of a generation."""
+"""The steps of a generation, a few of which may be resets and not count."""
 SETTINGS = ("checkpoint.keep=2", "evaluation.max_steps=20", "replay.capacity=500", f"evolution.steps={STEPS}")
 NAME = "run"
 KILLS = ("killed", "killed in a write")
@@ -76,7 +77,7 @@ class End(NamedTuple):
 
 def play(directory: Path, generations: int, *overrides: str) -> str:
     """Train or resume `runs/run` below a directory; what is wrong with how that ended, "" if nothing is."""
-    settings = (*SETTINGS, f"run.name={NAME}", f"training.max_steps={STEPS * generations}", *overrides)
+    settings = (*SETTINGS, f"run.name={NAME}", f"training.max_steps={STEPS * (generations - 1) + 1}", *overrides)
     with contextlib.chdir(directory):
         try:
             code, errors, _ = train(*settings)
@@ -93,7 +94,7 @@ def record(
     log = CallLog(directory, before.after(()))
     with log.recording():
         problem = play(directory, generations, *overrides)
-    assert not problem, f"{phase}: undisturbed, {problem}"
+        assert not problem, f"{phase}: undisturbed, {problem}"
     assert not different(directory / "runs" / NAME, alone), f"{phase}: undisturbed, it ends otherwise than alone"
     lines = (directory / "runs" / NAME / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     return Session(phase, generations, before, log.calls, [(safe, 0), *log.completed], lines, alone)
@@ -142,12 +143,13 @@ def failures(session: Session) -> Iterator[tuple[Failure, Tree]]:
 
 
 def different(run: Path, alone: Path) -> list[str]:
-    """The names of what a run has left otherwise than one that was left alone, of its checkpoints in the newest."""
-    newest = [max((path / "checkpoints").glob("generation-*")).name for path in (run, alone)]
-    if newest[0] != newest[1]:
-        return newest
-    kept = ("checkpoints/generation-", "checkpoints/damaged-", "checkpoints/.partial-")
-    names = [name for name in differences(run, alone) if not name.startswith(kept) or f"/{newest[0]}/" in name]
+    """The names of what a run has left otherwise than one that was left alone; of its checkpoints the newest stays."""
+    newest = max((alone / "checkpoints").glob("generation-*"))
+    for path in (run / "checkpoints").glob("*"):
+        if path.name != newest.name:
+            shutil.rmtree(path)  # What is older, was never completed or was set aside may be anything.
+    older = [path for path in (alone / "checkpoints").iterdir() if path != newest]
+    names = [name for name in differences(run, alone) if (alone / name).parent not in older]
     summary = run / "summary.json"
     ended = json.loads(summary.read_bytes())["ended"] if summary.is_file() else ""
     return names if ended == "finished" else [*names, "summary.json"]

@@ -101,6 +101,8 @@ class Disk:
                 names.pop(name, None)
                 if node is not None:
                     names[name] = node
+                    if node.is_directory:
+                        self.entries.setdefault(node, {})
         elif isinstance(call, Write):
             before = self.contents.get(call.node, b"").ljust(call.offset, b"\0")
             end = call.offset + len(call.payload)
@@ -167,8 +169,10 @@ class World:
                 self.durable.apply(synced)
             self.pending = [waiting for waiting in self.pending if waiting.node != call.node]
             self._forget()
-        else:
-            self.pending.append(call)
+            return
+        self.pending.append(call)
+        if isinstance(call, Entries):
+            self._made = max(self._made, *(node.number for node in call.names.values() if node), 0)
 
     def after_failures(self) -> Iterator[tuple[str, Tree]]:
         """What a power failure might leave now, each with what became of bytes that were not synced.
