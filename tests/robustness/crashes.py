@@ -6,9 +6,12 @@ A small run is trained in this process with all its file-system calls on record:
 was killed just before its last checkpoint; and resumed with its newest checkpoint damaged. After each call the disk is
 laid out anew as a kill would leave it (all calls have happened, or half of a write), and as power failures would: names
 that no fsync of their directory has made last are there or not, in all the ways of lossy_disk.py, and bytes that were
-not synced are kept, torn, zeros or lost. Each disk that differs from the others is resumed with `run.resume=auto`. That
-must end with code 0, leave what a run that was left alone leaves, byte for byte, and live no generation again whose
-checkpoint was complete before the failure. Prints what was found; exits with 1 if anything ended otherwise.
+not synced are kept, torn, zeros or lost. The power also fails after runs that were killed at each call and resumed to
+their end, which must by then have synced what the killed one could not.
+
+Each disk that differs from the others is resumed with `run.resume=auto`. That must end with code 0, leave what a run
+that was left alone leaves, byte for byte, and live no generation again whose checkpoint was complete before the
+failure. Prints what was found; exits with 1 if anything ended otherwise.
 """
 
 from __future__ import annotations
@@ -36,9 +39,13 @@ from lossy_disk import UNSYNCED, Call, Entries, Tree, World, Write, torn
 
 STEPS = 40
 """The steps of a generation, a few of which may be resets and not count."""
-SETTINGS = ("checkpoint.keep=2", "evaluation.max_steps=20", "replay.capacity=500", f"evolution.steps={STEPS}")
+SETTINGS = (
+    "checkpoint.keep=2", "evaluation.max_steps=20", "replay.capacity=500", "algorithm.learn_step=8",
+    f"evolution.steps={STEPS}",
+)  # fmt: skip
 NAME = "run"
 KILLS = ("killed", "killed in a write")
+TWICE = "killed, resumed to its end"
 LOSSES = (*KILLS, *(f"power fails, unsynced bytes {kind}" for kind in UNSYNCED))
 
 
@@ -174,7 +181,8 @@ def resume(session: Session, tree: Tree, directory: Path) -> End:
     run = directory / "runs" / NAME
     if names := different(run, session.alone):
         problem = f"it leaves otherwise: {', '.join(names)}"
-    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.is_file() else []
     # What a clock measured tells a line that was kept from one of a generation that was lived again.
     alike = [line == other for line, other in zip(lines, session.lines, strict=False)]
     return End(problem, [*alike, False].index(False))
@@ -205,6 +213,24 @@ def disturb(session: Session, directory: Path, every: int = 1) -> list[tuple[Fai
     return done
 
 
+def fail_twice(session: Session, directory: Path, every: int = 1) -> list[tuple[Failure, int, str]]:
+    """Kill a session after each `every`th call, resume it to its end, and let the power fail then, as `disturb` does.
+
+    What the killed process had no time to sync is then for the next one to sync. All that may be lost is lost.
+    """
+    done = []
+    for count in range(0, len(session.calls) + 1, every):
+        killed, safe = session.before.after(session.calls[:count]), session.safe(count)
+        with tempfile.TemporaryDirectory(dir=directory) as name:
+            place, to = Path(name), session.generations
+            again = record(place / "again", TWICE, to, killed, safe, session.alone, "run.resume=auto")
+            end = resume(again, killed.after(again.calls).durable.tree(), place / "resumed")
+        label = session.calls[count - 1].label if count else "nothing yet"
+        failure = Failure(TWICE, LOSSES[-1], label, again.safe(len(again.calls)))
+        done.append((failure, count, verdict(failure, end)))
+    return done
+
+
 def waiting(session: Session) -> list[str]:
     """The calls that made something which a power failure could take although a checkpoint was complete."""
     told = []
@@ -222,7 +248,8 @@ def table(phases: Sequence[str], done: Sequence[tuple[Failure, int, str]]) -> st
         for loss in LOSSES:
             here = [(number, problem) for failure, number, problem in done if failure[:2] == (phase, loss)]
             well = sum(not problem for _, problem in here)
-            rows.append(f"| {phase} | {loss} | {len(here)} | {len({number for number, _ in here})} | {well} |")
+            if here:
+                rows.append(f"| {phase} | {loss} | {len(here)} | {len({number for number, _ in here})} | {well} |")
     return "\n".join(rows)
 
 
@@ -240,7 +267,8 @@ def main() -> int:
         played = sessions(directory, parsed.generations)
         for session in played:
             done += disturb(session, directory, parsed.every)
-    print(table([session.phase for session in played], done))
+        done += fail_twice(played[0], directory, parsed.every)
+    print(table([*(session.phase for session in played), TWICE], done))
     for session in played:
         print(f"\n{session.phase}: {len(session.calls)} calls", *waiting(session), sep="\n- ")
     wrong = Counter((failure.phase, problem) for failure, _, problem in done if problem)
