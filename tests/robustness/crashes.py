@@ -226,7 +226,8 @@ def fail_twice(session: Session, directory: Path, every: int = 1) -> list[tuple[
             again = record(place / "again", TWICE, to, killed, safe, session.alone, "run.resume=auto")
             end = resume(again, killed.after(again.calls).durable.tree(), place / "resumed")
         label = session.calls[count - 1].label if count else "nothing yet"
-        failure = Failure(TWICE, LOSSES[-1], label, again.safe(len(again.calls)))
+        # The process has said that it is finished.
+        failure = Failure(TWICE, LOSSES[-1], label, to)
         done.append((failure, count, verdict(failure, end)))
     return done
 
