@@ -220,10 +220,10 @@ def fail_twice(session: Session, directory: Path, every: int = 1) -> list[tuple[
     """
     done = []
     for count in range(0, len(session.calls) + 1, every):
-        killed, safe = session.before.after(session.calls[:count]), session.safe(count)
+        killed = session.before.after(session.calls[:count])
         with tempfile.TemporaryDirectory(dir=directory) as name:
             place, to = Path(name), session.generations
-            again = record(place / "again", TWICE, to, killed, safe, session.alone, "run.resume=auto")
+            again = record(place / "again", TWICE, to, killed, 0, session.alone, "run.resume=auto")
             end = resume(again, killed.after(again.calls).durable.tree(), place / "resumed")
         label = session.calls[count - 1].label if count else "nothing yet"
         # The process has said that it is finished.

@@ -2,13 +2,14 @@
 
 import os
 import re
+from collections import Counter
 
 import crashes
 import pytest
 from call_log import CallLog, lay_out, tree_of
 from lossy_disk import ROOT, Entries, Sync, Truncate, World, Write
 
-EVERY = 25
+EVERY = 40
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def test_a_run_that_stops_at_any_call_ends_as_one_that_was_left_alone(played, tm
     done = [one for session in played for one in crashes.disturb(session, tmp_path, EVERY)]
     done += crashes.fail_twice(played[0], tmp_path, EVERY)
     assert {failure.phase for failure, _, _ in done} == {*(session.phase for session in played), crashes.TWICE}
-    assert [(failure, problem) for failure, _, problem in done if problem] == []
+    assert Counter((failure.phase, problem) for failure, _, problem in done if problem) == {}
 
 
 def written_carelessly(path, payload):
@@ -32,7 +33,7 @@ def written_carelessly(path, payload):
 @pytest.mark.parametrize(
     ("name", "instead", "unsynced", "kind", "problem"),
     [
-        ("sync_directory", lambda path: None, "rename", "kept", "it lives generation 1 again"),
+        ("sync_directory", lambda path: None, "rename", "kept", "it lives generation [12] again"),
         ("write_through", written_carelessly, "write", "lost", "it ends with 2: .* no checkpoint in .* is whole"),
     ],
 )
@@ -60,6 +61,7 @@ def test_the_log_gives_each_call_and_the_tree_again(tmp_path):
         (root / "a").mkdir()
         with (root / "a" / ".b").open("wb") as file:
             file.write(b"12")
+            file.flush()
             os.fsync(file.fileno())
         (root / "a" / ".b").replace(root / "a" / "b")
         with (root / "there").open("a+", encoding="utf-8") as file:
