@@ -20,7 +20,7 @@ Identity = tuple[int, int]
 
 
 def tree_of(directory: Path) -> Tree:
-    """What lies below a directory. Raises ValueError for what is neither file nor directory."""
+    """Read what lies below a directory. Raises ValueError for what is neither file nor directory."""
     tree: dict[str, bytes | None] = {}
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
@@ -112,11 +112,11 @@ class CallLog:
         self._check()
 
     def told(self, verb: str, node: Node) -> str:
-        """A call in words."""
+        """Put a call in words."""
         return f"{verb} {self.world.now.path(node) or '.'}"
 
     def place(self, path: PathLike, directory: int | None = None) -> tuple[Node, str] | None:
-        """The directory below `root` that a path is in, and its name there; None for other paths."""
+        """Find the directory below `root` that a path is in, and its name there; None for other paths."""
         split = Path(path)
         try:
             found = split.parent.stat() if directory is None else os.fstat(directory)

@@ -65,7 +65,7 @@ class Session:
     alone: Path
 
     def safe(self, count: int) -> int:
-        """The last generation that may not be lived again after so many calls."""
+        """Give the last generation that may not be lived again after so many calls."""
         return max((generation for generation, since in self.completed if since <= count), default=0)
 
 
@@ -116,7 +116,7 @@ def record(
 
 
 def sessions(directory: Path, generations: int) -> list[Session]:
-    """All sessions that are to be disturbed; the later ones begin where the first was stopped."""
+    """Play all sessions that are to be disturbed; the later ones begin where the first was stopped."""
     alone = [directory / f"alone-{count}" for count in (generations, generations + 1)]
     for count, place in enumerate(alone, generations):
         place.mkdir()
@@ -140,7 +140,7 @@ def sessions(directory: Path, generations: int) -> list[Session]:
 
 
 def failures(session: Session) -> Iterator[tuple[Failure, Tree]]:
-    """Every failure of a session and the tree that it would leave."""
+    """Give every failure of a session and the tree that it would leave."""
     world = session.before.after(())
     call = "nothing yet"
     for count in range(len(session.calls) + 1):
@@ -159,7 +159,7 @@ def failures(session: Session) -> Iterator[tuple[Failure, Tree]]:
 
 
 def different(run: Path, alone: Path) -> list[str]:
-    """The names of what a run has left otherwise than one that was left alone; of its checkpoints the newest stays."""
+    """Name what a run has left otherwise than one that was left alone; of its checkpoints the newest stays."""
     newest = max((alone / "checkpoints").glob("generation-*"))
     for path in (run / "checkpoints").glob("*"):
         if path.name != newest.name:
@@ -189,7 +189,7 @@ def resume(session: Session, tree: Tree, directory: Path) -> End:
 
 
 def verdict(failure: Failure, end: End) -> str:
-    """What is wrong with how a run ended after a failure, "" if nothing is."""
+    """Say what is wrong with how a run ended after a failure, "" if nothing is."""
     if not end.problem and end.kept < failure.safe:
         return f"it lives generation {end.kept + 1} again, although generation {failure.safe} had its checkpoint"
     return end.problem
@@ -233,7 +233,7 @@ def fail_twice(session: Session, directory: Path, every: int = 1) -> list[tuple[
 
 
 def waiting(session: Session) -> list[str]:
-    """The calls that made something which a power failure could take although a checkpoint was complete."""
+    """Name the calls that made something which a power failure could take although a checkpoint was complete."""
     told = []
     for generation, count in session.completed[1:]:
         pending = session.before.after(session.calls[:count]).pending
@@ -243,7 +243,7 @@ def waiting(session: Session) -> list[str]:
 
 
 def table(phases: Sequence[str], done: Sequence[tuple[Failure, int, str]]) -> str:
-    """How many failures there were and how many runs ended as the one that was left alone."""
+    """Tell how many failures there were and how many runs ended as the one that was left alone."""
     rows = ["| session | failure | failures | distinct disks | identical ends |", "|---|---|---|---|---|"]
     for phase in phases:
         for loss in LOSSES:

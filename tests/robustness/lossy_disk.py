@@ -62,12 +62,12 @@ Call = Entries | Change | Sync
 
 
 def torn(call: Change) -> Change:
-    """Half of a write: only its first bytes arrive."""
+    """Tear a write: only the first half of its bytes arrives."""
     return call._replace(payload=call.payload[: len(call.payload) // 2]) if isinstance(call, Write) else call
 
 
 def zeros(call: Change) -> Change:
-    """A write of which only the size arrives."""
+    """Blank a write: only its size arrives."""
     return call._replace(payload=bytes(len(call.payload))) if isinstance(call, Write) else call
 
 
@@ -111,18 +111,18 @@ class Disk:
             self.contents[call.node] = self.contents.get(call.node, b"")[: call.size].ljust(call.size, b"\0")
 
     def walk(self, node: Node = ROOT, prefix: str = "") -> Iterator[tuple[str, Node]]:
-        """All paths below a directory, with what they lead to."""
+        """Give all paths below a directory, with what they lead to."""
         for name, found in sorted(self.entries.get(node, {}).items()):
             yield prefix + name, found
             if found.is_directory:
                 yield from self.walk(found, f"{prefix}{name}/")
 
     def tree(self) -> Tree:
-        """What could be read of it."""
+        """Read all that it holds."""
         return {path: None if node.is_directory else self.contents.get(node, b"") for path, node in self.walk()}
 
     def path(self, node: Node) -> str:
-        """A path that leads to a file or directory; its number where none does."""
+        """Find a path that leads to a file or directory; its number where none does."""
         return next((path for path, found in self.walk() if found == node), "" if node == ROOT else f"#{node.number}")
 
 
@@ -136,7 +136,7 @@ class World:
 
     @classmethod
     def of(cls, tree: Tree) -> World:
-        """A world in which this tree has been for long."""
+        """Make a world in which this tree has been for long."""
         world = cls()
         nodes = {"": ROOT}
         for path, payload in sorted(tree.items()):
@@ -150,12 +150,12 @@ class World:
         return world
 
     def new(self, is_directory: bool) -> Node:
-        """A file or directory that has no name yet."""
+        """Make a file or directory that has no name yet."""
         self._made += 1
         return Node(self._made, is_directory)
 
     def after(self, calls: Sequence[Call]) -> World:
-        """Another world, in which these calls have happened too."""
+        """Give another world, in which these calls have happened too."""
         other = copy.deepcopy(self)
         for call in calls:
             other.apply(call)
@@ -175,7 +175,7 @@ class World:
             self._made = max(self._made, *(node.number for node in call.names.values() if node), 0)
 
     def after_failures(self) -> Iterator[tuple[str, Tree]]:
-        """What a power failure might leave now, each with what became of bytes that were not synced.
+        """Give what a power failure might leave now, each with what became of bytes that were not synced.
 
         Names may last in the order in which they were given, as journals keep it, or one of them alone, or all but one.
         """
@@ -194,7 +194,7 @@ class World:
                 yield kind, disk.tree()
 
     def _contents(self, left: Callable[[Sequence[Change]], list[Change]]) -> dict[Node, bytes]:
-        """All files' bytes where a failure leaves this of what was not synced."""
+        """Give all files' bytes where a failure leaves this of what was not synced."""
         disk = Disk()
         disk.contents = dict(self.durable.contents)
         waiting: dict[Node, list[Change]] = {}
