@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from evorl.envs import Environments
 from evorl.files import digest, entry, json_bytes
 from evorl.formats import decode_tensors, encode_agents, encode_tensors
 from evorl.networks.stacked import new_tensors
-from evorl.types import Agent, Architecture
+from evorl.types import Agent, Architecture, Convolution
 
 NAMES = (
     "../../config.yaml", "/etc/passwd", "x\0", "", "config.yaml", "replay-rank-001.safetensors", "x" * 5000, "\x1b[2J",
@@ -142,31 +143,43 @@ def strange_agents(rng: np.random.Generator, room: Room) -> None:
     environments = Environments(config.environment, 1, 1)
     algorithm = make_algorithm(config, environments.interface)
     environments.close()
-    made = []
-    for id in range(pick(rng, (1, 1, 4, 4, 4, 300))):
-        layers = sizes(rng, 1, 60)
-        depths = [int(rng.integers(0, pick(rng, (1, 2, 30)))) for _ in range(layers + int(rng.integers(-1, 2)))]
-        shape = Architecture(
-            tuple(sizes(rng, 1, pick(rng, (8, 300))) for _ in range(layers)),
-            tuple(depths) if rng.random() < 0.5 else (0,) * layers,
-            pick(rng, ("relu", "tanh", "gelu", None)),
-            bool(rng.integers(2)),
-            recurrent=pick(rng, (None, None, "lstm", "gru")),
-            recurrent_size=int(rng.integers(0, 20)),
-        )
+    made, odd = [], rng.random(4) < (0.3, 0.15, 0.2, 0.1)
+    for id in range(pick(rng, (1, 30)) if odd[3] else 4):
+        shape = _strange_shape(rng, odd[0], odd[1])
         agent = Agent(id, shape, algorithm.settings.first_hyperparameters(), {}, algorithm.first_state())
         try:
             new_tensors(algorithm.networks, agent, torch.Generator().manual_seed(id))
         except Exception:
             # No tensors fit such a shape; what they would have been is then the first architecture's.
-            first = algorithm.first_architecture()
-            agent.architecture = first
+            agent.architecture = algorithm.first_architecture()
             new_tensors(algorithm.networks, agent, torch.Generator().manual_seed(id))
             agent.architecture = shape
-        _with_strange_numbers(rng, agent)
+        if odd[2]:
+            _with_strange_numbers(rng, agent)
+        agent.mutation = pick(rng, ("none", "\x1b[2J", "x" * 5000, "a\nb"))
+        agent.fitness = pick(rng, (None, 1e308, -1e308, 3.0))
+        agent.fault = pick(rng, (None, None, "\x1b[2J", "x" * 5000))
         made.append(agent)
-    room.put(ELITE, encode_agents(made[:1] if rng.random() < 0.95 else made))
+    room.put(ELITE, encode_agents(made[: 30 if rng.random() < 0.05 else 1]))
     forge(room, {AGENTS: encode_agents(made), ELITE_KEPT: encode_agents(made[:1])})
+
+
+def _strange_shape(rng: np.random.Generator, deep: bool, odd: bool) -> Architecture:
+    """Hidden layers of any widths; where it is `odd`, what the algorithm's networks do not have."""
+    layers = sizes(rng, 1, 30)
+    depths = tuple(int(depth) for depth in rng.integers(0, pick(rng, (2, 30)), layers)) if deep else (0,) * layers
+    shape = Architecture(
+        tuple(sizes(rng, 1, pick(rng, (8, 300))) for _ in range(layers)), depths, pick(rng, ("relu", "tanh", "gelu"))
+    )
+    if not odd:
+        return shape
+    changes: tuple[dict[str, Any], ...] = (
+        {"activation": None}, {"layer_norm": True}, {"recurrent": "lstm", "recurrent_size": int(rng.integers(0, 20))},
+        {"recurrent": "gru"}, {"recurrent_size": 7}, {"streams": "all"}, {"residual_layers": (*depths, 0)},
+        {"residual_layers": (*depths, 1)}, {"residual_layers": depths[1:]}, {"hidden_sizes": (), "residual_layers": ()},
+        {"convolutions": (Convolution(3, 3, 1),)}, {"activation": "softmax"}, {"residual_layers": ()},
+    )  # fmt: skip
+    return replace(shape, **pick(rng, changes))
 
 
 def _with_strange_numbers(rng: np.random.Generator, agent: Agent) -> None:
@@ -178,9 +191,6 @@ def _with_strange_numbers(rng: np.random.Generator, agent: Agent) -> None:
         named = roles[pick(rng, ("parameters", "target", "mean", "square"))]
         if named and rng.random() < 0.5:
             named[pick(rng, list(named))].fill_(pick(rng, (3e38, -3e38, 1e-45, -1.0, 1e20)))
-    agent.mutation = pick(rng, ("none", "\x1b[2J", "x" * 5000, "a\nb"))
-    agent.fitness = pick(rng, (None, 1e308, -1e308, 3.0))
-    agent.fault = pick(rng, (None, None, "\x1b[2J", "x" * 5000))
 
 
 def _nodes(run: Path) -> list[Path]:
@@ -192,6 +202,8 @@ def _nodes(run: Path) -> list[Path]:
 def strange_nodes(rng: np.random.Generator, room: Room) -> None:
     """Put something else in the place of a file or a directory: a link, a pipe, a socket, nothing, no rights."""
     path = pick(rng, _nodes(room.run)[1:])
+    if rng.random() < 0.4:
+        path = room.run / pick(rng, ("config.yaml", "elite", ELITE))
     how = pick(rng, ("link", "link", "moved", "pipe", "socket", "directory", "empty", "huge", "rights", "file", "gone"))
     if how == "huge" and path.is_file():
         os.truncate(path, pick(rng, (2**26, 2**33, 2**40)))
@@ -300,8 +312,8 @@ FOLDERS: tuple[Family, ...] = (
     prepared("checkpoint: replay", RESUME, replays, goes_on=True),
     prepared("agents that fit: evaluate", EVALUATE, strange_agents),
     prepared("agents that fit: resume", RESUME, strange_agents, goes_on=True),
-    prepared("no files: evaluate", EVALUATE, strange_nodes, as_nobody=True),
-    prepared("no files: resume", RESUME, strange_nodes, goes_on=True),
+    prepared("no files: evaluate", EVALUATE, strange_nodes, unprivileged=True),
+    prepared("no files: resume", RESUME, strange_nodes, goes_on=True, unprivileged=True),
     prepared("too many files", RESUME, more_nodes, goes_on=True),
     prepared("histories", RESUME, histories, goes_on=True),
     prepared("W&B's settings", RESUME, curves, goes_on=True, inside=True),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import gc
 import importlib.util
 import json
@@ -25,7 +27,8 @@ from unittest.mock import patch
 
 import corruption
 import torch
-from fuzz_watch import Limits, Outcome, Watch, complaints, unsafe
+from fuzz_watch import CANARY, Limits, Outcome, Watch, complaints, unsafe
+from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 from wandb.sdk.wandb_init import _WandbInit
 from wandb.sdk.wandb_setup import _WandbSetup
 
@@ -34,9 +37,9 @@ from evorl.launch import run_program
 
 RUN = "{run}"
 """Stands in the arguments of a case for the run's directory."""
-HOME = "https://api.wandb.ai"
 PREPARING = 60.0
-NOBODY = 65534
+CAPABILITIES, OVERRIDING = 0x20080522, 0b1110
+"""The version of the call, and the rights to read, write, search and change what modes forbid."""
 MODULES = (
     "yaml", "ale_py", "evilmod", "sitecustomize", "usercustomize", "mujoco", "mujoco_py", "cv2", "jax", "moviepy",
     "shimmy", "torch", "numpy", "json", "accelerate", "wandb", "gymnasium", "online", "conftest", "__main__",
@@ -80,7 +83,7 @@ class Case:
     """A command line, and what is done to the run before.
 
     `inside` makes the run's directory the working directory, `goes_on` lets a resumed run get as far as its first step,
-    and `as_nobody` takes away the rights of the superuser, who may search every directory.
+    and `unprivileged` takes away the superuser's right to look into every directory.
     """
 
     family: str
@@ -88,7 +91,7 @@ class Case:
     prepare: Callable[[Room], None] = nothing
     inside: bool = False
     goes_on: bool = False
-    as_nobody: bool = False
+    unprivileged: bool = False
 
 
 class Executed(BaseException):
@@ -172,6 +175,15 @@ def quiet(stdout: Path, stderr: Path) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
+def drop_rights() -> None:
+    """Let modes of files mean to the superuser what they mean to others."""
+    libc = ctypes.CDLL(None)
+    header, sets = (ctypes.c_uint32 * 2)(CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, sets)
+    sets[0] &= ~OVERRIDING
+    libc.capset(header, sets)
+
+
 def memory(name: str) -> float:
     """Megabytes that the system notes of this process by this name."""
     status = Path("/proc/self/status").read_text()
@@ -196,13 +208,7 @@ class Bench:
 
     def _tried(self, case: Case, limits: Limits) -> Outcome:
         with tempfile.TemporaryDirectory(dir=self.place) as name:
-            room = Room(Path(name))
-            try:
-                return self._in_room(case, room, limits)
-            finally:
-                for path in (room.path, room.run.parent, room.run, room.run / "checkpoints", room.run / "elite"):
-                    with contextlib.suppress(OSError):
-                        path.chmod(0o755)
+            return self._in_room(case, Room(Path(name)), limits)
 
     def _in_room(self, case: Case, room: Room, limits: Limits) -> Outcome:
         shutil.copytree(self.template, room.run)
@@ -214,14 +220,12 @@ class Bench:
         room.path.chmod(0o755)
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        pid = forked(lambda: Child(case, room, self.program, writer).work())
+        pid = forked(lambda: Child(case, room, self.program, writer).work(limits))
         os.close(writer)
         with contextlib.closing(open(reader, "rb", buffering=0)) as pipe:  # noqa: PTH123
             outcome = _awaited(pid, pipe, limits)
-        said = {
-            name: (room.path / name).read_bytes()[: 2**20].decode(errors="replace") for name in ("stdout", "stderr")
-        }
-        outcome = replace(outcome, **said)
+        said = [(room.path / name).read_bytes()[: 2**20].decode(errors="replace") for name in ("stdout", "stderr")]
+        outcome = replace(outcome, stdout=said[0], stderr=said[1])
         return replace(outcome, problems=[*outcome.problems, *complaints(outcome, limits, case.goes_on), *traces(room)])
 
 
@@ -258,21 +262,23 @@ class Child:
         self._writer = writer
         self._watch = Watch([room.run, room.path / "temporary"])
 
-    def work(self) -> None:
+    def work(self, limits: Limits) -> None:
         """Never raises what the command raises: that is a part of the report."""
         case, room = self._case, self._room
         quiet(room.path / "stdout", room.path / "stderr")
         case.prepare(room)
         os.chdir(room.run if case.inside else room.path)
         self._settle()
-        if case.as_nobody and os.geteuid() == 0:
-            os.seteuid(NOBODY)
+        if case.unprivileged:
+            drop_rights()
         run = "." if case.inside else "runs/a"
         sys.argv = ["evorl", *(argument.replace(RUN, run) for argument in case.arguments)]
         os.write(self._writer, b"ready\n")
         sys.addaudithook(self._watch)
         before, began = memory("VmRSS"), time.perf_counter()
+        faulthandler.dump_traceback_later(limits.seconds, file=sys.stderr)
         code = self._code()
+        faulthandler.cancel_dump_traceback_later()
         seconds, megabytes = time.perf_counter() - began, memory("VmHWM") - before
         problems = [*self._watch.problems[:5], *self._searched()]
         report = {"code": code, "seconds": seconds, "megabytes": megabytes, "problems": problems}
@@ -298,7 +304,7 @@ class Child:
             raise Executed(command)
 
         def settled(it: Any, settings: Any, *others: Any, **named: Any) -> NoReturn:
-            if settings.base_url != HOME:
+            if settings.base_url != DEFAULT_BASE_URL:
                 self._watch.problems.append(f"W&B would send the run and the key to {settings.base_url}")
             raise Began
 
@@ -344,7 +350,7 @@ class Child:
 
 def traces(room: Room) -> list[str]:
     """What a command has left behind outside its run."""
-    found = [f"code of the run was executed: {path.name}" for path in sorted(room.path.glob("canary-*"))]
+    found = [f"code of the run was executed: {path.name}" for path in sorted(room.path.glob(f"{CANARY}*"))]
     there = {path.relative_to(room.outside).as_posix() for path in room.outside.rglob("*")}
     if there != {"thesis", "thesis/text"} or (room.outside / "thesis" / "text").read_text() != "mine":
         found.append("what lies outside the run was changed")

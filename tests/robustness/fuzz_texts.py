@@ -247,7 +247,7 @@ def paths(rng: np.random.Generator, run: Path) -> Case:
     command = pick(
         rng, (evaluate, ("resume", place), ("resume", RUN, "--program", place), ("resume", f"{RUN}/{place}"))
     )
-    return Case("command line: paths", command, _strange_places, as_nobody=bool(rng.random() < 0.5))
+    return Case("command line: paths", command, _strange_places, unprivileged=bool(rng.random() < 0.5))
 
 
 TEXTS: tuple[Family, ...] = (

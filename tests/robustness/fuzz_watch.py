@@ -13,7 +13,10 @@ from typing import Any, NoReturn
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("mkdir", "remove", "rename", "rmdir", "symlink", "link", "truncate", "chmod", "chown", "utime", "mkfifo")
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.startfile")
+GIT = ["git", "rev-parse", "--show-toplevel"]
+"""What W&B asks about the working directory, which reads its settings and runs nothing of it."""
 ASKS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
+CANARY = "canary-"
 ERROR = re.compile(r"(evorl[ a-z]*: )?error: ")
 LONGEST = 1200
 """Letters of an error message."""
@@ -42,7 +45,7 @@ class Outcome:
 
 
 class Watch:
-    """Notes from Python's audit events what would leave the run, and refuses programs and connections."""
+    """Notes from Python's audit events what would leave the run, and refuses it."""
 
     def __init__(self, allowed: Sequence[Path]) -> None:
         self.problems: list[str] = []
@@ -69,7 +72,7 @@ class Watch:
             # What a link says is no place that is written to.
             for path in paths[1:] if event == "os.symlink" else paths:
                 self._written(event, path, descriptor if event in ("os.remove", "os.rmdir") else -1)
-        elif event in STARTS:
+        elif event in STARTS and str(given[1:2]) != str((GIT,)):
             self._refuse(f"starts a program: {event} {str(given)[:200]}")
         elif event in ASKS:
             self._refuse(f"asks the network: {event} {str(given)[:200]}")
@@ -78,7 +81,8 @@ class Watch:
 
     def _written(self, event: str, path: str | bytes | os.PathLike[Any], descriptor: int) -> None:
         name = Path(os.fsdecode(path))
-        if "\0" in str(name):
+        # What has a NUL is opened nowhere, and what the run's own code leaves behind is looked for in the end.
+        if "\0" in str(name) or name.name.startswith(CANARY):
             return
         if descriptor >= 0 and not name.is_absolute():
             name = Path(f"/proc/self/fd/{descriptor}") / name
@@ -87,7 +91,7 @@ class Watch:
         real = real if event == "open" else f"{real}/{name.name}"
         inside = any(real == place or real.startswith(f"{place}/") for place in self._allowed)
         if not inside and not real.startswith(SHARED):
-            self.problems.append(f"writes outside the run: {event} {real[:200]!r}")
+            self._refuse(f"writes outside the run: {event} {real[:200]!r}")
 
     def _refuse(self, problem: str) -> NoReturn:
         self.problems.append(problem)
