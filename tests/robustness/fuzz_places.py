@@ -265,7 +265,7 @@ def configure(room: Room, **sections: dict[str, Any]) -> None:
     """Change settings of a run, in all sections that are given."""
     data = settings(room.run)
     for name, section in sections.items():
-        data[name] = {**data[name], **section}
+        data[name] = {**data.get(name, {}), **section}
     room.put("config.yaml", json_bytes(data))
 
 

@@ -27,12 +27,15 @@ from unittest.mock import patch
 
 import corruption
 import torch
+import yaml
 from fuzz_watch import CANARY, Limits, Outcome, Watch, complaints, unsafe
 from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 from wandb.sdk.wandb_init import _WandbInit
 from wandb.sdk.wandb_setup import _WandbSetup
 
 from evorl import cli, training
+from evorl.algorithms import SETTINGS
+from evorl.config import read_yaml, validate
 from evorl.launch import run_program
 
 RUN = "{run}"
@@ -151,6 +154,7 @@ def workshop() -> Iterator[Bench]:
         if os.waitpid(forked(train), 0)[1]:
             raise RuntimeError((place / "stderr").read_text())
         run = place / "runs" / "a"
+        shorten(run / "config.yaml")
         for module in MODULES:
             (run / f"{module}.py").write_text(EVIL.format(name=module))
         # What is imported or worked out once is so before the children are forked.
@@ -161,6 +165,14 @@ def workshop() -> Iterator[Bench]:
             yield Bench(run, place, online())
         finally:
             gc.unfreeze()
+
+
+def shorten(path: Path) -> None:
+    """Leave out of a configuration what is so anyway: reading it takes most of the time of a command."""
+    whole = validate(read_yaml(path), SETTINGS)
+    short = whole.model_dump(mode="json", exclude_defaults=True)
+    assert validate(short, SETTINGS) == whole
+    path.write_text(yaml.safe_dump(short))
 
 
 def quiet(stdout: Path, stderr: Path) -> None:
@@ -313,6 +325,8 @@ class Child:
 
         with (
             patch.multiple(os, execv=executed, execve=executed, execvp=executed, execvpe=executed),
+            # Waiting for the disk would take most of the time, and shows nothing here.
+            patch.multiple(os, fsync=lambda descriptor: None),
             patch.object(training.Run, "steps", steps),
             patch.object(_WandbSetup, "ensure_service", lambda it: None),
             patch.object(_WandbInit, "init", settled),

@@ -16,6 +16,9 @@ import yaml
 from broken_configs import placed
 from fuzz_rooms import RUN, Case, Room
 
+from evorl.algorithms import SETTINGS
+from evorl.config import validate
+
 Family = Callable[[np.random.Generator, Path], Case]
 """Draws a case; the path is of a run that is whole."""
 Item = TypeVar("Item")
@@ -88,6 +91,11 @@ def settings(run: Path) -> dict[str, Any]:
     return data
 
 
+def known(run: Path) -> list[str]:
+    """The paths of all settings there are."""
+    return leaves(validate(settings(run), SETTINGS).model_dump(mode="json"))
+
+
 def leaves(data: dict[str, Any], prefix: str = "") -> list[str]:
     """The paths of all values, and of the sections they stand in."""
     found = []
@@ -115,7 +123,7 @@ def configured(family: str, rng: np.random.Generator, payload: bytes) -> Case:
 
 def odd_values(rng: np.random.Generator, run: Path) -> Case:
     data = settings(run)
-    payload = literal(data, pick(rng, leaves(data)), pick(rng, ODD))
+    payload = literal(data, pick(rng, known(run)), pick(rng, ODD))
     return configured("config: odd values", rng, payload)
 
 
@@ -124,7 +132,7 @@ def tags(rng: np.random.Generator, run: Path) -> Case:
     text = pick(rng, TAGGED)
     if rng.random() < 0.2:
         return configured("config: tags", rng, text.encode())
-    return configured("config: tags", rng, literal(data, pick(rng, leaves(data)), text))
+    return configured("config: tags", rng, literal(data, pick(rng, known(run)), text))
 
 
 def code(rng: np.random.Generator, run: Path) -> Case:
@@ -197,10 +205,10 @@ def endless(rng: np.random.Generator, run: Path) -> Case:
 
 def overrides(rng: np.random.Generator, run: Path) -> Case:
     """Settings on the command line; those that name code are the user's own and not tried."""
-    known = leaves(settings(run))
+    keys = known(run)
     given: list[str] = []
     for _ in range(int(rng.integers(1, 4))):
-        key = pick(rng, known) if rng.random() < 0.7 else pick(rng, KEYS)
+        key = pick(rng, keys) if rng.random() < 0.7 else pick(rng, KEYS)
         value = pick(rng, (*ODD, *TAGGED)) if rng.random() < 0.9 else pick(rng, LONG)
         given.append(pick(rng, (f"{key}={value}",) * 6 + (key, value, f"{key}={value}={value}", f" {key} = {value} ")))
         if rng.random() < 0.15:

@@ -20,7 +20,7 @@ CANARY = "canary-"
 ERROR = re.compile(r"(evorl[ a-z]*: )?error: ")
 LONGEST = 1200
 """Letters of an error message."""
-SHARED = "/dev/shm/"
+SHARED = "/dev/shm/pym-"
 """Memory of the environments' processes."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import fuzz
 import numpy as np
 import pytest
+from fuzz_places import configure
 from fuzz_rooms import RUN, Case
 from fuzz_watch import Limits, unsafe
 
@@ -59,8 +60,7 @@ def test_a_whole_run_is_evaluated_and_gone_on_with(bench):
 
 
 def names_code(room):
-    configuration = (room.run / "config.yaml").read_bytes()
-    room.put("config.yaml", configuration.replace(b"id: CartPole-v1", b"id: evilmod:CartPole-v1"))
+    configure(room, environment={"id": "evilmod:CartPole-v1"})
 
 
 def test_code_that_is_executed_is_seen(bench, monkeypatch):
