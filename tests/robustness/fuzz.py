@@ -71,6 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further input after so many")
     parser.add_argument("--only", type=int, metavar="N", help="try input N and show what it said")
     parser.add_argument("--family", default="", help="only families whose name has this text in it")
     options = parser.parse_args()
@@ -86,6 +87,8 @@ def main() -> int:
                 kinds[case.family, problem[:30]] += 1
                 if kinds[case.family, problem[:30]] <= SHOWN:
                     print(f"{number} {case.family}: {problem}", flush=True)
+            if time.perf_counter() - began > 60 * options.minutes:
+                break
         seconds = time.perf_counter() - began
     print(f"\n{table(tried)}\n\n{sum(map(len, tried.values()))} inputs in {seconds:.0f} s, seed {options.seed}")
     return int(bool(kinds))
