@@ -11,9 +11,10 @@ Prints a table by family, and exits with 1 if a promise was broken; `--only` tri
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,8 +25,8 @@ from fuzz_texts import TEXTS
 from fuzz_watch import Outcome
 
 FAMILIES = (*TEXTS, *FILES, *FOLDERS)
-SHOWN = 3
-"""Of broken promises of one kind in one family; the rest is only counted."""
+LIKE = 80
+"""Letters in which problems are of one kind, of which only the first is told at once."""
 COLUMNS = ("family", "inputs", "refused", "accepted", "slowest s", "most MB", "wrong")
 
 
@@ -76,7 +77,7 @@ def main() -> int:
     parser.add_argument("--family", default="", help="only families whose name has this text in it")
     options = parser.parse_args()
     tried: dict[str, list[Outcome]] = defaultdict(list)
-    kinds = Counter[tuple[str, str]]()
+    kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     with workshop() as bench:
         if options.only is not None:
             return int(show(bench, options.only, options.seed))
@@ -84,13 +85,16 @@ def main() -> int:
         for number, case, outcome in outcomes(bench, options.count, options.seed, options.family):
             tried[case.family].append(outcome)
             for problem in outcome.problems:
-                kinds[case.family, problem[:30]] += 1
-                if kinds[case.family, problem[:30]] <= SHOWN:
+                alike = kinds[case.family, re.sub(r"\d+", "#", problem)[:LIKE]]
+                alike.append(number)
+                if len(alike) == 1:
                     print(f"{number} {case.family}: {problem}", flush=True)
             if time.perf_counter() - began > 60 * options.minutes:
                 break
         seconds = time.perf_counter() - began
     print(f"\n{table(tried)}\n\n{sum(map(len, tried.values()))} inputs in {seconds:.0f} s, seed {options.seed}")
+    for (family, problem), numbers in kinds.items():
+        print(f"{len(numbers)} of {family}: {problem} (--only {' or '.join(map(str, numbers[:3]))})")
     return int(bool(kinds))
 
 

@@ -41,6 +41,8 @@ from evorl.launch import run_program
 RUN = "{run}"
 """Stands in the arguments of a case for the run's directory."""
 PREPARING = 60.0
+PARENTS_END = 1
+"""What prctl calls the signal that a process gets when its parent ends."""
 CAPABILITIES, OVERRIDING = 0x20080522, 0b1110
 """The version of the call, and the rights to read, write, search and change what modes forbid."""
 MODULES = (
@@ -127,6 +129,7 @@ def forked(work: Callable[[], None]) -> int:
     code = 1
     try:
         os.setsid()
+        ctypes.CDLL(None).prctl(PARENTS_END, signal.SIGKILL)  # It may hang, and would outlive a fuzzer that is killed.
         work()
         code = 0
     except BaseException:

@@ -115,7 +115,8 @@ def complaints(outcome: Outcome, limits: Limits, goes_on: bool) -> list[str]:
     usage = outcome.stderr.startswith("usage: ")
     found = []
     if "Traceback (most recent call last)" in outcome.stderr:
-        found.append(f"a traceback: {lines[-1][:200]}")
+        places = re.findall(r'File ".*?/(evorl/\S+)", line (\d+)', outcome.stderr) or [("evorl", "?")]
+        found.append(f"a traceback from {':'.join(places[-1])}: {lines[-1][:200]}")
     elif outcome.code not in (0, 2):
         found.append(f"exit code {outcome.code}")
     elif len(errors) != (outcome.code == 2):
