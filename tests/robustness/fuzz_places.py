@@ -51,6 +51,8 @@ WANDB = (
     "[default]\nbase_url = http://evil.example\n", "[default]\nbase_url: http://127.0.0.1:1\napi_key = x\n",
     "[default]\n", "[default]\nmode = online\nbase_url = https://evil.example\n", "[", "\xff",
     "[default]\nx_service_transport = x\nprogram = /etc/passwd\n", "[default]\nbase_url = x\n",
+    "[default]\nhttps_proxy = http://evil.example:1\nhttp_proxy = http://evil.example:1\ngit_remote = evil\n",
+    "[default]\nrun_id = evil\nsave_code = true\nnotes = evil\napp_url_override = http://evil.example\n",
     "[default]\nentity = evil\nproject = evil\nhost = \x1b[2J\n", "[default]\nbase_url = http://evil.example\n" * 2,
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -321,6 +322,7 @@ class Child:
         def settled(it: Any, settings: Any, *others: Any, **named: Any) -> NoReturn:
             if settings.base_url != DEFAULT_BASE_URL:
                 self._watch.problems.append(f"W&B would send the run and the key to {settings.base_url}")
+            self._watch.problems += [f"W&B takes {name} from the run" for name in foreign(settings, self._room.run)]
             raise Began
 
         def steps(it: Any) -> NoReturn:
@@ -363,6 +365,13 @@ class Child:
         mine = {os.path.realpath(self._room.run), os.path.realpath(Path.cwd())}
         found = [path for path in sys.path if path in ("", ".") or os.path.realpath(path) in mine]
         return ["the working directory is on sys.path"] if found else []
+
+
+def foreign(settings: Any, run: Path) -> list[str]:
+    """The settings of W&B that are as a file in the run's directory says, which W&B reads where a program stands."""
+    lines = [line for path in run.glob("*wandb/settings") for line in path.read_text("latin-1").splitlines()]
+    named = [re.split(r"\s*[=:]\s*", line, maxsplit=1) for line in lines if re.match(r"\w+\s*[=:]", line)]
+    return sorted({name for name, value in named if str(getattr(settings, name, None)) == value})
 
 
 def traces(room: Room) -> list[str]:
