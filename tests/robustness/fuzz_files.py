@@ -78,21 +78,28 @@ def long_headers(rng: np.random.Generator, payload: bytes) -> bytes:
     """Headers that are long or deep, up to what the format allows."""
     header, data = taken_apart(payload)
     text, told = json.dumps(header).encode(), header["__metadata__"]
-    count = sizes(rng, 10, 300_000) if rng.random() < 0.95 else sizes(rng, 1e6, 9e7)
-    few = min(count, 3_000_000)
+    count = sizes(rng, 10, 300_000) if rng.random() < 0.9 else sizes(rng, 1e6, 9.5e7)
     name = next(iter(told))
-    empty = {f"{n}/q/parameters/w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(few // 60)}
+    first = json.dumps({"__metadata__": told}).encode()
+
+    def with_told(key: str, value: str) -> bytes:
+        return json.dumps({**header, "__metadata__": {**told, key: value}}).encode()
+
+    def among(text: bytes, entry: bytes) -> bytes:
+        """As many further tensors, or other entries, as come to so many bytes."""
+        return text[:-1] + b"".join(entry % number for number in range(count // len(entry))) + b"}"
+
+    tensor = b', "%d/q/parameters/w": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}'
     makers = (
         lambda: b"[" * count, lambda: b'{"a":' * (count // 5), lambda: b" " * count, lambda: b'"' + b"a" * count,
         lambda: text + b" " * count, lambda: b"[" + b"{}," * (count // 3), lambda: b"9" * count,
         lambda: b"[" + b"[]," * (count // 3) + b"[]]", lambda: b'{"__metadata__": {}, "a": ' + b"1" * count + b"}",
-        lambda: json.dumps({**header, **empty}).encode(), lambda: json.dumps({"__metadata__": told, **empty}).encode(),
-        lambda: json.dumps({**header, "__metadata__": {**told, **{f"k{n}": "v" for n in range(few // 10)}}}).encode(),
-        lambda: json.dumps({**header, "__metadata__": {name: told[name] + " " * count}}).encode(),
-        lambda: json.dumps({**header, "__metadata__": {name: "[" * count}}).encode(),
-        lambda: json.dumps({**header, "__metadata__": {name: "[" + "{}," * (count // 3) + "{}]"}}).encode(),
-        lambda: json.dumps({**header, "__metadata__": {name: "[" + "9" * count + "]"}}).encode(),
-        lambda: json.dumps({**header, "0/q/" + "x" * count: empty}).encode(),
+        lambda: among(text, tensor), lambda: among(first, tensor), lambda: among(text, b', "%d": {}'),
+        lambda: among(first[:-1], b', "k%d": "v"') + b"}", lambda: among(text, b', "x%d": [[],[],[]]'),
+        lambda: with_told(name, told[name] + " " * count), lambda: with_told(name, "[" * count),
+        lambda: with_told(name, "[" + "{}," * (count // 3) + "{}]"), lambda: with_told("x" * count, ""),
+        lambda: with_told(name, "[" + "9" * count + "]"), lambda: with_told(name, f'[{{"{"x" * count}": 1}}]'),
+        lambda: json.dumps({**header, "0/q/" + "x" * count: {}}).encode(),
         lambda: text[:-1] + b', "__metadata__": {}' * (count // 20) + b"}",
     )  # fmt: skip
     return raw(pick(rng, makers)(), data)
@@ -220,7 +227,8 @@ def forge(room: Room, payloads: Mapping[str, bytes]) -> None:
 
 
 def newest(run: Path) -> Path:
-    return max((run / "checkpoints").glob("generation-*"))
+    """The newest checkpoint, apart from what only bears the name of one."""
+    return max(path.parent for path in (run / "checkpoints").glob(f"generation-*/{AGENTS}"))
 
 
 def checkpoint(kind: str) -> Family:

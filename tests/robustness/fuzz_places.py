@@ -252,9 +252,9 @@ def histories(rng: np.random.Generator, room: Room) -> None:
     for _ in range(int(rng.integers(1, 3))):
         name = pick(rng, ("metrics.jsonl", "metrics.jsonl", "lineage.jsonl", "tracking.json", "summary.json", ".lock"))
         lines = (room.run / name).read_bytes().splitlines() if (room.run / name).exists() else []
-        if lines and lines[0].startswith(b"{") and rng.random() < 0.4:
-            row = json.loads(pick(rng, lines)) if name.endswith("l") else {}
-            lines.append(json.dumps(several(rng, row)).encode())
+        rows = [line for line in lines if line.startswith(b'{"generation"') and line not in LINES]
+        if rows and rng.random() < 0.4:
+            lines.append(json.dumps(several(rng, json.loads(pick(rng, rows)))).encode())
         else:
             lines.insert(int(rng.integers(len(lines) + 1)), pick(rng, LINES))
         room.put(name, b"\n".join(lines) + b"\n" * int(rng.integers(2)))
