@@ -1,0 +1,173 @@
+"""Runs that somebody sends and command lines that somebody mistypes: refused in one line, or done as they say."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fuzz
+import numpy as np
+import pytest
+from fuzz_places import configure
+from fuzz_rooms import RUN, Case
+from fuzz_watch import Limits, unsafe
+
+from evorl.types import UserError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness reads /proc")
+EACH = 4
+FOUND = (
+    3, 9, 33, 35, 60, 77, 101, 110, 168, 173, 213, 280, 335, 350, 378, 414, 487, 585, 588, 613, 643, 909, 1017, 1455,
+    1551, 1709, 2274, 2313, 2816, 5669, 6249,
+)  # fmt: skip
+"""Inputs that have broken a promise."""
+EVALUATE = ("evaluate", RUN)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with fuzz.workshop() as made:
+        yield made
+
+
+def check(bench, number):
+    case = fuzz.drawn(bench, number, seed=1)
+    outcome = bench.tried(case)
+    assert not outcome.problems, (number, case.family, outcome.stderr[-2000:])
+    assert outcome.code in (0, 2)
+
+
+@pytest.mark.parametrize("place", range(len(fuzz.FAMILIES)))
+def test_hostile_inputs_are_refused_or_obeyed(place, bench):
+    """The short form of fuzz.py."""
+    for number in range(place, EACH * len(fuzz.FAMILIES), len(fuzz.FAMILIES)):
+        check(bench, number)
+
+
+@pytest.mark.parametrize("number", FOUND)
+def test_what_broke_a_promise_once_does_so_no_more(number, bench):
+    check(bench, number)
+
+
+def test_every_family_has_a_name_of_its_own(bench):
+    names = [fuzz.drawn(bench, number, seed=1).family for number in range(len(fuzz.FAMILIES))]
+    assert len(names) - len(set(names)) == 1, "names of code are drawn twice as often"
+
+
+@pytest.mark.parametrize("place", range(0, len(fuzz.FAMILIES), 4))
+def test_the_same_number_is_the_same_input(place, bench):
+    first, again = (fuzz.drawn(bench, place, seed=3) for _ in range(2))
+    assert first.arguments == again.arguments
+    outcomes = [bench.tried(case) for case in (first, again)]
+    assert outcomes[0].code == outcomes[1].code
+    # Directories have names of their own, and what goes on says how long it takes.
+    begins = [re.sub(r"/tmp\w+/", "/", outcome.stderr).partition("\n")[0] for outcome in outcomes]
+    assert begins[0] == begins[1]
+
+
+def test_a_whole_run_is_evaluated_and_gone_on_with(bench):
+    evaluated = bench.tried(Case("whole", (*EVALUATE, "--episodes", "2")))
+    assert (evaluated.code, evaluated.problems) == (0, [])
+    assert "over 2 fresh episodes" in evaluated.stdout
+    resumed = bench.tried(Case("whole", ("resume", RUN, "training.max_steps=200"), goes_on=True))
+    assert (resumed.code, resumed.problems) == (0, [])
+    assert "error: " not in resumed.stderr
+
+
+def names_code(room):
+    configure(room, environment={"id": "evilmod:CartPole-v1"})
+
+
+def test_code_that_is_executed_is_seen(bench, monkeypatch):
+    case = Case("code", EVALUATE, names_code, inside=True)
+    outcome = bench.tried(case)
+    assert (outcome.code, outcome.problems) == (2, [])
+    monkeypatch.setattr("evorl.cli.refuse_code", lambda run, allowed: None)
+    problems = bench.tried(case).problems
+    assert "code of the run was executed: canary-evilmod" in problems
+    assert "the working directory is on sys.path" in problems
+
+
+def waits(*given):
+    time.sleep(30)
+
+
+def takes_memory(*given):
+    raise UserError(str(len(np.ones(30_000_000))))
+
+
+def writes(*given):
+    Path("left").write_text("x")
+
+
+def removes(*given):
+    Path("outside/thesis/text").unlink()
+
+
+def connects(*given):
+    socket.create_connection(("127.0.0.1", 9))
+
+
+def starts(*given):
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+
+def says_much(*given):
+    print("error: " + "x" * 2000, file=sys.stderr)
+    raise SystemExit(2)
+
+
+def says_it_twice(*given):
+    print("error: x", file=sys.stderr)
+    raise UserError("x")
+
+
+def clears_the_screen(*given):
+    print("error: \x1b[2J", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def dies(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+BROKEN = {
+    waits: "still runs after 0.5 s",
+    takes_memory: "took 2",
+    writes: "writes outside the run: open",
+    removes: "writes outside the run: os.remove",
+    connects: "asks the network",
+    starts: "starts a program",
+    says_much: "an error of 2007 letters",
+    says_it_twice: "exit code 2 with 2 lines of error",
+    clears_the_screen: "letters on the terminal that cannot be printed",
+    dies: "the process ended with -9",
+    time.sleep: "a traceback from evorl/cli.py",
+}
+
+
+@pytest.mark.parametrize(("change", "problem"), BROKEN.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_promise_that_is_broken_is_seen(change, problem, bench, monkeypatch):
+    monkeypatch.setattr("evorl.cli.evaluate_elite", change)
+    limits = Limits(seconds=0.5 if change is waits else 5.0, megabytes=100)
+    outcome = bench.tried(Case("broken", EVALUATE), limits)
+    assert any(each.startswith(problem) for each in outcome.problems), outcome
+
+
+@pytest.mark.parametrize(
+    ("command", "safe"),
+    [
+        (["python", "program.py", "-m", "x"], True),
+        (["python", "-m", "accelerate", "program.py"], False),
+        (["python", "-P", "-m", "accelerate"], True),
+        (["python", "-I", "-m", "accelerate"], True),
+        (["python", "-m", "accelerate", "-P"], False),
+    ],
+)
+def test_a_command_that_imports_what_lies_around_is_seen(command, safe, monkeypatch):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    assert (unsafe(command) == "") is safe
