@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from evorl.files import (
     json_bytes,
     make_directory,
     read_bounded,
+    reason,
     refuse_links,
+    remove,
     sync_directory,
     write_through,
 )
@@ -59,22 +60,19 @@ class Checkpoints:
         sync_directory(self.directory)
         for old in self.generations()[: -self._keep]:
             if old != best:
-                shutil.rmtree(self.path(old), ignore_errors=True)
+                remove(self.path(old))
 
     def discard(self) -> None:
         """Remove what checkpoints that were never completed have left behind."""
         for path in self.directory.glob(".partial-*"):
-            if path.is_symlink():
-                path.unlink()  # Else the next checkpoint would be gathered where it leads.
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+            remove(path)  # A link too: else the next checkpoint would be gathered where it leads.
 
     def set_aside(self, generation: int) -> None:
         """Take a checkpoint that cannot be used, and the newer ones, out of the way, without losing them."""
         for number in self.generations():
             if number >= generation:
                 aside = self.directory / f"damaged-{self.path(number).name}"
-                shutil.rmtree(aside, ignore_errors=True)
+                remove(aside)
                 self.path(number).rename(aside)
 
     def path(self, generation: int) -> Path:
@@ -84,7 +82,10 @@ class Checkpoints:
         """The generations there are checkpoints of, oldest first."""
         if not self.directory.is_dir():
             return []
-        matches = (CHECKPOINT.fullmatch(path.name) for path in self.directory.iterdir())
+        try:
+            matches = [CHECKPOINT.fullmatch(path.name) for path in self.directory.iterdir()]
+        except OSError as error:
+            raise UserError(f"{reason(error, self.directory)}: the checkpoints cannot be seen") from error
         return sorted(int(match[1]) for match in matches if match)
 
     def files(self, generation: int) -> Files:

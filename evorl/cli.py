@@ -19,6 +19,8 @@ from evorl.config import AnyConfig, override, read_yaml, validate
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.evaluation import MOST_COPIES, evaluate
+from evorl.explain import on_one_line, shown
+from evorl.files import reason
 from evorl.launch import Parser, check, run_program
 from evorl.population import Policy, check_agents
 from evorl.randomness import numpy_generator, torch_generator
@@ -124,16 +126,17 @@ def _parser() -> Parser:
 
 
 def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is out of range; it must be at least 0")
-    return value
+    return _within(text, 0, 2**63)
 
 
 def _count(text: str) -> int:
+    return _within(text, 1, 1_000_000)
+
+
+def _within(text: str, least: int, most: int) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is out of range; it must be at least 1")
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{shown(value)} is out of range; it must be {least} to {most}")
     return value
 
 
@@ -146,6 +149,13 @@ def run_command(arguments: Sequence[str]) -> None:
         parser.parse_args(arguments)
     else:
         parsed.overrides += others
+    try:
+        _obey(parsed)
+    except OSError as error:
+        raise UserError(reason(error, parsed.run)) from error
+
+
+def _obey(parsed: argparse.Namespace) -> None:
     if parsed.command == "resume":
         command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code)
         os.execv(command[0], command)
@@ -154,7 +164,8 @@ def run_command(arguments: Sequence[str]) -> None:
         print(json.dumps(result))
         return
     print(
-        f"agent {result['agent']} of {result['run']}: mean return {result['mean']:.1f} ± {result['std']:.1f} "
+        f"agent {result['agent']} of {on_one_line(str(result['run']))}: "
+        f"mean return {result['mean']:.1f} ± {result['std']:.1f} "
         f"(min {result['min']:.1f}, max {result['max']:.1f}) over {result['episodes']} fresh episodes"
     )
 

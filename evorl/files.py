@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import time
 from io import BufferedReader
@@ -47,10 +49,28 @@ def json_bytes(value: Any) -> bytes:
 def make_directory(path: Path, fresh: bool = False) -> None:
     """Make a directory and those above it, so that they last. Raises FileExistsError where it should be `fresh`."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(exist_ok=not fresh)
+    for directory in reversed(missing[1:]):
+        directory.mkdir(exist_ok=True)
+    if missing or fresh:
+        path.mkdir(exist_ok=not fresh)
     for made in missing:
         sync_directory(made.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove whatever is there, as far as that can be done: opening a pipe, as `rmtree` does, would wait for ever."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def settle(*directories: Path) -> None:
+    """Make the names in these directories last that whoever was killed here may have left to chance."""
+    for directory in directories:
+        if directory.is_dir():
+            sync_directory(directory)
 
 
 def reason(error: OSError, path: Path) -> str:
@@ -151,6 +171,6 @@ def read_owner(directory: Path) -> dict[str, Any]:
     try:
         with _open(directory / ".lock") as file:
             owner = json.loads(file.read(10_000))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}

@@ -54,10 +54,9 @@ class JsonLines:
     def cut_back(self, generation: int) -> None:
         """Drop what is of generations after `generation`, which are about to be lived again, and what is damaged."""
         refuse_links(self.path)
-        if not self.path.is_file():
-            return
         kept = [(line, row) for line, row in self._rows() if row["generation"] <= generation]
-        write_atomically(self.path, b"".join(line for line, _ in kept))
+        if self.path.is_file():
+            write_atomically(self.path, b"".join(line for line, _ in kept))
         there = {row["generation"] for _, row in kept}
         if lost := list(islice((number for number in range(1, generation + 1) if number not in there), 6)):
             named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")

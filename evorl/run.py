@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -24,6 +23,8 @@ from evorl.files import (
     read_owner,
     reason,
     refuse_links,
+    remove,
+    settle,
     write_atomically,
     write_json,
 )
@@ -86,6 +87,7 @@ class RunDirectory:
             raise UserError(f"run.directory: cannot write to {reason(error, path)}") from error
         run = cls(path, config.checkpoint.keep, lock)
         try:
+            settle(path.parent.parent, path.parent, path, run.checkpoints.directory)
             run._take_over(config, owner.had(path))
             # Not before: the launcher's next attempt shall not find itself where this one was refused.
             lock.sign(owner.to_json())
@@ -130,7 +132,7 @@ class RunDirectory:
         if elite:
             self.write_elite(elite)
         else:
-            shutil.rmtree(self.path / "elite", ignore_errors=True)
+            remove(self.path / "elite")
 
     def write_elite(self, payload: bytes) -> None:
         """Keep the best agent so far, given as a file of one agent."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, check_name
-from evorl.networks import ACTIVATIONS, CELLS
+from evorl.networks import ACTIVATIONS
 from evorl.networks.stacked import check_network, new_tensors
 from evorl.randomness import torch_generator
-from evorl.types import Agent, AgentState, UserError
+from evorl.types import Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
 """What nothing that an agent counts comes to."""
@@ -44,17 +44,23 @@ def not_finite(agent: Agent) -> str | None:
     return f"{wrong[0]} not finite" if wrong else None
 
 
+def _kind(shape: Architecture) -> tuple[object, ...]:
+    """Return what no mutation changes of an architecture."""
+    return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, len(shape.convolutions)
+
+
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
     numbers, acting = algorithm.settings.first_hyperparameters(), algorithm.initial_state()
+    initial = algorithm.initial_architecture()
     if len({agent.id for agent in agents}) < len(agents):
         raise UserError(f"{where}: two agents have the same id")
     for agent in agents:
         here, shape = f"{where}: agent {agent.id}", agent.architecture
         if shape.activation is not None:
             check_name(f"{here}: activation", shape.activation, ACTIVATIONS)
-        if shape.recurrent is not None:
-            check_name(f"{here}: recurrent", shape.recurrent, CELLS)
+        if _kind(shape) != _kind(initial):
+            raise UserError(f"{here}: has networks of another kind than the configuration asks for")
         if agent.hyperparameters.keys() != numbers.keys():
             raise UserError(f"{here}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(numbers)}")
         if agent.tensors.keys() != algorithm.networks.keys():

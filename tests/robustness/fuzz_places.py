@@ -148,12 +148,13 @@ def strange_agents(rng: np.random.Generator, room: Room) -> None:
     made, odd = [], rng.random(4) < (0.3, 0.15, 0.2, 0.1)
     for id in range(pick(rng, (1, 30)) if odd[3] else 4):
         shape = _strange_shape(rng, odd[0], odd[1])
-        agent = Agent(id, shape, algorithm.settings.first_hyperparameters(), {}, algorithm.first_state())
+        agent = Agent(id, shape, algorithm.settings.first_hyperparameters(), {})
+        agent.state.acting = algorithm.initial_state()
         try:
             new_tensors(algorithm.networks, agent, torch.Generator().manual_seed(id))
         except Exception:
             # No tensors fit such a shape; what they would have been is then the first architecture's.
-            agent.architecture = algorithm.first_architecture()
+            agent.architecture = algorithm.initial_architecture()
             new_tensors(algorithm.networks, agent, torch.Generator().manual_seed(id))
             agent.architecture = shape
         if odd[2]:
@@ -187,7 +188,7 @@ def _strange_shape(rng: np.random.Generator, deep: bool, odd: bool) -> Architect
 def _with_strange_numbers(rng: np.random.Generator, agent: Agent) -> None:
     numbers = (1e38, -1e38, 1e15, 1e16, 1e-300, 0.0, -1.0, 1.0, 2.0**53, 65536.0, 1e6)
     for _ in range(int(rng.integers(0, 3))):
-        place = pick(rng, (agent.state, agent.hyperparameters))
+        place: dict[str, float] = pick(rng, (agent.state.acting, agent.state.updates, agent.hyperparameters))
         place[pick(rng, list(place))] = pick(rng, numbers)
     for roles in agent.tensors.values():
         named = roles[pick(rng, ("parameters", "target", "mean", "square"))]

@@ -33,7 +33,7 @@ def written_carelessly(path, payload):
 @pytest.mark.parametrize(
     ("name", "instead", "unsynced", "kind", "problem"),
     [
-        ("sync_directory", lambda path: None, "rename", "kept", "it lives generation [12] again"),
+        ("sync_directory", lambda path: None, "rename", "kept", "it (lives generation [12] again|ends with 2)"),
         ("write_through", written_carelessly, "write", "lost", "it ends with 2: .* no checkpoint in .* is whole"),
     ],
 )
