@@ -17,9 +17,9 @@ import torch
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.launch import load_config, run_program
-from evorl.timing import Stopwatch
-from evorl.training import Run
+from evorl.runs.launch import load_config, run_program
+from evorl.runs.run import Run
+from evorl.system.timing import Stopwatch
 from evorl.types import PolicyOutput, Transition
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"

@@ -22,11 +22,11 @@ from evorl.algorithms import make_algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.launch import load_config, run_program
-from evorl.metrics import gather_metrics
 from evorl.population import Learner, Policy, found_population
 from evorl.randomness import derive_seed, torch_generator
-from evorl.timing import Stopwatch
+from evorl.runs.launch import load_config, run_program
+from evorl.runs.metrics import gather_metrics
+from evorl.system.timing import Stopwatch
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.evaluation import Evaluator
-from evorl.launch import load_config, run_program
-from evorl.metrics import gather_metrics
 from evorl.population import Learner, Policy
-from evorl.timing import Stopwatch
-from evorl.training import Run
+from evorl.population.evaluation import Evaluator
+from evorl.runs.launch import load_config, run_program
+from evorl.runs.metrics import gather_metrics
+from evorl.runs.run import Run
+from evorl.system.timing import Stopwatch
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 

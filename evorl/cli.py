@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.checkpoint import Checkpoints
 from evorl.config import AnyConfig, override, read_yaml, validate
+from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
-from evorl.evaluation import MOST_COPIES, evaluate
-from evorl.explain import on_one_line, shown
-from evorl.files import reason
-from evorl.launch import Parser, check, run_program
 from evorl.population import Policy, check_agents
+from evorl.population.evaluation import MOST_COPIES, evaluate
 from evorl.randomness import numpy_generator, torch_generator
-from evorl.recovery import progress_of
-from evorl.run import check_same_run, load_elite
-from evorl.threads import use_threads
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import check_same_run, load_elite
+from evorl.runs.launch import Parser, check, run_program
+from evorl.runs.recovery import progress_of
+from evorl.runs.threads import use_threads
+from evorl.system.files import reason
 from evorl.types import UserError
 
 ROOT = Path(__file__).parent.parent

@@ -5,8 +5,8 @@ import numpy as np
 import torch
 from support import algorithm, batch_of
 
+from evorl.envs.spec import choices
 from evorl.networks.layout import padded
-from evorl.spaces import choices
 from evorl.types import RecurrentInput
 
 CONVOLUTIONS = "network.convolutions=[{channels: 6, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]"

@@ -14,11 +14,11 @@ import torch
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
-from evorl.launch import run_program
+from evorl.envs.spec import Interface, parts_of
 from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy
 from evorl.randomness import torch_generator
-from evorl.spaces import Interface, parts_of
+from evorl.runs.launch import run_program
 from evorl.types import Agent, AgentState, Batch, PolicyOutput
 
 ROOT = Path(__file__).parent.parent

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal
 
-from evorl.distributions import DISTRIBUTIONS
+from evorl.networks.distributions import DISTRIBUTIONS
 
 P, B, MANY = 2, 7, 30_000
 SPACES = [gym.spaces.Discrete(4), gym.spaces.MultiDiscrete([2, 3]), gym.spaces.Box(-1, 1, (3,))]

@@ -8,8 +8,8 @@ from support import ROOT, config
 
 from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
-from evorl.launch import check, load_config
-from evorl.spaces import parts_of
+from evorl.envs.spec import parts_of
+from evorl.runs.launch import check, load_config
 from evorl.types import EvorlWarning, UserError
 
 DQN = ROOT / "configs" / "training" / "dqn.yaml"

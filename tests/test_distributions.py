@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from evorl.distributions import DISTRIBUTIONS
+from evorl.networks.distributions import DISTRIBUTIONS
 
 P, B = 2, 5
 

@@ -7,14 +7,14 @@ import torch
 from support import agent, algorithm, batch, config, greedy, interface, lines, play, population, seen, train
 
 from evorl.algorithms import make_algorithm
+from evorl.algorithms.losses import huber, squared_error
+from evorl.algorithms.returns import double_q_value, one_step_return
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.evaluation import evaluate
-from evorl.losses import huber, squared_error
 from evorl.population import Learner, Policy, found_population
+from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
-from evorl.returns import double_q_value, one_step_return
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import Architecture, UserError
 
 

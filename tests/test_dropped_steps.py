@@ -11,10 +11,10 @@ from worlds import PLAIN, E, P, T, World, check, flat, learned, played, remember
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.evaluation import evaluate
+from evorl.population.evaluation import evaluate
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import Transition, UserError
 
 

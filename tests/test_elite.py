@@ -8,9 +8,9 @@ import pytest
 from support import agent, config, train
 from test_evolution import context
 
-from evorl.elite import Elite, Score, error_of_test, play_until_clear
 from evorl.evolution import SELECTIONS, evolve
-from evorl.recovery import PROGRESS, Progress
+from evorl.runs.elite import Elite, Score, error_of_test, play_until_clear
+from evorl.runs.recovery import PROGRESS, Progress
 
 
 def lives(rng, means, target, *, generations=25, episodes=10, confirmation=60, draw=None):

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 from support import EVERY_MUTATION, agent, algorithm, config
 
 from evorl.config import Selection
+from evorl.config.fields import HyperparameterRange
 from evorl.evolution import MUTATIONS, SELECTIONS, Context, evolve
 from evorl.evolution.mutation import mutate, mutate_hyperparameter, turned
-from evorl.settings import HyperparameterRange
 from evorl.types import Architecture, Convolution
 
 

@@ -10,7 +10,7 @@ from support import agent, output_of, seen
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
 from evorl.replay.frames import FrameReplay
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import Transition
 
 P, E = 2, 3

@@ -15,13 +15,13 @@ import torch
 from support import EVERY_MUTATION, ROOT, agent, algorithm, batch, config, lines, population, train
 
 from evorl import cli
-from evorl.checkpoint import Checkpoints
 from evorl.cli import resume_command
-from evorl.files import Lock
-from evorl.history import JsonLines
+from evorl.distributed.signals import Told
 from evorl.population import check_agents
-from evorl.run import RunDirectory
-from evorl.signals import Told
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import RunDirectory
+from evorl.runs.history import JsonLines
+from evorl.system.files import Lock
 from evorl.types import EvorlWarning, RewardStats, UserError
 
 
@@ -70,7 +70,7 @@ def test_an_agent_whose_numbers_are_not_finite_at_the_end_is_found():
 
 def exploding(monkeypatch, *ids):
     """Agents whose parameters are so large, from the second generation on, that their losses overflow."""
-    from evorl.training import Run
+    from evorl.runs.run import Run
 
     evolve = Run.evolve
 
@@ -81,7 +81,7 @@ def exploding(monkeypatch, *ids):
                 for value in member.tensors["q"]["parameters"].values():
                     value *= 1e25
 
-    monkeypatch.setattr("evorl.training.Run.evolve", spoil)
+    monkeypatch.setattr("evorl.runs.run.Run.evolve", spoil)
 
 
 @pytest.mark.parametrize("selection", ["{}", "{name: truncation, share: 0.25}"])
@@ -120,7 +120,7 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
     def sometimes(self, generation, name, payload):
         return full_disk() if generation in (2, 3) else write(self, generation, name, payload)
 
-    monkeypatch.setattr("evorl.checkpoint.Checkpoints.write", sometimes)
+    monkeypatch.setattr("evorl.runs.checkpoint.Checkpoints.write", sometimes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert train("run.name=a", *EVERY_MUTATION, "training.max_steps=120") == 0
@@ -141,7 +141,7 @@ def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monk
     log = JsonLines(tmp_path / "metrics.jsonl")
     log.add([{"generation": 1}])
     log.flush()
-    monkeypatch.setattr("evorl.history.os.fsync", full_disk)
+    monkeypatch.setattr("evorl.runs.history.os.fsync", full_disk)
     log.add([{"generation": 2}])
     with pytest.raises(OSError, match="No space"):
         log.flush()
@@ -163,7 +163,7 @@ def test_lines_of_one_file_wait_where_those_of_another_cannot_be_written(tmp_pat
     directory = RunDirectory(tmp_path, keep=1)
     directory.metrics.add([{"generation": 1}])
     directory.lineage.add([{"generation": 1}])
-    monkeypatch.setattr("evorl.history.os.fsync", full_disk)
+    monkeypatch.setattr("evorl.runs.history.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         directory.flush()
     monkeypatch.undo()
@@ -186,7 +186,7 @@ def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert lines(log.path) == rows[:1]
-    monkeypatch.setattr("evorl.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Told(signal.SIGTERM)))
+    monkeypatch.setattr("evorl.runs.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Told(signal.SIGTERM)))
     with pytest.raises(Told):
         log.flush()
     monkeypatch.undo()
@@ -222,7 +222,7 @@ def test_steps_that_the_learning_rate_falls_by_cannot_be_changed_afterwards(in_d
 HOLD = """
 import sys, time
 from pathlib import Path
-from evorl.files import Lock
+from evorl.system.files import Lock
 lock = Lock(Path(sys.argv[1]), 0)
 lock.sign({"host": "here", "pid": 1})
 print("held", flush=True)

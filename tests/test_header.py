@@ -8,7 +8,7 @@ import torch
 from support import algorithm, config, train
 
 from evorl.distributed import Placement
-from evorl.header import header
+from evorl.runs.header import header
 
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
 

@@ -13,12 +13,12 @@ from torch.nn import functional
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.evaluation import evaluate
-from evorl.moments import Moments
 from evorl.networks.layers import ACTIVATIONS
 from evorl.population import Learner, Policy, found_population
+from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
-from evorl.timing import Stopwatch
+from evorl.replay.moments import Moments
+from evorl.system.timing import Stopwatch
 from evorl.types import RecurrentInput, UserError
 
 CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}

@@ -9,10 +9,10 @@ from support import config, play
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.evaluation import evaluate
 from evorl.population import Learner, Policy, found_population
+from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 
 DQN = (
     "algorithm={name: dqn, gamma: 0.5, tau: 0.1, batch_size: 32, learn_step: 4, exploration: {start: 1.0, end: 0.5}}",

@@ -10,7 +10,7 @@ import torch
 from support import EVERY_MUTATION, ROOT, free_port, launch, lines, train
 
 from evorl.distributed import Ranks
-from evorl.formats import decode_agents
+from evorl.system.formats import decode_agents
 from evorl.types import EvorlWarning, UserError
 
 
@@ -164,7 +164,7 @@ def test_ranks_that_do_not_find_each_other_are_an_error(monkeypatch):
         def __init__(self, **options):
             pass
 
-    monkeypatch.setattr("evorl.distributed.Accelerator", Alone)
+    monkeypatch.setattr("evorl.distributed.ranks.Accelerator", Alone)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
         UserError, match=r"2 processes were launched, but each is alone .* `distributed_type: MULTI_GPU`"

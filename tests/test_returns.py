@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.losses import approximate_kl, clipped_surrogate, clipped_value_error, normalized, policy_gradient
-from evorl.moments import Moments
-from evorl.returns import discounted_sums, gae
+from evorl.algorithms.losses import approximate_kl, clipped_surrogate, clipped_value_error, policy_gradient
+from evorl.algorithms.returns import gae
+from evorl.replay.moments import Moments
+from evorl.replay.scaling import discounted_sums, normalized
 
 T, P, B = 10, 3, 4
 GAMMA = torch.tensor([0.9, 0.99, 0.5], dtype=torch.float64)

@@ -9,11 +9,11 @@ import torch
 from support import fields_of, interface, output_of
 
 from evorl.algorithms.a2c import A2C
+from evorl.algorithms.returns import gae
 from evorl.replay.columns import FrameColumn
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.returns import gae
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import AgentState, Transition, UpdateResult
 
 T, P, E = 8, 2, 3

@@ -29,8 +29,8 @@ from worlds import (
     worth,
 )
 
+from evorl.envs.spec import as_numbers
 from evorl.replay import rollout
-from evorl.spaces import as_numbers
 from evorl.types import AgentState, UpdateResult
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from support import EVERY_MUTATION, ROOT, lines, train
 
-from evorl.checkpoint import Checkpoints
 from evorl.cli import evaluate_elite, run_command
-from evorl.formats import decode_agents, encode_agents
-from evorl.launch import run_program
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.launch import run_program
+from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import EvorlWarning, UserError
 
 MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_per_second")
@@ -259,7 +259,7 @@ def test_only_fresh_episodes_make_an_elite_and_stop_a_run(in_directory, monkeypa
     def fails(self, agents, generation, purpose, first, episodes):
         return np.full((len(agents), episodes), 6.0 if purpose == "generation" else 1.0)
 
-    monkeypatch.setattr("evorl.evaluation.Evaluator.remeasure", fails)
+    monkeypatch.setattr("evorl.population.evaluation.Evaluator.remeasure", fails)
     overrides = ["training.target_fitness=5", "evaluation.confirmation_episodes=3", "training.max_steps=40"]
     assert train("run.name=a", *overrides) == 0
     row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
@@ -308,7 +308,7 @@ def test_trackers_record_and_a_failing_one_is_dropped(in_directory, monkeypatch)
     def broken(config, directory, history):
         raise OSError("no room")
 
-    monkeypatch.setitem(__import__("evorl.tracking", fromlist=["TRACKERS"]).TRACKERS, "tensorboard", broken)
+    monkeypatch.setitem(__import__("evorl.runs.trackers", fromlist=["TRACKERS"]).TRACKERS, "tensorboard", broken)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert train("run.name=b", "tracking.backends=[tensorboard]") == 0
@@ -327,7 +327,7 @@ def test_wandb_without_a_key_records_offline_and_says_so(in_directory, monkeypat
 
 def test_digests_are_compared_before_and_after_every_evolution(in_directory, monkeypatch):
     compared = []
-    monkeypatch.setattr("evorl.distributed.Ranks.differing", lambda self, digest, what: compared.append(what))
+    monkeypatch.setattr("evorl.distributed.ranks.Ranks.differing", lambda self, digest, what: compared.append(what))
     assert train("run.name=a", "training.max_steps=70") == 0
     assert compared == ["trained agents", "evolved agents"] * 2
 

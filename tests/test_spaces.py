@@ -9,7 +9,7 @@ from support import agent, algorithm, population
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.spaces import as_numbers, parts_of
+from evorl.envs.spec import as_numbers, parts_of
 from evorl.types import UserError
 
 

@@ -11,12 +11,12 @@ from support import ROOT, agent, algorithm, batch_of, fields_of, lines, output_o
 from support import launch as launched
 from worlds import PLAIN, E, Group, P, T, World, experience, members, play
 
-from evorl.launch import load_config
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.sampler import DistributedSampler
-from evorl.timing import Stopwatch
+from evorl.runs.launch import load_config
+from evorl.system.timing import Stopwatch
 from evorl.types import Transition, UserError
 
 

@@ -9,8 +9,8 @@ import torch
 from support import ROOT, interface, train
 
 from evorl import cli
-from evorl.spaces import Part
-from evorl.threads import choose_threads, use_threads
+from evorl.envs.spec import Part
+from evorl.runs.threads import choose_threads, use_threads
 from evorl.types import EvorlWarning
 
 VECTOR = interface().parts
@@ -49,7 +49,7 @@ def test_the_users_environment_is_heeded(said, monkeypatch):
     assert use_threads(4, VECTOR, 1) == 4 == torch.get_num_threads()
 
 
-ASKED = "from evorl.threads import use_threads; print(use_threads(None, {}, 1))"
+ASKED = "from evorl.runs.threads import use_threads; print(use_threads(None, {}, 1))"
 LAUNCHER = f"""
 import os, subprocess, sys
 given = os.environ | {{"OMP_NUM_THREADS": "7", "ACCELERATE_MIXED_PRECISION": "no"}}

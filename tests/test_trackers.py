@@ -19,9 +19,9 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
-from evorl.tracking import TRACKERS, Trackers
-from evorl.tracking import wandb as wandb_tracker
-from evorl.tracking.history import lacking
+from evorl.runs.trackers import TRACKERS, Trackers
+from evorl.runs.trackers import wandb as wandb_tracker
+from evorl.runs.trackers.history import lacking
 from evorl.types import EvorlWarning
 
 HISTORY = [(generation, 10 * generation, {"generation": generation, "x": -generation}) for generation in range(1, 8)]
@@ -258,7 +258,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_ends_well(
     where, how, calls, message, in_directory, monkeypatch
 ):
     failing = Failing(where, how)
-    monkeypatch.setattr("evorl.tracking.GRACE", 0.1)
+    monkeypatch.setattr("evorl.runs.trackers.GRACE", 0.1)
     monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: failing)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -276,5 +276,5 @@ def test_a_tracker_that_fails_is_told_once_and_training_ends_well(
 
 
 def test_programs_that_track_nothing_do_not_wait_for_wandb():
-    program = "import sys, evorl.launch; assert not {'wandb', 'tensorboard'} & set(sys.modules)"
+    program = "import sys, evorl.runs.launch; assert not {'wandb', 'tensorboard'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0

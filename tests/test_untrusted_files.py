@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import save
 from support import agent, algorithm, train
 
-from evorl.checkpoint import Checkpoints
 from evorl.cli import run_command
-from evorl.files import entry, read_bounded
-from evorl.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
-from evorl.history import JsonLines
-from evorl.launch import run_program
 from evorl.population import check_agents
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.history import JsonLines
+from evorl.runs.launch import run_program
+from evorl.system.files import entry, read_bounded
+from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
 from evorl.types import EvorlWarning, UserError
 
 RESUME = ("run.name=a", "run.resume=auto", "training.max_steps=200")

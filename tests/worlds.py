@@ -8,9 +8,9 @@ import torch
 from support import fields_of, interface, output_of
 
 from evorl.algorithms.a2c import A2C
+from evorl.envs.spec import Part
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.spaces import Part
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import AgentState, Transition
 
 T, P, E = 8, 3, 2

@@ -10,8 +10,8 @@ from evorl.algorithms.objective import Objective
 from evorl.algorithms.ppo import PPO, PPOSettings
 from evorl.algorithms.protocols import Algorithm, Experience
 from evorl.config import AnyConfig
-from evorl.settings import AlgorithmSettings
-from evorl.spaces import Interface
+from evorl.config.fields import AlgorithmSettings
+from evorl.envs.spec import Interface
 
 ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]]] = {
     "a2c": (A2CSettings, A2C),

@@ -12,21 +12,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.losses import policy_gradient, squared_error
 from evorl.algorithms.objective import Objective, hyperparameter
+from evorl.algorithms.returns import gae
 from evorl.config import Config
+from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
-from evorl.distributions import DISTRIBUTIONS, Likelihood
-from evorl.losses import policy_gradient, squared_error
+from evorl.envs.spec import Interface
 from evorl.networks import NETWORKS, initial_architecture
+from evorl.networks.distributions import DISTRIBUTIONS, Likelihood
 from evorl.networks.spec import NetworkSpec
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.returns import gae
-from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
-from evorl.spaces import Interface
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Segment, Tensors, UserError
 
 

@@ -13,20 +13,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.losses import REGRESSION_LOSSES
 from evorl.algorithms.objective import Objective, hyperparameter
+from evorl.algorithms.returns import double_q_value, one_step_return
 from evorl.config import Config
+from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
 from evorl.distributed import Placement
-from evorl.distributions import FORBIDDEN
-from evorl.losses import REGRESSION_LOSSES
+from evorl.envs.spec import Interface
 from evorl.networks import NETWORKS, initial_architecture
+from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.experience import ReplayExperience, make_replay
-from evorl.returns import double_q_value, one_step_return
-from evorl.settings import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
-from evorl.spaces import Interface
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
 

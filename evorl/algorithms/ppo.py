@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.distributions import Likelihood
-from evorl.losses import approximate_kl, clipped_surrogate, clipped_value_error
+from evorl.algorithms.losses import approximate_kl, clipped_surrogate, clipped_value_error
+from evorl.config.fields import Fraction, HyperparameterRange, Positive, Size
+from evorl.networks.distributions import Likelihood
 from evorl.networks.stacked import Stack
-from evorl.settings import Fraction, HyperparameterRange, Positive, Size
 from evorl.types import Batch, Loss, Tensors
 
 KL_MARGIN = 1.5

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from evorl.algorithms.objective import Objective
+from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
+from evorl.envs.spec import Interface
 from evorl.networks.spec import NetworkSpec
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace, Population
-from evorl.settings import AlgorithmSettings
-from evorl.spaces import Interface
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import (
     Agent,
     Architecture,

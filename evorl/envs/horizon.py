@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 
 from evorl.config import AnyConfig, Environment
-from evorl.console import say
+from evorl.system.console import say
 from evorl.types import EvorlWarning
 
 EPISODES_IN_A_GENERATION = 2

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.guard import Guard
-from evorl.plugins import import_from_here
+from evorl.system.plugins import import_from_here
 from evorl.types import UserError
 
 ATARI = "ALE/"

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from evorl.config import Evolution
+from evorl.config.fields import HyperparameterRange
 from evorl.evolution.architecture import Networks, mutate_layers, mutate_units
-from evorl.settings import HyperparameterRange
 from evorl.types import Agent
 
 

@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
-
-import torch
-from torch import Tensor
 
 from evorl.config import Network as NetworkSettings
+from evorl.envs.spec import Parts
+from evorl.networks.base import Network, initial_architecture
 from evorl.networks.layers import ACTIVATIONS
 from evorl.networks.layout import Layout
 from evorl.networks.module import module_network
-from evorl.networks.parameters import Specs
 from evorl.networks.recurrent import CELLS
 from evorl.networks.standard import StandardNetwork
-from evorl.spaces import Parts
-from evorl.types import Architecture, Convolution, Head, Observation, RecurrentInput, Streams, Tensors
-
-
-class Network(Protocol):
-    """The description of a network; the parameters live with the agents."""
-
-    def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
-        """The parameters of one agent of this architecture, or their padded room in a stack."""
-
-    def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Fresh parameters of one agent."""
-
-    def cost(self, architecture: Architecture) -> float:
-        """Multiplications for one observation. Raises UserError where the shapes do not fit."""
-
-    def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """How many numbers each unit of the memory has, and how many units there are; zeros without a memory."""
-
-    def forward(
-        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
-    ) -> tuple[Tensors, Tensor | None]:
-        """The heads' outputs [P, B, outputs] for observations [P, B, ...], and the memory after them.
-
-        `p` are the stack's parameters, each [P * copies, read, produced].
-        """
-
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """`tensors` of one agent after hidden layer `index`, not the last, went out, and which of the next layer's
-        tensors each new one replaces, by their names."""
-
+from evorl.types import Head
 
 NETWORKS: Mapping[str, Callable[[NetworkSettings, Parts, Sequence[Head], bool], Network]] = {
     "standard": lambda settings, parts, heads, normalize: StandardNetwork(
@@ -54,24 +21,6 @@ NETWORKS: Mapping[str, Callable[[NetworkSettings, Parts, Sequence[Head], bool], 
     "module": lambda settings, parts, heads, normalize: module_network(settings.factory or "", parts, heads, normalize),
 }
 """From (settings, what agents see, heads, whether vectors are normalised) to the network."""
-
-
-def initial_architecture(settings: NetworkSettings, parts: Parts, streams: Streams = "shared") -> Architecture:
-    """The architecture that the configuration asks for."""
-    if settings.name == "module":
-        return Architecture()
-    images = any(part.kind == "image" for part in parts.values())
-    layers = [Convolution(**layer.model_dump()) for layer in settings.convolutions] if images else []
-    return Architecture(
-        hidden_sizes=settings.hidden_sizes,
-        residual_layers=(0,) * len(settings.hidden_sizes),
-        activation=settings.activation,
-        layer_norm=bool(settings.layer_norm),
-        streams=streams,
-        convolutions=tuple(layers),
-        recurrent=settings.recurrent,
-        recurrent_size=settings.recurrent_size if settings.recurrent else 0,
-    )
 
 
 __all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Layout", "Network", "initial_architecture"]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evorl.config.fields import Initialisation
+from evorl.envs.spec import Part, as_numbers
 from evorl.networks.layers import Span, activate
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
-from evorl.settings import Initialisation
-from evorl.spaces import Part, as_numbers
 from evorl.types import Architecture, UserError
 
 RESIDUAL_KERNEL = 3

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from evorl.envs.spec import Part, Parts, as_numbers
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
-from evorl.plugins import import_from_here
-from evorl.spaces import Part, Parts, as_numbers
+from evorl.system.plugins import import_from_here
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError
 
 Inputs = int | tuple[int, ...]

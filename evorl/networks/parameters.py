@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evorl.settings import Initialisation
+from evorl.config.fields import Initialisation
 from evorl.types import Tensors
 
 Fill = Literal["uniform", "orthogonal", "zeros", "ones"] | tuple[float, ...]

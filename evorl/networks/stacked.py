@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from evorl.formats import check_tensors
 from evorl.networks import Network
 from evorl.networks.growth import fresh_roles
 from evorl.networks.layers import shares
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import FlatTensors, Shape
 from evorl.networks.spec import NetworkSpec
+from evorl.system.formats import check_tensors
 from evorl.types import Agent, Observation, RecurrentInput, Roles, Tensors, UserError
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evorl.config.fields import Initialisation
+from evorl.envs.spec import Part, Parts, as_numbers
 from evorl.networks.convolution import ImageEncoder
 from evorl.networks.layers import activate, layer_norm, linear, repeated
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, initialise
 from evorl.networks.recurrent import CELLS, unroll
-from evorl.settings import Initialisation
-from evorl.spaces import Part, Parts, as_numbers
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]

@@ -16,7 +16,7 @@ from evorl.networks.spec import TargetRule
 from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.population.founding import not_finite
 from evorl.population.policy import Policy
-from evorl.timing import Stopwatch
+from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, Loss, Tensors, UpdateResult
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import Algorithm
-from evorl.moments import Moments
 from evorl.networks.layout import Layout, plan_stacks
 from evorl.networks.stacked import Shapes, Stack, StackedNetwork
+from evorl.replay.moments import Moments
 from evorl.types import Agent, Architecture, Observation, PolicyOutput, RecurrentInput
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evorl.formats import check_tensors
+from evorl.system.formats import check_tensors
 from evorl.types import Tensors, UserError
 
 

@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.memory import check_room
+from evorl.envs.spec import Interface, choices
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay import Gather, Population
 from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.frames import FrameReplay
 from evorl.replay.sampler import DistributedSampler
 from evorl.replay.schedule import UpdateSchedule
-from evorl.spaces import Interface, choices
-from evorl.timing import Stopwatch
+from evorl.system.memory import check_room
+from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
 Field = tuple[tuple[int, ...], torch.dtype]

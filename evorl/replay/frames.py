@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from evorl.formats import check_tensors
+from evorl.system.formats import check_tensors
 from evorl.types import EvorlWarning, Tensors, UserError
 
 Fields = Mapping[str, tuple[tuple[int, ...], torch.dtype]]

@@ -14,15 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.losses import normalized
-from evorl.moments import Moments
+from evorl.envs.spec import Parts, as_numbers
 from evorl.randomness import torch_generator
 from evorl.replay import Gather, Population
 from evorl.replay.columns import Column, FrameColumn, PlainColumn
 from evorl.replay.minibatches import Minibatches
-from evorl.returns import discounted_sums
-from evorl.spaces import Parts, as_numbers
-from evorl.timing import Stopwatch
+from evorl.replay.moments import Moments
+from evorl.replay.scaling import discounted_sums, normalized
+from evorl.system.timing import Stopwatch
 from evorl.types import (
     Agent,
     Batch,

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from evorl.launch import run_program
-from evorl.timing import Stopwatch
+from evorl.runs.launch import run_program
+from evorl.system.timing import Stopwatch
 
 ROOT = Path(__file__).parent.parent.parent
 PHASES = ("collection", "learning", "evaluation", "evolution", "checkpoint")

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evorl.checkpoint import Checkpoints
-from evorl.launch import run_program
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.launch import run_program
 from evorl.types import UserError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,8 +19,8 @@ from functools import partial
 from torch._C._distributed_c10d import TCPStore
 
 from evorl.distributed import RankLost
-from evorl.launch import run_program
-from evorl.liveness import SignsOfLife
+from evorl.distributed.heartbeat import SignsOfLife
+from evorl.runs.launch import run_program
 from evorl.types import UserError
 
 

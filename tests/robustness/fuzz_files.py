@@ -13,8 +13,8 @@ from fuzz_rooms import RUN, Case, Room
 from fuzz_texts import Family, pick, sizes
 from safetensors.torch import load, save
 
-from evorl.checkpoint import MANIFEST, Checkpoints
-from evorl.files import digest, entry, json_bytes
+from evorl.runs.checkpoint import MANIFEST, Checkpoints
+from evorl.system.files import digest, entry, json_bytes
 
 ELITE = "elite/agent.safetensors"
 AGENTS, ELITE_KEPT, REPLAY = "agents.safetensors", "elite.safetensors", "replay-rank-000.safetensors"

@@ -19,12 +19,12 @@ from fuzz_rooms import EVIL, MODULES, Case, Room
 from fuzz_texts import Family, pick, settings, sizes
 
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.checkpoint import MANIFEST
 from evorl.config import validate
 from evorl.envs import Environments
-from evorl.files import digest, entry, json_bytes
-from evorl.formats import decode_tensors, encode_agents, encode_tensors
 from evorl.networks.stacked import new_tensors
+from evorl.runs.checkpoint import MANIFEST
+from evorl.system.files import digest, entry, json_bytes
+from evorl.system.formats import decode_tensors, encode_agents, encode_tensors
 from evorl.types import Agent, Architecture, Convolution
 
 NAMES = (

@@ -34,10 +34,11 @@ from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 from wandb.sdk.wandb_init import _WandbInit
 from wandb.sdk.wandb_setup import _WandbSetup
 
-from evorl import cli, training
+from evorl import cli
 from evorl.algorithms import SETTINGS
 from evorl.config import read_yaml, validate
-from evorl.launch import run_program
+from evorl.runs import run as training
+from evorl.runs.launch import run_program
 
 RUN = "{run}"
 """Stands in the arguments of a case for the run's directory."""

@@ -25,8 +25,8 @@ from typing import Any
 
 from chaos import CASES, ROOT, differences
 
-from evorl.launch import run_program
-from evorl.training import Run
+from evorl.runs.launch import run_program
+from evorl.runs.run import Run
 
 RESTARTS = 3
 SETTINGS = (*CASES["dqn-replicated"], "training.max_steps=2560")

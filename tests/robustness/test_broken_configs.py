@@ -6,7 +6,7 @@ import broken_configs
 import pytest
 from support import train
 
-from evorl.launch import load_config
+from evorl.runs.launch import load_config
 from evorl.types import UserError
 
 COUNT = 5 * len(broken_configs.KINDS)
@@ -19,7 +19,7 @@ def began(*_):
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=[f"{b.kind}-{n}" for n, b in enumerate(BREAKAGES)])
 def test_a_broken_configuration_ends_with_one_line_and_code_2(breakage, in_directory, monkeypatch, capsys):
-    monkeypatch.setattr("evorl.training.Run.steps", began)
+    monkeypatch.setattr("evorl.runs.run.Run.steps", began)
     path = in_directory / "config.yaml"
     path.write_bytes(breakage.file)
     assert train(*breakage.arguments, configuration="config.yaml") == 2

@@ -6,8 +6,8 @@ import corruption
 import numpy as np
 import pytest
 
-from evorl.checkpoint import Checkpoints
-from evorl.files import read_owner
+from evorl.runs.checkpoint import Checkpoints
+from evorl.system.files import read_owner
 from evorl.types import UserError
 
 

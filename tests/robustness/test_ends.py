@@ -11,7 +11,7 @@ import time
 import pytest
 from support import ROOT, free_port, launch
 
-from evorl.launch import run_program
+from evorl.runs.launch import run_program
 from evorl.types import UserError
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -32,8 +32,8 @@ STUCK = """
 import functools, json, os, sys, time
 sys.path.insert(0, "{root}/tests/robustness")
 import ends
-from evorl import launch
-from evorl.background import Background, end_background
+from evorl.runs import launch
+from evorl.system.background import Background, end_background
 
 launch.end_background = functools.partial(end_background, patience=0.1)
 
@@ -63,7 +63,7 @@ def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
 
 SLOW_TO_TELL = """
 import os, sys, time
-from evorl.launch import run_program
+from evorl.runs.launch import run_program
 from evorl.types import UserError
 
 def main(arguments):
@@ -92,7 +92,7 @@ def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_
         raise UserError("a mistake", told)
 
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("evorl.launch.TELLS_AFTER", 10.0 if signals else 0.3)
+    monkeypatch.setattr("evorl.runs.launch.TELLS_AFTER", 10.0 if signals else 0.3)
     began = time.monotonic()
     assert run_program(main, []) == 2
     assert 0.25 < time.monotonic() - began < 5

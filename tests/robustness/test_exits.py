@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support import ROOT, launch, lines, train
 
-from evorl.console import Terminal
-from evorl.files import Lock, make_directory
-from evorl.launch import run_program
+from evorl.runs.launch import run_program
+from evorl.system.console import Terminal
+from evorl.system.files import Lock, make_directory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 FAILING = (
@@ -45,7 +45,7 @@ def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         f"import os, sys\nsys.path[:0] = [{str(ROOT / 'demos')!r}]\nimport online\n"
-        "from evorl.launch import run_program\n"
+        "from evorl.runs.launch import run_program\n"
         f"how = {FAILING.format(how='exit')!r} if os.environ['RANK'] == '1' else {FAILING.format(how='none')!r}\n"
         "sys.exit(run_program(online.main, [*sys.argv[1:], how]))\n"
     )
@@ -97,7 +97,7 @@ def test_a_full_disk_is_no_success(kilobytes, small_disk, in_directory, capsys):
 
 
 def test_a_disk_that_has_room_again_makes_it_a_success(in_directory, monkeypatch):
-    from evorl.checkpoint import Checkpoints
+    from evorl.runs.checkpoint import Checkpoints
 
     write, failures = Checkpoints.write, []
 
@@ -114,7 +114,7 @@ def test_a_disk_that_has_room_again_makes_it_a_success(in_directory, monkeypatch
 
 
 def test_a_checkpoint_that_is_lost_each_time_is_said_each_time(in_directory, monkeypatch):
-    from evorl.checkpoint import Checkpoints
+    from evorl.runs.checkpoint import Checkpoints
 
     write = Checkpoints.write
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_that_is_lost_each_time_is_said_each_time(in_directory, mon
 
 
 def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatch, capsys):
-    from evorl.run import RunDirectory
+    from evorl.runs.directory import RunDirectory
 
     def full(self, summary):
         raise OSError(errno.ENOSPC, "No space left on device", "summary.json")
@@ -141,7 +141,7 @@ def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatc
 
 
 def test_a_directory_that_is_deleted_meanwhile_is_no_success(in_directory, monkeypatch, capsys):
-    from evorl.training import Run
+    from evorl.runs.run import Run
 
     record = Run.record
 
@@ -187,7 +187,7 @@ def test_a_full_disk_does_not_silence_a_run_for_ever(monkeypatch):
 
 WARNING = """
 import warnings
-from evorl.launch import run_program
+from evorl.runs.launch import run_program
 from evorl.types import EvorlWarning
 
 def main(arguments):
@@ -214,7 +214,7 @@ def test_a_failure_is_one_line_and_1(capsys):
 
 
 def test_a_mistake_that_only_one_rank_has_met_names_it(monkeypatch, capsys):
-    monkeypatch.setattr("evorl.launch.have_met", lambda: True)
+    monkeypatch.setattr("evorl.runs.launch.have_met", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
 
@@ -255,7 +255,7 @@ def test_a_lock_that_fails_names_its_directory(in_directory, monkeypatch, capsys
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("evorl.files.fcntl.lockf", no_locks)
+    monkeypatch.setattr("evorl.system.files.fcntl.lockf", no_locks)
     assert train("run.name=a") == 2
     (error,) = said(capsys)
     assert "runs/a: No locks available" in error
@@ -278,7 +278,7 @@ def test_an_observation_of_no_numbers_is_refused(in_directory, capsys):
 
 def test_directories_last_once_they_are_made(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("evorl.files.sync_directory", lambda path: synced.append(path))
+    monkeypatch.setattr("evorl.system.files.sync_directory", lambda path: synced.append(path))
     make_directory(tmp_path / "runs" / "a" / "checkpoints")
     assert set(synced) == {tmp_path, tmp_path / "runs", tmp_path / "runs" / "a"}
     with pytest.raises(FileExistsError):
@@ -297,7 +297,7 @@ def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monk
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
-    from evorl import recovery
+    from evorl.runs import recovery
 
     here = recovery.made_with
     monkeypatch.setattr(recovery, "made_with", lambda device: here(device) | {"torch": "9.9"})

@@ -13,11 +13,11 @@ import pytest
 import torch.distributed as dist
 from support import ROOT, free_port, launch, lines
 
+from evorl.config.options import processes_wanted, refuse_options
 from evorl.distributed import Launch, choose_backend
-from evorl.meeting import launch_name, meet
-from evorl.options import processes_wanted, refuse_options
-from evorl.processes import launcher, started_at
-from evorl.run import Owner
+from evorl.distributed.rendezvous import launch_name, meet
+from evorl.runs.directory import Owner
+from evorl.system.processes import launcher, started_at
 from evorl.types import UserError
 
 
@@ -158,7 +158,7 @@ DRIFTING = """
 import sys
 sys.path[:0] = ["{root}/demos"]
 import online
-from evorl.launch import run_program
+from evorl.runs.launch import run_program
 from evorl.population import Learner
 
 to_agents = Learner.to_agents
@@ -190,8 +190,8 @@ import os, signal, sys
 from pathlib import Path
 sys.path[:0] = ["{root}/demos"]
 import online
-from evorl.launch import run_program
-from evorl.training import Run
+from evorl.runs.launch import run_program
+from evorl.runs.run import Run
 
 record, begun = Run.record, Path("begun")
 

@@ -26,8 +26,8 @@ RESTARTED = """
 import os, signal, sys, time
 sys.path[:0] = ["{root}/demos"]
 import online
-from evorl.launch import run_program
-from evorl.training import Run
+from evorl.runs.launch import run_program
+from evorl.runs.run import Run
 
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 record = Run.record

@@ -15,10 +15,10 @@ from evorl.algorithms import SETTINGS
 from evorl.cli import resume_command, run_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
-from evorl.launch import run_program
-from evorl.memory import check_room, free_memory
-from evorl.processes import end_sibling, started_at
-from evorl.tracking import told
+from evorl.runs.launch import run_program
+from evorl.runs.trackers import told
+from evorl.system.memory import check_room, free_memory
+from evorl.system.processes import end_sibling, started_at
 from evorl.types import UserError
 
 CANARY = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"
@@ -97,7 +97,7 @@ def test_atari_is_not_looked_for_in_the_working_directory(in_directory):
 WANDB = """
 import sys
 from pathlib import Path
-from evorl.tracking.wandb import WeightsAndBiases
+from evorl.runs.trackers.wandb import WeightsAndBiases
 sys.path.insert(0, {tests!r})
 from support import config
 tracker = WeightsAndBiases(config("tracking.mode=offline"), Path("."))
@@ -161,7 +161,7 @@ def test_free_memory_is_that_of_the_control_group(version, tmp_path):
 
 
 def test_all_ranks_of_a_host_share_its_memory(monkeypatch):
-    monkeypatch.setattr("evorl.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("evorl.system.memory.free_memory", lambda device: 1000)
     check_room(500, "replay.capacity", copies=1, processes=2)
     with pytest.raises(UserError, match=r"replay.capacity: .* do not fit, for each of 3 ranks,"):
         check_room(500, "replay.capacity", copies=1, processes=3)
@@ -175,7 +175,7 @@ def test_only_a_sibling_that_began_when_it_said_is_ended():
     """The caller is another child of this process, as one rank is of another's launcher."""
 
     def ended(process, began):
-        program = f"from evorl.processes import end_sibling; print(end_sibling({process.pid}, {began}))"
+        program = f"from evorl.system.processes import end_sibling; print(end_sibling({process.pid}, {began}))"
         command = [sys.executable, "-c", program]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True"
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import psutil
 import torch
 
-from evorl.signals import LAUNCHED
-from evorl.spaces import Parts
+from evorl.distributed.signals import LAUNCHED
+from evorl.envs.spec import Parts
 
 
 def use_threads(wanted: int | None, parts: Parts, ranks: int) -> int:

@@ -10,9 +10,9 @@ import threading
 import time
 from typing import Any
 
-from evorl.background import Background
-from evorl.meeting import Store
-from evorl.processes import end_sibling, namespace, started_at
+from evorl.distributed.rendezvous import Store
+from evorl.system.background import Background
+from evorl.system.processes import end_sibling, namespace, started_at
 
 INTERVAL = 1.0
 """Seconds between two signs."""

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evorl.files import read_bounded, refuse_links, sync_directory, write_atomically
+from evorl.system.files import read_bounded, refuse_links, sync_directory, write_atomically
 from evorl.types import EvorlWarning
 
 

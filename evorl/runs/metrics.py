@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.distributed import Placement
-from evorl.elite import Elite, Score
 from evorl.envs import Environments
 from evorl.population import Learner
+from evorl.runs.elite import Elite, Score
 from evorl.types import Agent
 
 CURVES = ("fitness", "train_return", "train_episodes")

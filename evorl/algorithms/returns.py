@@ -44,16 +44,3 @@ def gae(
     for time in range(error.shape[0] - 1, -1, -1):
         later = torch.addcmul(error[time], decay[time], later, out=advantage[time])
     return advantage
-
-
-def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Running sums [T, P, B] of discounted past rewards in each episode, and what to go on with [P, B].
-
-    `reward` and `ended` are [T, P, B], `discount` is [P], `before` [P, B] is what the last call gave to go on with.
-    """
-    sums = torch.empty_like(reward)
-    factor = discount.unsqueeze(-1)
-    for time in range(reward.shape[0]):
-        sums[time] = before * factor + reward[time]
-        before = sums[time].masked_fill(ended[time], 0.0)
-    return sums, before

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evorl.files import (
+from evorl.system.files import (
     digest,
     entry,
     entry_of,

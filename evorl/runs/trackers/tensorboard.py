@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from evorl.config import AnyConfig
-from evorl.tracking.history import History, Points, lacking
-from evorl.tracking.told import told
+from evorl.runs.trackers.history import History, Points, lacking
+from evorl.runs.trackers.told import told
 
 
 class TensorBoard:

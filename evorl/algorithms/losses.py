@@ -54,10 +54,3 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
     """An estimate [P, B] of KL(old || new) that is never negative: (ratio - 1) - log ratio (Schulman 2020)."""
     return log_ratio.expm1() - log_ratio
-
-
-def normalized(x: Tensor, weight: Tensor) -> Tensor:
-    """[..., B] with mean 0 and variance 1, counting by `weight` [..., B], which sums to 1."""
-    centred = x - (x * weight).sum(-1, keepdim=True)
-    variance = (centred.square() * weight).sum(-1, keepdim=True)
-    return centred * torch.rsqrt(variance + 1e-8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evorl.config import AnyConfig
-from evorl.explain import shown
+from evorl.config.errors import shown
 from evorl.types import UserError
 
 

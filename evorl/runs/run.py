@@ -18,24 +18,24 @@ from tqdm import tqdm
 
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
-from evorl.console import Terminal, say
+from evorl.config.errors import on_one_line
 from evorl.distributed import Peer, Placement
-from evorl.elite import Play, Score
+from evorl.distributed.signals import Told
 from evorl.envs.horizon import announce, horizon
-from evorl.evaluation import Evaluator, Purpose
 from evorl.evolution import Context, evolve
-from evorl.explain import on_one_line
-from evorl.files import digest, reason
-from evorl.formats import decode_agents, encode_agents
-from evorl.header import header
-from evorl.metrics import Counts, curves, generation_row, lineage_rows
 from evorl.population import Learner, found_population
+from evorl.population.evaluation import Evaluator, Purpose
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
-from evorl.recovery import Keeper, Progress
-from evorl.signals import Told
-from evorl.threads import use_threads
-from evorl.timing import Stopwatch
-from evorl.tracking import History, Trackers
+from evorl.runs.elite import Play, Score
+from evorl.runs.header import header
+from evorl.runs.metrics import Counts, curves, generation_row, lineage_rows
+from evorl.runs.recovery import Keeper, Progress
+from evorl.runs.threads import use_threads
+from evorl.runs.trackers import History, Trackers
+from evorl.system.console import Terminal, say
+from evorl.system.files import digest, reason
+from evorl.system.formats import decode_agents, encode_agents
+from evorl.system.timing import Stopwatch
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 

@@ -15,9 +15,9 @@ from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
 from evorl.config import AnyConfig
-from evorl.files import read_bounded, write_json
-from evorl.tracking.history import History, Points, lacking
-from evorl.tracking.told import told
+from evorl.runs.trackers.history import History, Points, lacking
+from evorl.runs.trackers.told import told
+from evorl.system.files import read_bounded, write_json
 from evorl.types import EvorlWarning, UserError
 
 LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architecture", "hyperparameters")

@@ -14,16 +14,16 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from evorl.algorithms import Algorithm, Experience
-from evorl.checkpoint import Checkpoints, Files
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.elite import Elite, Number
 from evorl.envs.horizon import horizon
-from evorl.files import Lock, digest, json_bytes, make_directory, read_owner, reason
-from evorl.formats import decode_agents, decode_tensors, encode_tensors
 from evorl.population import check_agents
-from evorl.provenance import made_with
-from evorl.run import Owner, RunDirectory
+from evorl.runs.checkpoint import Checkpoints, Files
+from evorl.runs.directory import Owner, RunDirectory
+from evorl.runs.elite import Elite, Number
+from evorl.system.files import Lock, digest, json_bytes, make_directory, read_owner, reason
+from evorl.system.formats import decode_agents, decode_tensors, encode_tensors
+from evorl.system.provenance import made_with
 from evorl.types import Agent, EvorlWarning, UserError
 
 

@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from evorl.memory import check_room
+from evorl.system.memory import check_room
 from evorl.types import UserError
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Literal
 
 import numpy as np
 import torch
@@ -20,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from evorl.liveness import SILENT, SignsOfLife
-from evorl.meeting import launch_name, meet
-from evorl.processes import launcher
-from evorl.provenance import cpu
+from evorl.distributed.heartbeat import SILENT, SignsOfLife
+from evorl.distributed.rendezvous import launch_name, meet
+from evorl.system.processes import launcher
+from evorl.system.provenance import cpu
 from evorl.types import RunFailed, UserError
 
 MOST_GATHERED = 2**18
@@ -256,52 +255,3 @@ def leave() -> None:
     """Part from the other ranks; nothing can be exchanged any more."""
     if have_met():
         dist.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Which agents a rank holds, and how numbers per agent come together.
-
-    `replicated`: every rank holds all P agents. `sharded`: rank r holds the r-th part of them, alone; P must be a
-    multiple of the number of ranks.
-    """
-
-    ranks: Ranks
-    kind: Literal["replicated", "sharded"]
-    agents: int
-
-    @property
-    def is_sharded(self) -> bool:
-        return self.kind == "sharded"
-
-    @property
-    def local_size(self) -> int:
-        """How many agents this rank holds."""
-        return self.agents // self.ranks.size if self.is_sharded else self.agents
-
-    @property
-    def copies(self) -> int:
-        """The number of ranks that hold each agent."""
-        return 1 if self.is_sharded else self.ranks.size
-
-    @property
-    def local(self) -> slice:
-        """The agents that this rank holds."""
-        if not self.is_sharded:
-            return slice(0, self.agents)
-        share = self.agents // self.ranks.size
-        return slice(self.ranks.rank * share, (self.ranks.rank + 1) * share)
-
-    def average_(self, flat: Tensor) -> None:
-        """Average a gradient over the ranks that hold the same agents."""
-        if not self.is_sharded:
-            self.ranks.average_(flat)
-
-    def gather_copies(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The numbers of every rank that holds the same agents, [copies, ...]."""
-        return numbers[None] if self.is_sharded else self.ranks.gather(numbers)
-
-    def total(self, numbers: NDArray[np.float64], what: str) -> NDArray[np.float64]:
-        """[..., local agents] -> [..., P]: sums over the ranks that hold the same agent."""
-        everyones = self.ranks.gather(numbers, what)
-        return np.concatenate(list(everyones), axis=-1) if self.is_sharded else everyones.sum(0)

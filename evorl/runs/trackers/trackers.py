@@ -1,42 +1,21 @@
-"""Where curves go, and the registry of trackers that a configuration can name."""
+"""All trackers of a run: one that fails is dropped."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
-from evorl.background import Background
 from evorl.config import AnyConfig
-from evorl.tracking.history import History, Points
-from evorl.tracking.tensorboard import TensorBoard
-from evorl.tracking.told import told
-from evorl.tracking.wandb import WeightsAndBiases
+from evorl.runs.trackers.base import Row, Tracker
+from evorl.runs.trackers.history import History, Points
+from evorl.runs.trackers.registry import TRACKERS
+from evorl.system.background import Background
 from evorl.types import EvorlWarning
 
-Row = Mapping[str, Any]
 GRACE = 5.0
 """Seconds beyond `tracking.timeout`, in which a tracker that keeps to it can say what is missing."""
-
-
-class Tracker(Protocol):
-    """Somewhere that a run's numbers go."""
-
-    def log(self, generation: int, step: int, scalars: Points) -> None:
-        """Add a generation's points at `step`, the environment steps of all agents; both only grow."""
-
-    def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
-        """Note how the run ended and who came from whom, and close."""
-
-
-TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
-    "wandb": WeightsAndBiases,
-    "tensorboard": TensorBoard,
-}
-"""From the configuration, the run's directory and what a resumed run recorded before to the tracker, which logs of that
-what it lacks and forgets what came after it."""
 
 
 class Trackers:
@@ -89,6 +68,3 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
         raise TimeoutError(f"it did not close within {seconds:g} s")
     if failed:
         raise failed[0]
-
-
-__all__ = ["TRACKERS", "History", "Row", "Tracker", "Trackers", "told"]

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.background import end_background
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
-from evorl.console import say
+from evorl.config.errors import on_one_line
+from evorl.config.options import refuse_options
 from evorl.distributed import have_met, leave
+from evorl.distributed.signals import Told, heeded
 from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
-from evorl.explain import on_one_line
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
-from evorl.options import refuse_options
-from evorl.signals import Told, heeded
-from evorl.tracking import TRACKERS, told
+from evorl.runs.trackers import TRACKERS, told
+from evorl.system.background import end_background
+from evorl.system.console import say
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 TELLS_AFTER = 15.0

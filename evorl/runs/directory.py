@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from evorl.algorithms import SETTINGS
-from evorl.checkpoint import Checkpoints
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.distributed import Launch
-from evorl.files import (
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.history import JsonLines
+from evorl.system.files import (
     Lock,
     make_directory,
     read_bounded,
@@ -28,8 +29,7 @@ from evorl.files import (
     write_atomically,
     write_json,
 )
-from evorl.formats import decode_agents
-from evorl.history import JsonLines
+from evorl.system.formats import decode_agents
 from evorl.types import Agent, UserError
 
 FREE_TO_CHANGE = (

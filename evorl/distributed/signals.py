@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from evorl.console import say
+from evorl.system.console import say
 
 GRACE = 20.0
 """Seconds from a signal to the end of a process that is stuck; launchers kill after 30."""

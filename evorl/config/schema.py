@@ -19,10 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from evorl.documents import override as override
-from evorl.documents import read_yaml as read_yaml
-from evorl.explain import explain, nearest, shown
-from evorl.settings import (
+from evorl.config.errors import explain, nearest, shown
+from evorl.config.fields import (
     AlgorithmSettings,
     Count,
     Finite,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from evorl.explain import explain, shown
+from evorl.config.errors import explain, shown
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Size = Annotated[int, Field(ge=1, le=2**20)]

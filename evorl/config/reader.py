@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from evorl.explain import on_one_line, shown
+from evorl.config.errors import on_one_line, shown
 from evorl.types import UserError
 
 LARGEST = 2**17

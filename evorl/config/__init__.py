@@ -1,0 +1,31 @@
+"""The YAML schema, its reader and its errors."""
+
+from evorl.config.fields import AlgorithmSettings, HyperparameterRange
+from evorl.config.reader import override, read_yaml
+from evorl.config.schema import (
+    AnyConfig,
+    ArchitectureLimits,
+    Config,
+    Environment,
+    Evolution,
+    Network,
+    Selection,
+    check_name,
+    validate,
+)
+
+__all__ = [
+    "AlgorithmSettings",
+    "AnyConfig",
+    "ArchitectureLimits",
+    "Config",
+    "Environment",
+    "Evolution",
+    "HyperparameterRange",
+    "Network",
+    "Selection",
+    "check_name",
+    "override",
+    "read_yaml",
+    "validate",
+]

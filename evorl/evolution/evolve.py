@@ -1,0 +1,43 @@
+"""From one generation's agents to the next's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evorl.evolution.mutation import Context, mutate
+from evorl.evolution.selection import SELECTIONS, Place, elite
+from evorl.types import Agent
+
+
+def evolve(
+    agents: Sequence[Agent],
+    context: Context,
+    next_id: int,
+    rng: np.random.Generator,
+    archive: Sequence[Agent] = (),
+) -> list[Agent]:
+    """Select by fitness and mutate the children. New agents count their ids up from `next_id`.
+
+    Agents of the `archive` compete as parents; one that wins a place as itself fills it as a child without mutation,
+    since an agent of its identity may have trained on. An agent with a fault never goes on: a child of the best one
+    takes its place.
+    """
+    candidates = [*archive, *agents]
+    fitness = np.array([np.nan if agent.fitness is None else agent.fitness for agent in candidates])
+    selection = context.settings.selection
+    evolved = []
+    for place in SELECTIONS[selection.name](fitness, len(archive), selection, rng):
+        if candidates[place.parent].fault:
+            place = Place(elite(fitness), child=True)
+        agent = candidates[place.parent]
+        if place.child or place.parent < len(archive):
+            agent = agent.child(next_id)
+            next_id += 1
+            if place.child:
+                mutate(agent, context, rng)
+            else:
+                agent.mutation = "none (from the archive)"
+        evolved.append(agent)
+    return evolved

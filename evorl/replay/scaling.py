@@ -1,0 +1,26 @@
+"""How rewards and advantages are scaled. Pure functions. Axes: T time, P agents, B batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Running sums [T, P, B] of discounted past rewards in each episode, and what to go on with [P, B].
+
+    `reward` and `ended` are [T, P, B], `discount` is [P], `before` [P, B] is what the last call gave to go on with.
+    """
+    sums = torch.empty_like(reward)
+    factor = discount.unsqueeze(-1)
+    for time in range(reward.shape[0]):
+        sums[time] = before * factor + reward[time]
+        before = sums[time].masked_fill(ended[time], 0.0)
+    return sums, before
+
+
+def normalized(x: Tensor, weight: Tensor) -> Tensor:
+    """[..., B] with mean 0 and variance 1, counting by `weight` [..., B], which sums to 1."""
+    centred = x - (x * weight).sum(-1, keepdim=True)
+    variance = (centred.square() * weight).sum(-1, keepdim=True)
+    return centred * torch.rsqrt(variance + 1e-8)

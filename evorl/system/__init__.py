@@ -1,0 +1,1 @@
+"""Files, memory, processes, threads and the terminal of this machine."""
