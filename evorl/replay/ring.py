@@ -133,7 +133,7 @@ class Ring:
             found[f"observation.{name}"] = frames[:, : part.frames]
             if self.store_next:
                 found[f"next_observation.{name}"] = frames[:, 1:]
-        return {name: values.view(*slots.shape, *values.shape[1:]) for name, values in found.items()}
+        return {name: values.view((*slots.shape, *values.shape[1:])) for name, values in found.items()}
 
     def observation(self, slots: Tensor) -> Tensors:
         """Return the parts [..., ...] that were seen before the steps at `slots` [...]."""
@@ -141,7 +141,7 @@ class Ring:
         for name, part in self.parts.items():
             places = self._stack_places(flat, part.frames) if part.frames else flat
             values = self._data[name].index_select(0, places.flatten())
-            seen[name] = values.view(*slots.shape, *part.shape)
+            seen[name] = values.view((*slots.shape, *part.shape))
         return seen
 
     def next_observation(self, slots: Tensor) -> Tensors:
@@ -152,7 +152,7 @@ class Ring:
             # The stack before the step, without its oldest frame, goes on in the one after it.
             places = torch.cat([self._stack_places(flat, part.frames - 1), following], -1) if part.frames else following
             values = self._data[name].index_select(0, places.flatten())
-            seen[name] = values.view(*slots.shape, *part.shape)
+            seen[name] = values.view((*slots.shape, *part.shape))
         return seen
 
     def following(self, slots: Tensor, steps: Tensor | int) -> Tensor:

@@ -100,6 +100,8 @@ class Storage(Ring):
         """
         valid, started = valid.cpu(), started.cpu()
         whole, begins = bool(valid.all()), bool(started.any())
+        # What the last step led to stands in this row already, and is what is seen now unless an episode begins.
+        fresh = self.broken or begins or not self.store_next
         if self.broken:
             self._begin(observation, started)
         else:
@@ -110,7 +112,8 @@ class Storage(Ring):
         row, ahead = self.written % self.ring, (self.written + 1) % self.ring
         for name, part in self.parts.items():
             values = self.seen[name]
-            values[row] = observation[name][:, -1] if part.frames else observation[name]
+            if fresh:
+                values[row] = observation[name][:, -1] if part.frames else observation[name]
             if self.store_next:
                 values[ahead] = next_observation[name][:, -1] if part.frames else next_observation[name]
         for name, values in self.columns.items():

@@ -91,19 +91,24 @@ def check(storage: Storage, tensors: Mapping[str, Tensor], numbers: Mapping[str,
     for name in ("valid", "boundary"):
         if (tensors[name].view(torch.uint8) > 1).any():
             raise UserError(f"{WHERE}: tensor {name!r} holds what is neither true nor false")
-    row = np.arange(oldest, written) % ring
+    if not held:
+        return
     valid = tensors["valid"].cpu().numpy()
-    if storage.depth > 1 and held:
+    newest = np.flatnonzero(valid[(written - 1) % ring]) if written > oldest else np.zeros(0, dtype=np.int64)
+    if storage.depth > 1:
         _check_ages(tensors["age"].cpu().numpy().astype(np.int64), written, held, storage.depth)
+        if broken and len(newest):
+            raise UserError(f"{WHERE}: tensor 'valid' counts steps of which no last observation is kept")
     if storage.store_next:
-        of = last_numbers(tensors["last_slots"], written, ring, streams) if held else np.zeros(0, dtype=np.int64)
         slots = tensors["last_slots"].cpu().numpy()
-        inside = ((slots >= 0) & (slots < held * streams)).all() and ((of >= oldest * streams).all())
+        of = last_numbers(tensors["last_slots"], written, ring, streams)
+        inside = ((slots >= 0) & (slots < held * streams) & (of >= oldest * streams)).all()
         if not inside or (np.diff(of) <= 0).any() or not valid.reshape(-1)[slots].all():
             raise UserError(f"{WHERE}: tensor 'last_slots' holds slots that leave no true last observation")
-        newest = row[-1] * streams + np.flatnonzero(valid[row[-1]]) if len(row) else slots[:0]
-        if broken and storage.depth == 1 and not np.isin(newest, slots).all():
-            raise UserError(f"{WHERE}: tensor 'last_slots' lacks slots that leave a true last observation")
+        # Those of the newest row have it ahead of them, until what comes next is known not to follow.
+        wanted = newest + (written - 1) * streams if broken else newest[:0]
+        if not np.array_equal(of[of >= (written - 1) * streams], wanted):
+            raise UserError(f"{WHERE}: tensor 'last_slots' does not fit the row that was written last")
 
 
 def _expected(storage: Storage, held: int, streams: int, last: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
