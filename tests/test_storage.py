@@ -329,6 +329,24 @@ def test_a_rollout_begins_at_the_first_row_again_after_it_is_cleared(frames, sto
         assert store.window(store.newest_row - 5, 6)["number"].tolist() == found["number"].tolist()
 
 
+@pytest.mark.parametrize("frames", [0, 3])
+def test_a_device_is_never_waited_for(frames):
+    """Tensors on `meta` have no values: whoever looks at one raises. Flags stand on the CPU."""
+    meta = torch.device("meta")
+    parts = {"position": part(), "picture": part((3, 2), torch.int32, 3)} if frames else {"position": part()}
+    store, fine, never = Storage(6, 4, parts, COLUMNS, meta), torch.ones(4, dtype=torch.bool), torch.zeros(4).bool()
+    shown = {name: torch.empty((4, *kept.shape), dtype=kept.dtype, device=meta) for name, kept in parts.items()}
+    columns = {name: torch.empty((4, *shape), dtype=dtype, device=meta) for name, (shape, dtype) in COLUMNS.items()}
+    for step in range(20):
+        started = torch.arange(4) == step % 8 if step else fine
+        store.write(shown, columns, next_observation=shown, valid=fine, started=started, ended=never.to(meta))
+        slots = store.nth(torch.randint(store.drawable, (2, 5), device=meta))
+        assert store.gather(slots)["next_observation.position"].shape == (2, 5, 2)
+        assert store.window_end(slots, 3).shape == (2, 5)
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        store.gather(slots)["number"].tolist()
+
+
 def copied(state):
     tensors, numbers = state
     return {name: value.clone() for name, value in tensors.items()}, dict(numbers)

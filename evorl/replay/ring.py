@@ -22,7 +22,7 @@ Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 class Kept(Protocol):
-    """A part of an observation: its shape and type, and how many successive frames its first axis holds, if any."""
+    """Describes a part of an observation: its shape and type, and how many successive frames its first axis holds."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -35,7 +35,7 @@ class Kept(Protocol):
 
 
 class Ring:
-    """Preallocated tensors over T rows of N streams; slot t * N + n is row t of stream n.
+    """Holds preallocated tensors over T rows of N streams; slot t * N + n is row t of stream n.
 
     Each part of an observation has one tensor: T * N places for what was seen at the slots, one of zeros, and L for
     true last observations. `links` says at which of them the next observation of each slot stands.
@@ -162,9 +162,11 @@ class Ring:
     def window_end(self, slots: Tensor, n: int) -> Tensor:
         """Return how many steps [...] from `slots` [...] on, theirs included and at most `n`, follow each other."""
         later = self.following(slots.unsqueeze(-1), torch.arange(n, device=self.device))
-        going_on = self.flags["boundary"].view(-1)[later].cumsum(-1) == 0
-        until_newest = 1 + (self.newest_row - slots // self.streams) % self.ring
-        return torch.minimum(1 + going_on.sum(-1), until_newest).clamp_(max=n)
+        cut = self.flags["boundary"].view(-1).index_select(0, later.view(-1)).view(later.shape)
+        cut[..., -1] = True
+        until_newest = (self.newest_row - slots // self.streams) % self.ring
+        # The first of several largest values is the one that is found.
+        return torch.minimum(cut.byte().argmax(-1), until_newest) + 1
 
     def last_observations(self) -> tuple[Tensors, Tensor]:
         """Return all true last observations, parts [L, ...] of which stacks are one frame, and their slots [L]."""

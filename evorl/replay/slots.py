@@ -40,11 +40,17 @@ class GapIndex:
     def append(self, numbers: Integers) -> None:
         """Add gaps [B] at ascending slot numbers beyond all earlier ones."""
         count = len(numbers)
+        if not count:
+            return
         self._make_room(count)
         tail = self._head + self.held
         earlier = self._dropped + self.held + np.arange(count)
         self._before[tail : tail + count] = torch.from_numpy(numbers - earlier)
         self.held += count
+        first, last = int(numbers[0]) // self._streams, int(numbers[-1]) // self._streams
+        if first == last:
+            self._rows.append((first, count))
+            return
         rows, counts = np.unique(numbers // self._streams, return_counts=True)
         self._rows.extend(zip(rows.tolist(), counts.tolist(), strict=True))
 
