@@ -97,8 +97,6 @@ def check(storage: Storage, tensors: Mapping[str, Tensor], numbers: Mapping[str,
     newest = np.flatnonzero(valid[(written - 1) % ring]) if written > oldest else np.zeros(0, dtype=np.int64)
     if storage.depth > 1:
         _check_ages(tensors["age"].cpu().numpy().astype(np.int64), written, held, storage.depth)
-        if broken and len(newest):
-            raise UserError(f"{WHERE}: tensor 'valid' counts steps of which no last observation is kept")
     if storage.store_next:
         slots = tensors["last_slots"].cpu().numpy()
         of = last_numbers(tensors["last_slots"], written, ring, streams)
