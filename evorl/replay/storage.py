@@ -53,10 +53,8 @@ class Storage(Ring):
         if store_next and last is not None and last < streams:
             raise ValueError(f"one step may leave {streams} true last observations, and there is room for {last}")
         super().__init__(rows, streams, observation, columns, device, store_next, empty, last)
-        self.grows = last is None
-        """Whether more room is taken for true last observations when there is need."""
+        self._grows = last is None
         self.gaps = GapIndex(streams, device)
-        self._stream = torch.arange(streams, device=device)
         self._everyone = torch.ones(streams, dtype=torch.bool)
         self.clear()
 
@@ -127,7 +125,7 @@ class Storage(Ring):
             self.gaps.append(self.written * self.streams + np.flatnonzero(~valid.numpy()))
         self._was_valid = self._everyone if whole else valid.clone()
         self._advance()
-        return self._stream + row * self.streams
+        return torch.arange(row * self.streams, (row + 1) * self.streams, device=self.device)
 
     def break_streams(self) -> None:
         """Say that what comes next does not follow what came last; what was seen last is kept."""
@@ -168,7 +166,7 @@ class Storage(Ring):
             return
         last = len(tensors["last_slots"]) if self.store_next else 0
         same = (numbers["rows"], numbers["streams"]) == (self.rows, self.streams)
-        if same and not self.written and (self.grows or last <= self.last.size):
+        if same and not self.written and (self._grows or last <= self.last.size):
             self._load(tensors, numbers)
             return
         # As many rows as are there, so that what a file says takes no more memory than the file itself.
@@ -188,13 +186,12 @@ class Storage(Ring):
 
     def _begin(self, observation: Mapping[str, Tensor], started: Tensor) -> None:
         """Write the older frames of stacks whose episodes began before what is kept, as rows of no valid steps."""
-        if self.depth > 1 and not started.all():
-            for earlier in range(self.depth - 1, 0, -1):
-                for name, part in self.parts.items():
-                    if part.frames:
-                        frame = -1 - min(earlier, part.frames - 1)
-                        self.seen[name][self.written % self.ring] = observation[name][:, frame]
-                self._write_nothing(self.depth - 1 - earlier)
+        stacks = {name: part.frames for name, part in self.parts.items() if part.frames}
+        for earlier in range(self.depth - 1, 0, -1) if not started.all() else ():
+            for name, frames in stacks.items():
+                frame = observation[name][:, -1 - min(earlier, frames - 1)]
+                self.seen[name][self.written % self.ring] = frame
+            self._write_nothing(self.depth - 1 - earlier)
         self.broken = False
 
     def _write_nothing(self, age: Tensor | int) -> None:
@@ -223,7 +220,6 @@ class Storage(Ring):
         if not (self.store_next and len(chosen)):
             return
         ahead, index = self.written % self.ring, torch.from_numpy(chosen).to(self.device)
-        if not self.grows:
-            while self.last.held + len(chosen) > self.last.size:
-                self._drop(self.last.oldest_row + 1)
+        while not self._grows and self.last.held + len(chosen) > self.last.size:
+            self._drop(self.last.oldest_row + 1)
         self.keep_last(self.written - 1, chosen, {name: values[ahead][index] for name, values in self.seen.items()})
