@@ -1,0 +1,223 @@
+"""The memory of a storage, and what stands at its slots.
+
+Axes: T rows of the ring; N streams; B batch; F frames of a stack; L places for true last observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from evorl.replay.frame_stacks import stack_places
+from evorl.replay.slots import Integers, LastPlaces
+from evorl.types import Tensors
+
+Field = tuple[tuple[int, ...], torch.dtype]
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Gives memory of a shape and type, whatever it holds."""
+
+
+class Kept(Protocol):
+    """Describes a part of an observation: its shape and type, and how many successive frames its first axis holds."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def frames(self) -> int: ...
+
+
+class Ring:
+    """Holds preallocated tensors over T rows of N streams; slot t * N + n is row t of stream n.
+
+    Each part of an observation has one tensor: T * N places for what was seen at the slots, one of zeros, and L for
+    true last observations. `links` says at which of them the next observation of each slot stands.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        streams: int,
+        observation: Mapping[str, Kept],
+        columns: Mapping[str, Field],
+        device: torch.device,
+        store_next: bool,
+        empty: Empty | None,
+        last: int | None,
+    ) -> None:
+        """Take memory for `rows` steps, and for the rows before and after that belong to their observations.
+
+        With `last`, L is fixed; else it grows.
+        """
+        self.rows, self.streams, self.device = rows, streams, device
+        self.store_next = store_next
+        self.parts = dict(observation)
+        self.fields = dict(columns)
+        self.depth = max([1, *(part.frames for part in self.parts.values())])
+        """The frames of the deepest stack."""
+        self.ring = rows + self.depth
+        """T: one row for what was seen last, and F - 1 for older frames."""
+        self.slots = self.ring * streams
+        self.written = 0
+        """Rows written since the beginning."""
+        self._empty = empty or partial(_zeros, device)
+        self.columns = {
+            name: self._empty((self.ring, streams, *shape), dtype) for name, (shape, dtype) in columns.items()
+        }
+        flags = {"valid": torch.bool, "boundary": torch.bool} | ({"age": torch.uint8} if self.depth > 1 else {})
+        self.flags = {name: self._empty((self.ring, streams), dtype).zero_() for name, dtype in flags.items()}
+        """`valid`; `boundary` where the next row does not go on; `age`, how many earlier frames a row can show."""
+        few = 2 * self.slots + 1 < 2**31
+        self.links = self._empty((self.slots if store_next else 0,), torch.int32 if few else torch.int64)
+        self.links[:] = torch.arange(streams, streams + len(self.links), device=device)
+        self.links[-streams:] %= self.slots
+        self.seen: Tensors = {}
+        """What was seen [T, N, ...], of stacks the newest frame."""
+        self._data: Tensors = {}
+        self._flat = {name: values.flatten(0, 1) for name, values in self.columns.items()}
+
+        # Stacks leave their last observation in the ring where the environment spends a step on a reset.
+        first = max(streams, rows * streams // 32) if self.depth == 1 else 0
+        self.last = LastPlaces((first if last is None else last) if store_next else 0)
+        self._take_memory()
+
+    @property
+    def memory(self) -> int:
+        """The bytes that are taken."""
+        tensors = [*self._data.values(), *self.columns.values(), *self.flags.values(), self.links]
+        return sum(tensor.nbytes for tensor in tensors)
+
+    @property
+    def newest_row(self) -> int:
+        """The row of the ring that was written last."""
+        return (self.written - 1) % self.ring
+
+    def window(self, start_row: int, steps: int) -> Tensors:
+        """Return views [T, N, ...] of so many rows of the ring, except of stacks.
+
+        They are those of `gather` and two flags: `valid`, and `boundary` where the next row does not go on. Raises
+        ValueError where the window does not lie in one piece.
+        """
+        if not 0 <= start_row <= self.ring - steps:
+            raise ValueError(f"{steps} rows from row {start_row} do not lie in one piece of {self.ring} rows")
+        rows = slice(start_row, start_row + steps)
+        shown = {f"observation.{name}": self.seen[name] for name, part in self.parts.items() if not part.frames}
+        flags = {name: self.flags[name] for name in ("valid", "boundary")}
+        return {name: values[rows] for name, values in (shown | self.columns | flags).items()}
+
+    def gather(self, slots: Tensor) -> Tensors:
+        """Return columns, `observation.` and `next_observation.` parts [..., ...] of `slots` [...]."""
+        flat = slots.reshape(-1)
+        found = {name: values.index_select(0, flat) for name, values in self._flat.items()}
+        if self.store_next:
+            following = self.links.index_select(0, flat)
+        for name, part in self.parts.items():
+            data = self._data[name]
+            if not part.frames:
+                found[f"observation.{name}"] = data.index_select(0, flat)
+                if self.store_next:
+                    found[f"next_observation.{name}"] = data.index_select(0, following)
+                continue
+            places = self._stack_places(flat, part.frames)
+            if self.store_next:
+                # Both stacks share all frames but one each, which are gathered once: they are views of the same memory.
+                places = torch.cat([places, following.unsqueeze(-1)], -1)
+            frames = data.index_select(0, places.flatten()).view(*places.shape, *data.shape[1:])
+            found[f"observation.{name}"] = frames[:, : part.frames]
+            if self.store_next:
+                found[f"next_observation.{name}"] = frames[:, 1:]
+        return {name: values.view((*slots.shape, *values.shape[1:])) for name, values in found.items()}
+
+    def observation(self, slots: Tensor) -> Tensors:
+        """Return the parts [..., ...] that were seen before the steps at `slots` [...]."""
+        flat, seen = slots.reshape(-1), {}
+        for name, part in self.parts.items():
+            places = self._stack_places(flat, part.frames) if part.frames else flat
+            values = self._data[name].index_select(0, places.flatten())
+            seen[name] = values.view((*slots.shape, *part.shape))
+        return seen
+
+    def next_observation(self, slots: Tensor) -> Tensors:
+        """Return the parts [..., ...] that the steps at `slots` [...] led to, also where an episode ended."""
+        flat, seen = slots.reshape(-1), {}
+        following = self.links.index_select(0, flat).unsqueeze(-1)
+        for name, part in self.parts.items():
+            # The stack before the step, without its oldest frame, goes on in the one after it.
+            places = torch.cat([self._stack_places(flat, part.frames - 1), following], -1) if part.frames else following
+            values = self._data[name].index_select(0, places.flatten())
+            seen[name] = values.view((*slots.shape, *part.shape))
+        return seen
+
+    def following(self, slots: Tensor, steps: Tensor | int) -> Tensor:
+        """Return the slots [...] so many `steps` [...] later in the same streams."""
+        return (slots + steps * self.streams) % self.slots
+
+    def window_end(self, slots: Tensor, n: int) -> Tensor:
+        """Return how many steps [...] from `slots` [...] on, theirs included and at most `n`, follow each other."""
+        later = self.following(slots.unsqueeze(-1), torch.arange(n, device=self.device))
+        cut = self.flags["boundary"].view(-1).index_select(0, later.view(-1)).view(later.shape)
+        cut[..., -1] = True
+        until_newest = (self.newest_row - slots // self.streams) % self.ring
+        # The first of several largest values is the one that is found.
+        return torch.minimum(cut.byte().argmax(-1), until_newest) + 1
+
+    def last_observations(self) -> tuple[Tensors, Tensor]:
+        """Return all true last observations, parts [L, ...] of which stacks are one frame, and their slots [L]."""
+        places = self._tensor(self.last.places() + self.slots + 1)
+        parts = {name: data.index_select(0, places) for name, data in self._data.items()}
+        return parts, self._tensor(self.last.numbers(self.streams) % self.slots)
+
+    def keep_last(self, row: int, streams: Integers, parts: Mapping[str, Tensor]) -> None:
+        """Keep true last observations, parts [B, ...] of which stacks are one frame, of `streams` [B] of a row."""
+        if self.last.held + len(streams) > self.last.size:
+            self._enlarge(max(2 * self.last.size, self.last.held + len(streams)))
+        places = self._tensor(self.last.append(row, streams) + self.slots + 1)
+        for name, data in self._data.items():
+            data[places] = parts[name].to(self.device)
+        self.links[self._tensor(row % self.ring * self.streams + streams)] = places.to(self.links.dtype)
+
+    def forget_last(self, oldest: int) -> None:
+        """Give up the true last observations of rows before `oldest`."""
+        for row, streams in self.last.drop(oldest):
+            slots = self._tensor(row % self.ring * self.streams + streams)
+            self.links[slots] = self.following(slots, 1).to(self.links.dtype)
+
+    def _enlarge(self, size: int) -> None:
+        """Make room for `size` true last observations; parts are copied one after the other, as both need memory."""
+        kept, slots = self.last_observations()
+        self.last.enlarge(size)
+        self._take_memory()
+        for name, values in kept.items():
+            self._data[name][self.slots + 1 : self.slots + 1 + len(values)] = values
+        self.links[slots] = torch.arange(len(slots), device=self.device).to(self.links.dtype) + self.slots + 1
+
+    def _take_memory(self) -> None:
+        """Take memory for observations, and move there what was seen."""
+        for name, part in self.parts.items():
+            shape = part.shape[1:] if part.frames else part.shape
+            data = self._empty((self.slots + 1 + self.last.size, *shape), part.dtype)
+            if name in self._data:
+                data[: self.slots] = self._data[name][: self.slots]
+            data[self.slots] = 0
+            self._data[name] = data
+            self.seen[name] = data[: self.slots].view(self.ring, self.streams, *shape)
+
+    def _tensor(self, values: Integers) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def _stack_places(self, slots: Tensor, frames: int) -> Tensor:
+        """Return where the newest `frames` frames [B, F] of the stacks stand that are seen at `slots` [B]."""
+        if self.depth == 1:
+            return slots.unsqueeze(-1)[:, :frames]
+        return stack_places(slots, self.flags["age"].view(-1)[slots], frames, self.streams, self.slots)
+
+
+def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)

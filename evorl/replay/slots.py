@@ -1,0 +1,129 @@
+"""Which slots of a ring can be drawn, and where true last observations stand. Axes: N streams, B batch.
+
+Rows are numbered since the beginning; stream n of row t is slot number t * N + n. All that changes here is appended at
+the newest row and dropped at the oldest, so nothing ever looks through the ring, and where every slot is valid nothing
+is kept at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Integers = NDArray[np.int64]
+
+
+class GapIndex:
+    """Finds the k-th valid slot, given the slots that are not: the gaps.
+
+    Gap i, at slot number g, has g - i valid slots before it. Those counts never fall, so a binary search in them says
+    how many gaps stand before the k-th valid slot, which is by so many further on.
+    """
+
+    def __init__(self, streams: int, device: torch.device) -> None:
+        self._streams = streams
+        self._before = torch.zeros(64, dtype=torch.int64, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all gaps."""
+        self.held = 0
+        """How many gaps there are."""
+        self._head = 0
+        self._dropped = 0
+        self._rows: deque[tuple[int, int]] = deque()
+
+    def append(self, numbers: Integers) -> None:
+        """Add gaps [B] at ascending slot numbers beyond all earlier ones."""
+        count = len(numbers)
+        if not count:
+            return
+        self._make_room(count)
+        tail = self._head + self.held
+        earlier = self._dropped + self.held + np.arange(count)
+        self._before[tail : tail + count] = torch.from_numpy(numbers - earlier)
+        self.held += count
+        first, last = int(numbers[0]) // self._streams, int(numbers[-1]) // self._streams
+        if first == last:
+            self._rows.append((first, count))
+            return
+        rows, counts = np.unique(numbers // self._streams, return_counts=True)
+        self._rows.extend(zip(rows.tolist(), counts.tolist(), strict=True))
+
+    def drop(self, oldest: int) -> None:
+        """Forget the gaps of rows before `oldest`."""
+        while self._rows and self._rows[0][0] < oldest:
+            count = self._rows.popleft()[1]
+            self._head += count
+            self._dropped += count
+            self.held -= count
+
+    def find(self, index: Tensor, oldest: int) -> Tensor:
+        """Return the numbers [...] of the valid slots that come at `index` [...] from row `oldest` on."""
+        wanted = index + (oldest * self._streams - self._dropped)
+        gaps = self._before[self._head : self._head + self.held]
+        return wanted + torch.searchsorted(gaps, wanted, right=True).add_(self._dropped)
+
+    def _make_room(self, count: int) -> None:
+        """Move the gaps to the front where `count` more would not fit behind them, into twice the room if need be."""
+        if self._head + self.held + count <= len(self._before):
+            return
+        gaps = self._before[self._head : self._head + self.held].clone()
+        # At most half full after the move, so that moves are as rare as the rows between them are many.
+        if 2 * (self.held + count) > len(self._before):
+            self._before = torch.zeros(4 * (self.held + count), dtype=torch.int64, device=gaps.device)
+        self._before[: self.held] = gaps
+        self._head = 0
+
+
+class LastPlaces:
+    """Says where in a ring of `size` places the true last observations stand, and of which slots they are."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.held = 0
+        """How many there are."""
+        self._head = 0
+        self._rows: deque[tuple[int, Integers]] = deque()
+
+    @property
+    def oldest_row(self) -> int:
+        """The number of the first row that has any."""
+        return self._rows[0][0]
+
+    def append(self, row: int, streams: Integers) -> Integers:
+        """Return the places [B] for those of a row's `streams` [B]; there must be room."""
+        places = (self._head + self.held + np.arange(len(streams))) % self.size
+        self._rows.append((row, streams))
+        self.held += len(streams)
+        return places
+
+    def drop(self, oldest: int) -> list[tuple[int, Integers]]:
+        """Forget those of rows before `oldest`, and return these rows and their streams."""
+        dropped = []
+        while self._rows and self._rows[0][0] < oldest:
+            dropped.append(self._rows.popleft())
+            count = len(dropped[-1][1])
+            self._head = (self._head + count) % self.size
+            self.held -= count
+        return dropped
+
+    def places(self) -> Integers:
+        """Return all places [B], oldest first."""
+        return (self._head + np.arange(self.held)) % max(1, self.size)
+
+    def numbers(self, streams: int) -> Integers:
+        """Return the numbers [B] of the slots they are of, oldest first."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *(row * streams + own for row, own in self._rows)])
+
+    def enlarge(self, size: int) -> None:
+        """Take a ring of `size` places, in which those that are there stand first."""
+        self.size, self._head = size, 0

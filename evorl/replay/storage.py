@@ -1,0 +1,225 @@
+"""Steps of many environments in one ring of preallocated memory.
+
+Axes: T rows of the ring, one for each step of all streams; N streams, each one environment of one agent; B batch;
+F frames of a stack; L true last observations.
+
+Slot t * N + n holds what stream n saw before a step and what the step brought. It keeps its number until the ring comes
+round, so priorities, sequences and n-step returns are arithmetic on slots. What a step led to is seen before the next
+one, and stands there: the row ahead of the newest is written with it. Where an episode begins, what was there before
+moves to a second ring of true last observations. Frames of stacked images are kept once, a row's newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evorl.replay import stored
+from evorl.replay.frame_stacks import next_age
+from evorl.replay.ring import Empty, Field, Kept, Ring
+from evorl.replay.slots import GapIndex
+from evorl.types import Tensors
+
+
+class Storage(Ring):
+    """Keeps the newest `rows` steps of all streams; memory is taken once, at the start.
+
+    A slot can be drawn while its step was valid and its row is among the newest `rows`: its frames and its next
+    observation are there then.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        streams: int,
+        observation: Mapping[str, Kept],
+        columns: Mapping[str, Field],
+        device: torch.device,
+        store_next: bool = True,
+        *,
+        empty: Empty | None = None,
+        last: int | None = None,
+    ) -> None:
+        """Take memory for `observation` and `columns`, of each slot, from `empty`.
+
+        Room for true last observations grows where episodes are short, or is for `last` of them: then the oldest rows
+        give way earlier. Without `store_next` there are no next observations.
+        """
+        if last is None and empty is not None and store_next:
+            raise ValueError("memory that is given cannot grow: say how many true last observations to keep")
+        if store_next and last is not None and last < streams:
+            raise ValueError(f"one step may leave {streams} true last observations, and there is room for {last}")
+        super().__init__(rows, streams, observation, columns, device, store_next, empty, last)
+        self._grows = last is None
+        self.gaps = GapIndex(streams, device)
+        self._everyone = torch.ones(streams, dtype=torch.bool)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything; the next row is row 0, so that as many rows as fit can be seen through `window`."""
+        self.forget_last(2**62)
+        self.gaps.clear()
+        self.written = 0
+        """Rows written since the beginning."""
+        self.oldest = 0
+        """The number of the first row whose slots can be drawn."""
+        self.broken = True
+        """Whether what comes next does not follow what came last."""
+        self._was_valid = self._everyone
+
+    @property
+    def drawable(self) -> int:
+        """How many slots can be drawn."""
+        return (self.written - self.oldest) * self.streams - self.gaps.held
+
+    @property
+    def full(self) -> bool:
+        """Whether the oldest give way from now on."""
+        return self.written >= self.rows
+
+    def write(
+        self,
+        observation: Mapping[str, Tensor],
+        columns: Mapping[str, Tensor],
+        *,
+        next_observation: Mapping[str, Tensor],
+        valid: Tensor,
+        started: Tensor,
+        ended: Tensor,
+    ) -> Tensor:
+        """Append a step of every stream, [N, ...] each, and return its slots [N].
+
+        `started` says where `observation` began an episode; elsewhere it must be the `next_observation` of the step
+        before. `ended` says where the step ended one, by termination or truncation. Where not `valid` there was no step
+        to learn from. `valid` and `started` are looked at: on the CPU they spare a GPU from being waited for.
+        """
+        valid, started = valid.cpu(), started.cpu()
+        whole, begins = bool(valid.all()), bool(started.any())
+        # What the last step led to stands in this row already, and is what is seen now unless an episode begins.
+        fresh = self.broken or begins or not self.store_next
+        if self.broken:
+            self._begin(observation, started)
+        else:
+            if begins:
+                self._keep_last(started & self._was_valid)
+            if begins or not whole:
+                self.flags["boundary"][self.newest_row] |= (started | ~valid).to(self.device)
+        row, ahead = self.written % self.ring, (self.written + 1) % self.ring
+        for name, part in self.parts.items():
+            values = self.seen[name]
+            if fresh:
+                values[row] = observation[name][:, -1] if part.frames else observation[name]
+            if self.store_next:
+                values[ahead] = next_observation[name][:, -1] if part.frames else next_observation[name]
+        for name, values in self.columns.items():
+            values[row] = columns[name]
+        self.flags["valid"][row] = valid
+        self.flags["boundary"][row] = ended
+        if self.depth > 1:
+            age = self.flags["age"]
+            age[row] = next_age(age[row - 1], started.to(self.device), self.depth)
+        if not whole:
+            self.gaps.append(self.written * self.streams + np.flatnonzero(~valid.numpy()))
+        self._was_valid = self._everyone if whole else valid.clone()
+        self._advance()
+        return torch.arange(row * self.streams, (row + 1) * self.streams, device=self.device)
+
+    def break_streams(self) -> None:
+        """Say that what comes next does not follow what came last; what was seen last is kept."""
+        if self.broken:
+            return
+        self.flags["boundary"][self.newest_row] = True
+        if self.depth > 1:
+            # The row ahead becomes one of no valid steps: new stacks take such rows anyway, and places for last
+            # observations would have to grow with all the frames of the ring.
+            age = self.flags["age"][self.newest_row] + 1
+            self._write_nothing(age.clamp_(max=self.depth - 1))
+        elif self.store_next:
+            self._keep_last(self._was_valid)
+        self.broken = True
+
+    def nth(self, index: Tensor) -> Tensor:
+        """Return the slots [...] that come at `index` [...], below `drawable`, among those to draw, oldest first."""
+        if self.gaps.held:
+            return self.gaps.find(index, self.oldest).remainder_(self.slots)
+        return (index + self.oldest % self.ring * self.streams).remainder_(self.slots)
+
+    def can_draw(self, slots: Tensor) -> Tensor:
+        """Return which of `slots` [...] can be drawn."""
+        ago = (self.newest_row - slots // self.streams) % self.ring
+        return self.flags["valid"].view(-1)[slots] & (ago < self.written - self.oldest)
+
+    def state(self) -> tuple[Tensors, dict[str, int]]:
+        """Return what a checkpoint keeps: the rows of the ring that were written, and where it stands."""
+        return stored.state(self)
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Take over what `state` gave: exactly into an empty storage of the same shape, else appended, oldest first.
+
+        Raises UserError for what no storage of these parts and columns could have given.
+        """
+        stored.check(self, tensors, numbers)
+        if not numbers["written"]:
+            return
+        last = len(tensors["last_slots"]) if self.store_next else 0
+        same = (numbers["rows"], numbers["streams"]) == (self.rows, self.streams)
+        if same and not self.written and (self._grows or last <= self.last.size):
+            self._load(tensors, numbers)
+            return
+        # As many rows as are there, so that what a file says takes no more memory than the file itself.
+        rows, cpu = min(numbers["rows"], numbers["written"]), torch.device("cpu")
+        source = Storage(rows, numbers["streams"], self.parts, self.fields, cpu, self.store_next)
+        source._load(tensors, numbers)
+        stored.append(source, self)
+
+    def _load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Take over a checked state into an empty storage of as many rows, or of fewer where none was overwritten."""
+        self.written, self.oldest, self.broken = numbers["written"], numbers["oldest"], bool(numbers["broken"])
+        stored.load(self, tensors)
+        rows = np.arange(self.oldest, self.written) % self.ring
+        valid = tensors["valid"].cpu()
+        self.gaps.append(self.oldest * self.streams + np.flatnonzero(~valid.numpy()[rows]))
+        self._was_valid = valid[self.newest_row].clone()
+
+    def _begin(self, observation: Mapping[str, Tensor], started: Tensor) -> None:
+        """Write the older frames of stacks whose episodes began before what is kept, as rows of no valid steps."""
+        stacks = {name: part.frames for name, part in self.parts.items() if part.frames}
+        for earlier in range(self.depth - 1, 0, -1) if not started.all() else ():
+            for name, frames in stacks.items():
+                frame = observation[name][:, -1 - min(earlier, frames - 1)]
+                self.seen[name][self.written % self.ring] = frame
+            self._write_nothing(self.depth - 1 - earlier)
+        self.broken = False
+
+    def _write_nothing(self, age: Tensor | int) -> None:
+        """Append a row of no valid steps."""
+        row = self.written % self.ring
+        self.flags["valid"][row] = False
+        self.flags["boundary"][row] = True
+        self.flags["age"][row] = age
+        self.gaps.append(self.written * self.streams + np.arange(self.streams))
+        self._advance()
+
+    def _advance(self) -> None:
+        self.written += 1
+        self._drop(self.written - self.rows)
+
+    def _drop(self, oldest: int) -> None:
+        """Let the rows before `oldest` no longer be drawn."""
+        if oldest > self.oldest:
+            self.oldest = oldest
+            self.gaps.drop(oldest)
+            self.forget_last(oldest)
+
+    def _keep_last(self, streams: Tensor) -> None:
+        """Save what `streams` [N] saw last from being overwritten."""
+        chosen = streams.numpy().nonzero()[0]
+        if not (self.store_next and len(chosen)):
+            return
+        ahead, index = self.written % self.ring, torch.from_numpy(chosen).to(self.device)
+        while not self._grows and self.last.held + len(chosen) > self.last.size:
+            self._drop(self.last.oldest_row + 1)
+        self.keep_last(self.written - 1, chosen, {name: values[ahead][index] for name, values in self.seen.items()})
