@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.formats import check_tensors
 from evorl.replay.slots import Integers
+from evorl.system.formats import check_tensors
 from evorl.types import Tensors, UserError
 
 if TYPE_CHECKING:
