@@ -19,7 +19,7 @@ from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
-from evorl.population.evaluation import MOST_COPIES, evaluate
+from evorl.population.evaluation import MAX_COPIES, evaluate
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.directory import check_same_run, load_elite
@@ -40,7 +40,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     config = validate(data, SETTINGS)
     refuse_code(config, allow_code)
     check(config)
-    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MOST_COPIES), whole_games=True)
+    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True)
     algorithm = make_algorithm(config, environments.interface)
     check_agents([agent], algorithm, str(run / "elite"))
     use_threads(config.run.threads, environments.interface.parts, ranks=1)

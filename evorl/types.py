@@ -22,12 +22,13 @@ ROLES = ("parameters", "buffers", "target", "mean", "square")
 class UserError(Exception):
     """A mistake that the user can mend: programs print it as one line and exit with code 2.
 
-    Where all ranks have agreed on it, `told` says that another of them prints it. Null says that only this rank knows.
+    Where all ranks have agreed on it, `reported_elsewhere` says that another of them prints it. Null says that only
+    this rank knows of it.
     """
 
-    def __init__(self, message: str, told: bool | None = None) -> None:
+    def __init__(self, message: str, reported_elsewhere: bool | None = None) -> None:
         super().__init__(message)
-        self.told = told
+        self.reported_elsewhere = reported_elsewhere
 
 
 class RunFailed(RuntimeError):

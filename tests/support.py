@@ -14,7 +14,7 @@ import torch
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
-from evorl.envs.spec import Interface, parts_of
+from evorl.envs.spec import EnvSpec, observation_specs
 from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy
 from evorl.randomness import torch_generator
@@ -39,7 +39,7 @@ def config(*overrides):
 
 
 def interface(observations=OBSERVATIONS, actions=ACTIONS, masked=False):
-    return Interface("Some-v0", parts_of(observations), actions, masked)
+    return EnvSpec("Some-v0", observation_specs(observations), actions, masked)
 
 
 def algorithm(*overrides, **spaces):

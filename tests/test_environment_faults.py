@@ -37,7 +37,7 @@ def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorizatio
             if step == 6:
                 told = (
                     r"environment 1 of agent 1 \(evorl_faults:Failing-v0, step 2 of the episode\) raised RuntimeError: "
-                    "the wheel came off in a step; made again"
+                    "the wheel came off in a step; restarted"
                 )
                 with pytest.warns(EvorlWarning, match=told):
                     now = made.step(ACT)

@@ -16,7 +16,7 @@ from support import EVERY_MUTATION, ROOT, agent, algorithm, batch, config, lines
 
 from evorl import cli
 from evorl.cli import resume_command
-from evorl.distributed.signals import Told
+from evorl.distributed.signals import Interrupted
 from evorl.population import check_agents
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.directory import RunDirectory
@@ -186,8 +186,10 @@ def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert lines(log.path) == rows[:1]
-    monkeypatch.setattr("evorl.runs.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Told(signal.SIGTERM)))
-    with pytest.raises(Told):
+    monkeypatch.setattr(
+        "evorl.runs.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
+    )
+    with pytest.raises(Interrupted):
         log.flush()
     monkeypatch.undo()
     log.add(rows[2:])

@@ -111,7 +111,7 @@ def test_replicas_of_images_and_memories_stay_bit_identical_and_resume(kind, tmp
 
 PROGRAM = """
 import numpy as np, torch
-from evorl.distributed import Placement, Ranks, leave
+from evorl.distributed import Placement, Ranks, shutdown
 from evorl.types import UserError
 ranks = Ranks(timeout=60)
 assert ranks.size == 2
@@ -129,10 +129,10 @@ try:
         raise UserError("a mistake")
     ranks.from_main(fail, "test")
 except UserError as error:
-    assert str(error) == "a mistake" and error.told == (not ranks.is_main)
-ranks.agree("same", "things")
+    assert str(error) == "a mistake" and error.reported_elsewhere == (not ranks.is_main)
+ranks.assert_identical("same", "things")
 try:
-    ranks.agree(f"digest {ranks.rank}", "things")
+    ranks.assert_identical(f"digest {ranks.rank}", "things")
     raise SystemExit("unnoticed")
 except RuntimeError as error:
     assert "rank 1 holds other things than rank 0" in str(error)
@@ -144,7 +144,7 @@ assert shares["sharded"].local == slice(2 * ranks.rank, 2 * ranks.rank + 2) and 
 assert shares["replicated"].local == slice(0, 4) and shares["replicated"].copies == 2
 if ranks.is_main:
     print("all agree")
-leave()
+shutdown()
 """
 
 

@@ -9,12 +9,12 @@ import torch
 from support import ROOT, interface, train
 
 from evorl import cli
-from evorl.envs.spec import Part
+from evorl.envs.spec import ObservationSpec
 from evorl.runs.threads import choose_threads, use_threads
 from evorl.types import EvorlWarning
 
 VECTOR = interface().parts
-IMAGE = {"observation": Part("image", (8, 8), torch.uint8)}
+IMAGE = {"observation": ObservationSpec("image", (8, 8), torch.uint8)}
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from evorl.algorithms.returns import gae
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
-from evorl.envs.spec import Interface
+from evorl.envs.spec import EnvSpec
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import DISTRIBUTIONS, Likelihood
 from evorl.networks.spec import NetworkSpec
@@ -71,7 +71,7 @@ class A2CSettings(AlgorithmSettings):
     }
 
     @property
-    def rests_on(self) -> tuple[str, ...]:
+    def frozen_on_resume(self) -> tuple[str, ...]:
         return ("training.max_steps",) if self.annealing else ()
 
 
@@ -80,7 +80,7 @@ class A2C:
 
     metrics: tuple[str, ...] = ("loss", "policy_loss", "value_loss", "entropy")
 
-    def __init__(self, config: Config[Any], interface: Interface) -> None:
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config
         self.settings = config.algorithm
         self.interface = interface

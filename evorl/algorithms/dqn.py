@@ -19,7 +19,7 @@ from evorl.algorithms.returns import double_q_value, one_step_return
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
 from evorl.distributed import Placement
-from evorl.envs.spec import Interface
+from evorl.envs.spec import EnvSpec
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.spec import NetworkSpec, Polyak
@@ -78,7 +78,7 @@ class DQN:
 
     metrics = ("loss", "td_error", "q_values")
 
-    def __init__(self, config: Config[DQNSettings], interface: Interface) -> None:
+    def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
         self.config = config
         self.settings = config.algorithm
         self.interface = interface

@@ -11,7 +11,7 @@ from torch import Tensor
 from evorl.algorithms.objective import Objective
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
-from evorl.envs.spec import Interface
+from evorl.envs.spec import EnvSpec
 from evorl.networks.spec import NetworkSpec
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace, Population
@@ -69,7 +69,7 @@ class Algorithm(Protocol):
         """Return what the configuration says of the algorithm."""
 
     @property
-    def interface(self) -> Interface:
+    def interface(self) -> EnvSpec:
         """Return what the environment shows and takes."""
 
     @property

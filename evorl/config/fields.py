@@ -64,7 +64,7 @@ class HyperparameterRange(Section):
         undoing = 2 - self.grow if self.scale == "linear" else 1 / self.grow
         return self.grow, undoing if self.shrink is None else self.shrink
 
-    def refusal(self) -> str | None:
+    def validation_error(self) -> str | None:
         """Return why these ends cannot bound a value on this scale, or None where they can."""
         if not self.min < self.max:
             return f"min {self.min:g} must be below max {self.max:g}"
@@ -76,7 +76,7 @@ class HyperparameterRange(Section):
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
-        if reason := self.refusal():
+        if reason := self.validation_error():
             raise ValueError(reason)
         return self
 
@@ -107,7 +107,7 @@ class AlgorithmSettings(Section):
     """How evolution turns them where the configuration gives no ranges."""
 
     @property
-    def rests_on(self) -> tuple[str, ...]:
+    def frozen_on_resume(self) -> tuple[str, ...]:
         """Settings of other sections that what was learned rests on, so that a resumed run may not change them."""
         return ()
 
@@ -138,10 +138,10 @@ class AlgorithmSettings(Section):
                 continue
             wider = range.model_copy(update={"min": min(range.min, float(value)), "max": max(range.max, float(value))})
             # A trace of 1, which no logarithm reaches, moves into the range.
-            found[name] = range if wider.refusal() else wider
+            found[name] = range if wider.validation_error() else wider
         return found
 
-    def refusal(self, name: str, value: float) -> str | None:
+    def validation_error(self, name: str, value: float) -> str | None:
         """Why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
         whole = isinstance(getattr(self, name), int) and type(self).model_fields[name].annotation is int
         try:

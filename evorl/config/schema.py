@@ -38,9 +38,9 @@ from evorl.config.fields import (
 )
 from evorl.types import UserError
 
-MOST_WEIGHTS = 2**28
+MAX_WEIGHTS = 2**28
 """Between the first layers of a network; with its target and Adam's moments that is 4 GiB for each agent."""
-MOST_COPIES = 2**16
+MAX_COPIES = 2**16
 
 
 class Run(Section):
@@ -79,7 +79,7 @@ class Environment(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
-    visible: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The numbers of a vector observation that agents see, by their positions; without it all."""
     image_channels: Literal["auto", "first", "last"] = "auto"
     """Where images have their channels. `auto` takes two neighbouring axes of one length for rows and columns; else
@@ -88,7 +88,7 @@ class Environment(Section):
     """Atari: what is learned from ends with each life. Returns and evaluation count whole games. After a lost life FIRE
     is pressed, as it is in resets, where the game's actions include it."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
-    """How often each copy is made again after it raised an error; the episode it was in is dropped."""
+    """How often each copy is restarted after it raised an error; the episode it was in is dropped."""
     carry_over: Literal["auto"] | bool = "auto"
     """Let episodes run on over a generation's end; a resumed run is then not bit-identical. `auto` does so unless a
     generation has twice as many steps of each environment as the longest episode that the environment allows."""
@@ -141,8 +141,8 @@ class Network(Section):
             "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),
         }
         for name, count in weights.items():
-            if count > MOST_WEIGHTS:
-                raise ValueError(f"{name} have {count} weights between them; they may have at most {MOST_WEIGHTS}")
+            if count > MAX_WEIGHTS:
+                raise ValueError(f"{name} have {count} weights between them; they may have at most {MAX_WEIGHTS}")
         return self
 
 
@@ -330,10 +330,10 @@ class Config(Section, Generic[Settings]):
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}; take evolution.selection.size={size}"
             )
-        if size * self.environment.num_envs > MOST_COPIES:
+        if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(
                 f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
-                f"{MOST_COPIES} environments"
+                f"{MAX_COPIES} environments"
             )
         if self.replay.learning_starts > self.replay.capacity:
             raise ValueError(
@@ -354,9 +354,9 @@ class Config(Section, Generic[Settings]):
     def _check_range(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError unless the setting may take both ends of its range, and its scale too."""
         for end, value in (("min", ends.min), ("max", ends.max)):
-            if reason := self.algorithm.refusal(name, value):
+            if reason := self.algorithm.validation_error(name, value):
                 raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")
-        if reason := ends.refusal():
+        if reason := ends.validation_error():
             raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
 
     def to_yaml(self) -> str:

@@ -20,7 +20,7 @@ SILENT = 4 * INTERVAL
 """A rank that has given none for so long is dead or stopped."""
 
 
-class SignsOfLife:
+class Heartbeat:
     """A thread that tells the other ranks every `interval` seconds that this one lives, and what it waits for."""
 
     def __init__(self, store: Store, rank: int, size: int, interval: float = INTERVAL) -> None:

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from evorl.distributed.heartbeat import SILENT, SignsOfLife
+from evorl.distributed.heartbeat import SILENT, Heartbeat
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.system.processes import launcher
 from evorl.system.provenance import cpu
 from evorl.types import RunFailed, UserError
 
-MOST_GATHERED = 2**18
+MAX_GATHERED = 2**18
 """Gradients of up to so many values over all ranks are gathered rather than reduced."""
 
 
@@ -62,13 +62,13 @@ class Ranks:
         """Raises RankLost where the others do not come, UserError where they cannot be found."""
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
-        self._signs: SignsOfLife | None = None
+        self._heartbeat: Heartbeat | None = None
         self.launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         self.backend = "cuda" if torch.cuda.device_count() else "cpu"
         self.peers = [Peer(0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
             meeting = _meet(int(os.environ["RANK"]), launched, timeout)
-            self._signs, self.launch, self.backend, self.peers = meeting
+            self._heartbeat, self.launch, self.backend, self.peers = meeting
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
         self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
@@ -98,7 +98,7 @@ class Ranks:
         with self._waiting(what):
             # Gathering sends more than reducing but in one round instead of two: 1.3 against 2.0 ms for 6,000 values
             # (2 ranks over gloo, mean of 400).
-            if flat.numel() * self.size <= MOST_GATHERED and flat.device.type == "cpu":
+            if flat.numel() * self.size <= MAX_GATHERED and flat.device.type == "cpu":
                 everyones = flat.new_empty(self.size, flat.numel())
                 dist.all_gather(list(everyones), flat)
                 torch.sum(everyones, 0, out=flat)
@@ -149,7 +149,7 @@ class Ranks:
                 reply = b"-" + str(error).encode()
         reply = self.broadcast_bytes(reply, what)
         if reply[:1] == b"-":
-            raise UserError(reply[1:].decode(), told=not self.is_main)
+            raise UserError(reply[1:].decode(), reported_elsewhere=not self.is_main)
         return reply[1:]
 
     def differing(self, digest: str, what: str) -> list[int]:
@@ -157,16 +157,16 @@ class Ranks:
         digests = self.gather_bytes(digest.encode(), f"digests of {what}")
         return [rank for rank, other in enumerate(digests) if other != digests[0]]
 
-    def agree(self, digest: str, what: str) -> None:
+    def assert_identical(self, digest: str, what: str) -> None:
         """Raise RuntimeError, naming the ranks, unless all ranks hold the same digest."""
         if different := self.differing(digest, what):
             raise RuntimeError(f"rank {', '.join(map(str, different))} holds other {what} than rank 0")
 
-    def all_well(self, problem: str, what: str) -> None:
+    def raise_if_any_failed(self, problem: str, what: str) -> None:
         """Raise UserError on all ranks where one has a problem; the first that has one prints it."""
         for rank, payload in enumerate(self.gather_bytes(problem.encode(), what)):
             if payload:
-                raise UserError(payload.decode(), told=rank != self.rank)
+                raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
 
     def _tensor(self, payload: bytes) -> Tensor:
         return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device) if payload else self._empty()
@@ -176,16 +176,16 @@ class Ranks:
 
     def end(self, last_words: str) -> None:
         """Tell the other ranks why this one ends, so that they can say it."""
-        if self._signs is not None:
-            self._signs.end(last_words)
+        if self._heartbeat is not None:
+            self._heartbeat.end(last_words)
 
     def last_words(self) -> str:
         """Why other ranks have ended, as far as they could tell."""
-        return "" if self._signs is None else self._signs.last_words()
+        return "" if self._heartbeat is None else self._heartbeat.last_words()
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        signs = self._signs
+        signs = self._heartbeat
         if signs is not None:
             signs.waits_for = what
         try:
@@ -201,7 +201,7 @@ class Ranks:
                 signs.waits_for = None
 
 
-def _meet(rank: int, size: int, timeout: float) -> tuple[SignsOfLife, Launch, str, list[Peer]]:
+def _meet(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
     """Join the process group in which all ranks of this attempt meet; give its backend and who they are too.
 
     Raises RankLost where they do not come.
@@ -223,7 +223,7 @@ def _meet(rank: int, size: int, timeout: float) -> tuple[SignsOfLife, Launch, st
         # With a connection and a short deadline of their own, signs are not held up by what else waits for the store.
         short = timedelta(seconds=min(timeout, SILENT))
         signs = TCPStore(address, port, None, False, short, wait_for_workers=False)
-        return SignsOfLife(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size), launch, backend, peers
+        return Heartbeat(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size), launch, backend, peers
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "
@@ -246,12 +246,12 @@ def _own_gpu(local: int) -> str:
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
-def have_met() -> bool:
+def is_initialized() -> bool:
     """Whether this process has joined the other ranks."""
     return dist.is_available() and dist.is_initialized()
 
 
-def leave() -> None:
+def shutdown() -> None:
     """Part from the other ranks; nothing can be exchanged any more."""
-    if have_met():
+    if is_initialized():
         dist.destroy_process_group()

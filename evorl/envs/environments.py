@@ -19,7 +19,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.envs.episodes import Episodes, Returns
 from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
-from evorl.envs.spec import Interface, Parts, choices, parts_of, split
+from evorl.envs.spec import EnvSpec, ObservationSpecs, choices, observation_specs, split
 from evorl.envs.vector import discard, make_vector, serving_action, stacked_frames
 from evorl.envs.watch import Watch
 from evorl.types import Agent, Observation, Tensors, Transition, UserError
@@ -38,7 +38,7 @@ class Environments:
     - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
     - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false;
     - where a lost life has ended what is learned from, the step that presses FIRE for the next one is not valid;
-    - where an environment raises, it is made again, and that step is not valid whatever `always_valid` says.
+    - where an environment raises, it is restarted, and that step is not valid whatever `always_valid` says.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Environments:
         self._id = settings.id
         self._seed = 0
         self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
-        self._visible = None if settings.visible is None else list(settings.visible)
+        self._observation_indices = None if settings.observation_indices is None else list(settings.observation_indices)
         self.observation: Observation
         self.started: Tensor
         _, info = self._reset()
@@ -87,7 +87,7 @@ class Environments:
         self._masked = MASK in info
         if self._masked:
             self._mask(info)
-        self.interface = Interface(settings.id, self._parts(settings), self._actions_of, self._masked)
+        self.interface = EnvSpec(settings.id, self._parts(settings), self._actions_of, self._masked)
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
         """Begin a generation of these agents: with new episodes, or with those that are running if they carry over."""
@@ -220,18 +220,11 @@ class Environments:
             FAILURES: info.get(FAILURES, 0) + np.full(copies, failures),
         }
 
-    def _parts(self, settings: Environment) -> Parts:
+    def _parts(self, settings: Environment) -> ObservationSpecs:
         space = self._space
-        if self._visible is not None:
-            if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-                raise UserError(f"environment.visible: it picks numbers of a vector; {settings.id} shows {space}")
-            if max(self._visible) >= space.shape[0]:
-                raise UserError(
-                    f"environment.visible: there is no number {max(self._visible)}; {settings.id} shows 0 to "
-                    f"{space.shape[0] - 1}"
-                )
-            space = gym.spaces.Box(space.low[self._visible], space.high[self._visible], dtype=space.dtype.type)
-        parts = parts_of(space)
+        if self._observation_indices is not None:
+            space = _picked(space, self._observation_indices, settings.id)
+        parts = observation_specs(space)
         if MASK in parts:
             raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
         if frames := stacked_frames(settings):
@@ -254,8 +247,8 @@ class Environments:
         Copies, because vector environments may reuse the array that they return.
         """
         parts = split(self._space, observation)
-        if self._visible is not None:
-            parts = {name: array[..., self._visible] for name, array in parts.items()}
+        if self._observation_indices is not None:
+            parts = {name: array[..., self._observation_indices] for name, array in parts.items()}
         types = {name: TYPES[part.dtype] for name, part in self.interface.parts.items()}
         stored = {name: np.array(array, dtype=types[name]) for name, array in parts.items()}
         which = "the observation" if copy is None else "the last observation"
@@ -347,3 +340,13 @@ class Environments:
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array).to(self.device)
         return tensor.view(self.agents, self.num_envs, *array.shape[1:])
+
+
+def _picked(space: gym.Space[Any], indices: list[int], id: str) -> gym.Space[Any]:
+    """Return the space of some numbers of a vector. Raises UserError where it has none at these places."""
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        raise UserError(f"environment.observation_indices: these are of a vector; {id} shows {space}")
+    if max(indices) >= space.shape[0]:
+        last = space.shape[0] - 1
+        raise UserError(f"environment.observation_indices: there is no number {max(indices)}; {id} shows 0 to {last}")
+    return gym.spaces.Box(space.low[indices], space.high[indices], dtype=space.dtype.type)

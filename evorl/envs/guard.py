@@ -16,7 +16,7 @@ FAULT, FAILURES = "evorl.fault", "evorl.failures"
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that is made again by `make` when it raises, and begins another episode.
+    """An environment that is restarted by `make` when it raises, and begins another episode.
 
     The step that raised then gives the new episode's first observation, and says so under `FAULT`. Only a UserError
     leaves it, so that the other copies in a vector environment have made whole steps. It tries `restarts` times in a
@@ -68,7 +68,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def another_seed(seed: int) -> int:
-    """A seed for what is made again: the next ones in a row belong to the other copies."""
+    """A seed for what is restarted: the next ones in a row belong to the other copies."""
     return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
 
 

@@ -44,7 +44,7 @@ class Watch:
             raise UserError(
                 f"environment.max_restarts: {what}; after {self._restarts} restarts, which is all that each may have"
             )
-        warnings.warn(f"{what}; made again; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
+        warnings.warn(f"{what}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
         return faulty
 
     def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:

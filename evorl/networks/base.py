@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evorl.config import Network as NetworkSettings
-from evorl.envs.spec import Parts
+from evorl.envs.spec import ObservationSpecs
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import Specs
 from evorl.types import Architecture, Convolution, Observation, RecurrentInput, Streams, Tensors
@@ -43,8 +43,10 @@ class Network(Protocol):
         tensors each new one replaces, by their names."""
 
 
-def initial_architecture(settings: NetworkSettings, parts: Parts, streams: Streams = "shared") -> Architecture:
-    """The architecture that the configuration asks for."""
+def initial_architecture(
+    settings: NetworkSettings, parts: ObservationSpecs, streams: Streams = "shared"
+) -> Architecture:
+    """Return the architecture that the configuration asks for."""
     if settings.name == "module":
         return Architecture()
     images = any(part.kind == "image" for part in parts.values())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evorl.config.fields import Initialisation
-from evorl.envs.spec import Part, as_numbers
+from evorl.envs.spec import ObservationSpec, as_numbers
 from evorl.networks.layers import Span, activate
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
@@ -22,7 +22,7 @@ RESIDUAL_KERNEL = 3
 class ImageEncoder:
     """[P, B, ...] images of one part -> [P, B, C * H * W] features of the last convolutional layer."""
 
-    def __init__(self, name: str, part: Part, initialisation: Initialisation) -> None:
+    def __init__(self, name: str, part: ObservationSpec, initialisation: Initialisation) -> None:
         self.initialisation = initialisation
         self.name = f"encoder.{name}"
         self.part = part

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from evorl.envs.spec import Part, Parts, as_numbers
+from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.system.plugins import import_from_here
@@ -26,7 +26,7 @@ class ModuleNetwork:
     architecture mutations leave it alone. It puts out the heads side by side; constant heads are kept beside it.
     """
 
-    def __init__(self, factory: Factory, name: str, part: Part, heads: Sequence[Head]) -> None:
+    def __init__(self, factory: Factory, name: str, part: ObservationSpec, heads: Sequence[Head]) -> None:
         self.factory = factory
         self.part = part
         self.heads = heads
@@ -121,7 +121,7 @@ def load_factory(path: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def module_network(factory: str, parts: Parts, heads: Sequence[Head], normalize: bool) -> ModuleNetwork:
+def module_network(factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalize: bool) -> ModuleNetwork:
     """The network of a factory given by name. Raises UserError where it does not map one part to the heads."""
     make = load_factory(factory)
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):

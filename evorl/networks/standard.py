@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evorl.config.fields import Initialisation
-from evorl.envs.spec import Part, Parts, as_numbers
+from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.convolution import ImageEncoder
 from evorl.networks.layers import activate, layer_norm, linear, repeated
 from evorl.networks.layout import Layout
@@ -34,7 +34,9 @@ class StandardNetwork:
     so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
     """
 
-    def __init__(self, parts: Parts, heads: Sequence[Head], normalize: bool, initialisation: Initialisation) -> None:
+    def __init__(
+        self, parts: ObservationSpecs, heads: Sequence[Head], normalize: bool, initialisation: Initialisation
+    ) -> None:
         """With `normalize` vectors are shifted and scaled by each agent's own running statistics.
 
         Under orthogonal `initialisation` the gains are sqrt 2 for hidden layers and convolutions, 1 for cells and
@@ -227,7 +229,7 @@ class StandardNetwork:
         return outputs.flatten(1, 2), memory
 
 
-def _one_hot(part: Part, x: Tensor) -> Tensor:
+def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
     """[P, B, ...] whole numbers -> [P, B, width]."""
     columns = x.reshape(*x.shape[:2], len(part.sizes)).unbind(-1)
     return torch.cat(

@@ -18,7 +18,7 @@ from evorl.population import Policy
 from evorl.randomness import numpy_generator
 from evorl.types import Agent
 
-MOST_COPIES = 32
+MAX_COPIES = 32
 """Environments of each agent that an evaluation steps at once."""
 Purpose = Literal["generation", "confirmation", "target"]
 """What episodes are for: the fitness of all agents, who is the elite, or whether it reaches the target."""
@@ -98,7 +98,7 @@ class Evaluator:
         ranks = self._placement.ranks
         seeds = self._seeds(generation, purpose, first, episodes)
         mine = seeds[ranks.rank :: ranks.size]
-        width = max(1, min(len(mine), MOST_COPIES))
+        width = max(1, min(len(mine), MAX_COPIES))
         environments = self._few.get((len(agents), width))
         if environments is None:
             environments = self._few[len(agents), width] = self._make(len(agents), width)
@@ -107,7 +107,7 @@ class Evaluator:
         return _interleaved(self._gathered(returns, len(seeds), ranks.size), len(seeds))
 
     def _make(self, agents: int, episodes: int) -> Environments:
-        columns = max(1, min(episodes, MOST_COPIES))
+        columns = max(1, min(episodes, MAX_COPIES))
         return Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
 
     def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> NDArray[np.float64]:

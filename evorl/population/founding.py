@@ -70,7 +70,7 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
         for name, spec in algorithm.networks.items():
             check_network(agent, name, spec, here)
         for name, value in agent.hyperparameters.items():
-            if reason := algorithm.settings.refusal(name, value):
+            if reason := algorithm.settings.validation_error(name, value):
                 raise UserError(f"{here}: {reason}")
         counts = *agent.state.acting.values(), *agent.state.updates.values()
         if not all(abs(count) <= MAX_COUNT for count in counts):

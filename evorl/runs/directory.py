@@ -193,7 +193,9 @@ def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
     """The first setting, of those that may not change, in which two configurations differ."""
     before, after = (_leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
-        if (key in new.algorithm.rests_on or not key.startswith(FREE_TO_CHANGE)) and before.get(key) != after.get(key):
+        if (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)) and before.get(
+            key
+        ) != after.get(key):
             return f"{key} was {before.get(key)} and is now {after.get(key)}"
     return None
 

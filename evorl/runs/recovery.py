@@ -53,7 +53,7 @@ PROGRESS = TypeAdapter(Progress)
 
 
 @dataclass(frozen=True)
-class Taken:
+class RestoredRun:
     """What a checkpoint gives back, the same on all ranks; `elite` is a file of one agent."""
 
     progress: Progress
@@ -61,7 +61,7 @@ class Taken:
     elite: bytes
 
 
-class Keeper:
+class CheckpointManager:
     """Writes the checkpoints of a run and finds the one to go on from, together with all ranks.
 
     Ranks that see the main process's directory write into it; every other host keeps its own ranks' parts of the replay
@@ -120,12 +120,12 @@ class Keeper:
         if problem:
             self.checkpoints.discard()
             lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
-            self.say_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+            self.warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
-            self.is_over("checkpoint")
+            self.reset_warning("checkpoint")
         return problem
 
-    def restore(self) -> Taken | None:
+    def restore(self) -> RestoredRun | None:
         """What the newest checkpoint holds that is whole on all hosts; None where there has never been one.
 
         Raises UserError where there are checkpoints and none is whole; nothing has been changed then.
@@ -136,18 +136,18 @@ class Keeper:
             replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
             problem = next((reply.decode() for reply in replies if reply), None)
             if problem is None:
-                taken = self._take(generation)
-                self._go_back(generation, taken.elite)
-                return taken
+                restored = self._take(generation)
+                self._rollback(generation, restored.elite)
+                return restored
             if ranks.is_main:
-                self.say_once(problem, f"{problem}; looking at the checkpoint before it")
+                self.warn_once(problem, f"{problem}; looking at the checkpoint before it")
         if generations:
             raise UserError(
                 f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
                 "another run.name training begins anew",
-                told=not ranks.is_main,
+                reported_elsewhere=not ranks.is_main,
             )
-        self._go_back(0, b"")
+        self._rollback(0, b"")
         return None
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
@@ -161,13 +161,13 @@ class Keeper:
             payload = ranks.broadcast_bytes(payload, "the evolved agents")
         return decode_agents(payload, str(path))
 
-    def say_once(self, about: str, message: str) -> None:
+    def warn_once(self, about: str, message: str) -> None:
         """Warn, from the process that has met the trouble, if this was not said yet."""
         if about not in self._said and (self._ranks.is_main or not self._shared):
             self._said.add(about)
             warnings.warn(message, EvorlWarning, stacklevel=3)
 
-    def is_over(self, about: str) -> None:
+    def reset_warning(self, about: str) -> None:
         """Let the next trouble of this kind be said again."""
         self._said.discard(about)
 
@@ -186,7 +186,7 @@ class Keeper:
             )
         return json_bytes(generations)
 
-    def _go_back(self, generation: int, elite: bytes) -> None:
+    def _rollback(self, generation: int, elite: bytes) -> None:
         """Make every host's directory what it was after a generation. Raises UserError, on all ranks."""
         problem = ""
         try:
@@ -198,7 +198,7 @@ class Keeper:
             problem = f"run.directory: cannot write to {reason(error, self.directory.path)}"
         except UserError as error:
             problem = str(error)
-        self._ranks.all_well(problem, "the hosts' run directories")
+        self._ranks.raise_if_any_failed(problem, "the hosts' run directories")
 
     def _claim(self) -> RunDirectory:
         """Agree on the directory; the hosts that do not see the main process's one make and lock their own."""
@@ -226,7 +226,7 @@ class Keeper:
                     problem = f"run.directory: cannot write to {reason(error, path)}"
                 except UserError as error:
                     problem = str(error)
-        self._ranks.all_well(problem, "the hosts' run directories")
+        self._ranks.raise_if_any_failed(problem, "the hosts' run directories")
         return claimed[0]
 
     def _replay_is_kept(self, size: int) -> bool:
@@ -235,7 +235,7 @@ class Keeper:
         limit = self._config.checkpoint.max_replay_mb
         if total > limit:
             what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
-            self.say_once("replay", f"{what}; a resumed run will not be bit-exact")
+            self.warn_once("replay", f"{what}; a resumed run will not be bit-exact")
         return total <= limit
 
     def _complete(self, progress: Progress, parts: Sequence[Files]) -> str:
@@ -263,7 +263,7 @@ class Keeper:
             return str(error)
         return ""
 
-    def _take(self, generation: int) -> Taken:
+    def _take(self, generation: int) -> RestoredRun:
         ranks, checkpoints = self._ranks, self.checkpoints
         where = checkpoints.path(generation)
 
@@ -289,7 +289,7 @@ class Keeper:
         population = ranks.from_main(lambda: agents("agents.safetensors", size), "the checkpoint's agents")
         best = ranks.from_main(elite, "the checkpoint's elite")
         self._take_replay(generation, progress)
-        return Taken(progress, decode_agents(population, str(where)), best)
+        return RestoredRun(progress, decode_agents(population, str(where)), best)
 
     def _take_replay(self, generation: int, progress: Progress) -> None:
         """Give every rank its part of the replay, and say where the run will not be what it would have been."""
@@ -306,7 +306,7 @@ class Keeper:
                 self._experience.restore(rows, numbers)
             except UserError as error:
                 problem = f"{path}: {error}"
-        ranks.all_well(problem, "the replay")
+        ranks.raise_if_any_failed(problem, "the replay")
         missing = int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
         here, before, now = self._placement.kind, progress.vectorization, self._config.environment.vectorization
         reasons = {
@@ -322,7 +322,7 @@ class Keeper:
             reasons[f"{name} changed from {value} to {here_with.get(name)}"] = value != here_with.get(name)
         if ranks.is_main and any(reasons.values()):
             named = ", ".join(reason for reason, holds in reasons.items() if holds)
-            self.say_once("exact", f"this resume is not bit-exact: {named}")
+            self.warn_once("exact", f"this resume is not bit-exact: {named}")
 
 
 def _part(rank: int) -> str:

@@ -9,10 +9,10 @@ import psutil
 import torch
 
 from evorl.distributed.signals import LAUNCHED
-from evorl.envs.spec import Parts
+from evorl.envs.spec import ObservationSpecs
 
 
-def use_threads(wanted: int | None, parts: Parts, ranks: int) -> int:
+def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
     """Let torch compute with as many threads as suit the observation; gives their number.
 
     `wanted` is `run.threads`, `parts` what the agents' networks read, `ranks` the number of processes on this machine.

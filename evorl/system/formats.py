@@ -16,7 +16,7 @@ from evorl.types import DESCRIPTIONS, ROLES, Agent, Roles, Tensors, UserError
 
 Shape = tuple[int, ...]
 NUMBERS = TypeAdapter(dict[str, int])
-LONGEST_HEADER = 2**23
+MAX_HEADER_BYTES = 2**23
 """Bytes of a header: room for 60,000 tensors. Reading one takes 30 times its size and 0.2 s for each MB."""
 UNREADABLE = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
 """What is raised for bytes that are no such file; a RuntimeError for shapes and nesting without bounds."""
@@ -103,7 +103,7 @@ def _metadata(payload: bytes) -> dict[str, Any]:
 def _header_size(payload: bytes) -> int:
     """The size of the header of safetensors. Raises ValueError where it is longer than any that is read."""
     size = int.from_bytes(payload[:8], "little")
-    if size > min(LONGEST_HEADER, len(payload) - 8):
+    if size > min(MAX_HEADER_BYTES, len(payload) - 8):
         raise ValueError(f"its header cannot have {size} bytes")
     return size
 

@@ -19,7 +19,7 @@ from functools import partial
 from torch._C._distributed_c10d import TCPStore
 
 from evorl.distributed import RankLost
-from evorl.distributed.heartbeat import SignsOfLife
+from evorl.distributed.heartbeat import Heartbeat
 from evorl.runs.launch import run_program
 from evorl.types import UserError
 
@@ -88,7 +88,7 @@ def give_and_end(port: int, interval: float, number: int, end: Callable[[], None
 
     def main(arguments: object) -> None:
         store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=10), wait_for_workers=False)
-        SignsOfLife(store, number, number + 1, interval)
+        Heartbeat(store, number, number + 1, interval)
         time.sleep(0.01 + 0.0001 * (number % 37))
         end()
 

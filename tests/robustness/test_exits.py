@@ -214,13 +214,13 @@ def test_a_failure_is_one_line_and_1(capsys):
 
 
 def test_a_mistake_that_only_one_rank_has_met_names_it(monkeypatch, capsys):
-    monkeypatch.setattr("evorl.runs.launch.have_met", lambda: True)
+    monkeypatch.setattr("evorl.runs.launch.is_initialized", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
 
     def ended(told):
         def main(arguments):
-            raise UserError("environment.id: broken", told=told)
+            raise UserError("environment.id: broken", reported_elsewhere=told)
 
         assert run_program(main, []) == 2
         return capsys.readouterr().err

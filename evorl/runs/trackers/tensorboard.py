@@ -10,7 +10,7 @@ import yaml
 
 from evorl.config import AnyConfig
 from evorl.runs.trackers.history import History, Points, lacking
-from evorl.runs.trackers.told import told
+from evorl.runs.trackers.shared import shared_settings
 
 
 class TensorBoard:
@@ -30,7 +30,7 @@ class TensorBoard:
         begin = missing[0][1] if missing else last + 1
         self._writer = SummaryWriter(str(events), purge_step=begin)
         self._step = last
-        self._note("config", f"```yaml\n{yaml.safe_dump(told(config), sort_keys=False)}```")
+        self._note("config", f"```yaml\n{yaml.safe_dump(shared_settings(config), sort_keys=False)}```")
         for entry in missing:
             self.log(*entry)
 

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 
 from evorl.config import AnyConfig
 from evorl.runs.trackers.history import History, Points, lacking
-from evorl.runs.trackers.told import told
+from evorl.runs.trackers.shared import shared_settings
 from evorl.system.files import read_bounded, write_json
 from evorl.types import EvorlWarning, UserError
 
@@ -60,7 +60,7 @@ class WeightsAndBiases:
             dir=str(directory.resolve()),
             mode=mode,
             tags=list(settings.tags),
-            config=told(config),
+            config=shared_settings(config),
             settings=wandb.Settings(
                 console="off",
                 silent=True,
