@@ -110,7 +110,7 @@ def test_it_cannot_be_changed():
         ("network.activation=rely", "network.activation: there is no 'rely'; did you mean 'relu'?"),
         (
             "network={name: module, factory: 'support:probe_network', recurrent: lstm}",
-            "network: a module has no memory; leave `recurrent: lstm` out",
+            "network: a module has no recurrent state; leave `recurrent: lstm` out",
         ),
         (
             "network={name: module, factory: 'support:probe_network', initialisation: uniform}",

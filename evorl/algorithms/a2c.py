@@ -35,7 +35,7 @@ class A2CSettings(AlgorithmSettings):
     rollout_steps: Size = 16
     """Steps of each environment that an update learns from, on each rank; see `split_batches`."""
     sequence_length: Size = 16
-    """Steps through which a recurrent agent's gradient flows; without a memory it does not matter."""
+    """Steps through which a recurrent agent's gradient flows; without recurrence it does not matter."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 7e-4
     annealing: bool = False
     """Let the learning rate fall linearly to 0 at `training.max_steps`."""
@@ -48,7 +48,7 @@ class A2CSettings(AlgorithmSettings):
     normalize_advantage: bool = False
     """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
     critic: Literal["separate", "shared"] = "separate"
-    """Whether the value has hidden layers of its own. Encoders of images are always shared."""
+    """Give the value hidden layers of its own. Encoders of images are always shared."""
     normalize_observations: bool = False
     """Shift and scale vectors by each agent's running mean and variance."""
     normalize_rewards: bool = False
@@ -76,7 +76,7 @@ class A2CSettings(AlgorithmSettings):
 
 
 class A2C:
-    """How a stack of actor-critic agents acts and what it minimises: one update with each fresh rollout."""
+    """A stack of actor-critic agents: their actions and their losses, with one update for each fresh rollout."""
 
     metrics: tuple[str, ...] = ("loss", "policy_loss", "value_loss", "entropy")
 

@@ -74,7 +74,7 @@ class DQNSettings(AlgorithmSettings):
 
 
 class DQN:
-    """How a stack of DQN agents acts and what it minimises."""
+    """A stack of DQN agents: their actions and their loss."""
 
     metrics = ("loss", "td_error", "q_values")
 
@@ -87,7 +87,9 @@ class DQN:
                 f"algorithm.name: dqn needs discrete actions; {interface.environment} has {interface.action}"
             )
         if config.network.recurrent:
-            raise UserError(f"network.recurrent: dqn has no memory; leave {config.network.recurrent!r} out, or use ppo")
+            raise UserError(
+                f"network.recurrent: dqn cannot be recurrent; leave {config.network.recurrent!r} out, or use ppo"
+            )
         self.actions = int(interface.action.n)
         heads = [Head("q_values", self.actions)]
         if self.settings.dueling:

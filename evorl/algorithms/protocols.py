@@ -1,4 +1,4 @@
-"""What an experience and an algorithm have to offer, whatever they are. Axes: P agents, E environments, B batch."""
+"""The protocols of experiences and algorithms. Axes: P agents, E environments, B batch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from evorl.types import (
 
 
 class Experience(Protocol):
-    """What the agents store between steps, and which batches are due."""
+    """Storage of what the agents experience, which gives the batches that are due."""
 
     @property
     def period(self) -> int:
-        """A generation has a multiple of so many steps of each environment."""
+        """Return the number of steps of each environment that a generation has a multiple of."""
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents."""
@@ -62,7 +62,7 @@ class Experience(Protocol):
 
 
 class Algorithm(Protocol):
-    """How a stack of agents acts, what it stores and what it minimises; it holds nothing of any agent."""
+    """A stack of agents: their actions, what they store and their losses; it holds nothing of any agent."""
 
     @property
     def settings(self) -> AlgorithmSettings:

@@ -16,7 +16,7 @@ from evorl.types import UserError
 MAX_BYTES = 2**17
 """Bytes of a configuration; the largest that is shipped has some thousands."""
 MAX_VALUES = 10_000
-"""Values in a configuration, with its aliases written out: few lines of them can stand for more than memory holds."""
+"""Values in a configuration, with its aliases expanded: few lines of them can stand for more than memory holds."""
 MAX_DEPTH = 50
 """Brackets within each other; the parser takes seconds to give up on thousands."""
 
@@ -60,7 +60,7 @@ _Loader.add_implicit_resolver(
 
 
 def _values(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values a node stands for once its aliases are written out; a node inside itself has no end."""
+    """Count the values of a node once its aliases are written out; a node inside itself has no end."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -70,7 +70,7 @@ def _values(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises UserError where there is none."""
+    """Return the mapping in a YAML file. Raises UserError where there is none."""
     where = on_one_line(str(path))
     try:
         with path.open("rb") as file:
@@ -92,7 +92,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """`data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
+    """Return `data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         keys = path.split(".")
@@ -108,7 +108,7 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
 
 
 def _parse(text: str) -> Any:
-    """What YAML says. Raises yaml.YAMLError, also for what the parser itself gives up on."""
+    """Parse YAML. Raises yaml.YAMLError, also for what the parser itself gives up on."""
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError as error:

@@ -15,7 +15,7 @@ from evorl.system.background import Background
 from evorl.system.processes import end_sibling, namespace, started_at
 
 INTERVAL = 1.0
-"""Seconds between two signs."""
+"""Seconds between two heartbeats."""
 SILENT = 4 * INTERVAL
 """A rank that has given none for so long is dead or stopped."""
 
@@ -38,7 +38,7 @@ class Heartbeat:
         Background(self._go_on, "signs of life").start()
 
     def missing(self) -> str:
-        """Which of the others failed to come, in words; of those on this machine, the stopped ones are ended.
+        """Return in words which of the others failed to come; of those on this machine, the stopped ones are ended.
 
         A stopped process heeds nothing else, and its launcher would wait for it for another 30 seconds.
         """
@@ -65,7 +65,7 @@ class Heartbeat:
             self._give()
 
     def last_words(self) -> str:
-        """Why other ranks have ended, as far as they could tell."""
+        """Return why other ranks have ended, as far as they could tell."""
         with contextlib.suppress(RuntimeError):
             told = {rank: sign["last_words"] for rank, sign in self._read().items()}
             return "; ".join(f"rank {rank}: {words}" for rank, words in told.items() if words)
@@ -76,7 +76,7 @@ class Heartbeat:
             end_sibling(sign["pid"], sign["started_at"])
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        """The last sign of every other rank that has ever given one."""
+        """Return the last heartbeat of every other rank that has ever given one."""
         others = [rank for rank in range(self._size) if rank != self._rank]
         return {rank: json.loads(self._store.get(str(rank))) for rank in others if self._store.check([str(rank)])}
 

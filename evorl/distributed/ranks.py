@@ -43,7 +43,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Peer:
-    """What a rank says of itself: its number on its host, the name of its GPU if any, and its kind of CPU."""
+    """A rank as it describes itself: its number on its host, the name of its GPU if any, and its kind of CPU."""
 
     local: int
     gpu: str
@@ -59,7 +59,7 @@ class Ranks:
     """
 
     def __init__(self, timeout: float = 300.0) -> None:
-        """Raises RankLost where the others do not come, UserError where they cannot be found."""
+        """Join the other ranks. Raises RankLost where they do not come, UserError where they cannot be found."""
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
         self._heartbeat: Heartbeat | None = None
@@ -84,7 +84,7 @@ class Ranks:
 
     @property
     def hosts(self) -> int:
-        """The number of machines that the ranks are on."""
+        """Return the number of machines that the ranks are on."""
         return sum(peer.local == 0 for peer in self.peers)
 
     @property
@@ -107,7 +107,7 @@ class Ranks:
         flat.div_(self.size)
 
     def gather(self, numbers: NDArray[np.float64], what: str = "the other ranks' counts") -> NDArray[np.float64]:
-        """Every rank's numbers [R, ...]; all ranks give the same shape."""
+        """Return every rank's numbers [R, ...]; all ranks give the same shape."""
         if self.size == 1:
             return numbers[None]
         mine = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64)).to(self.device)
@@ -117,7 +117,7 @@ class Ranks:
             return torch.stack(everyones).cpu().numpy()
 
     def gather_bytes(self, payload: bytes, what: str) -> list[bytes]:
-        """Every rank's payload, on all ranks. Payloads may differ in length."""
+        """Return every rank's payload, on all ranks. Payloads may differ in length."""
         if self.size == 1:
             return [payload]
         lengths = self.gather(np.array([float(len(payload))]), what)[:, 0].astype(int)
@@ -129,7 +129,7 @@ class Ranks:
         return [values[:length].cpu().numpy().tobytes() for values, length in zip(everyones, lengths, strict=True)]
 
     def broadcast_bytes(self, payload: bytes | None, what: str) -> bytes:
-        """The main process's payload, on all ranks."""
+        """Return the main process's payload, on all ranks."""
         if self.size == 1:
             assert payload is not None
             return payload
@@ -140,7 +140,7 @@ class Ranks:
         return values.cpu().numpy().tobytes()
 
     def from_main(self, compute: Callable[[], bytes], what: str) -> bytes:
-        """What `compute` gives on the main process, on all ranks; a UserError there is raised on all ranks."""
+        """Return on all ranks what `compute` gives on the main process; a UserError there is raised on all ranks."""
         reply = b""
         if self.is_main:
             try:
@@ -153,7 +153,7 @@ class Ranks:
         return reply[1:]
 
     def differing(self, digest: str, what: str) -> list[int]:
-        """The ranks whose digest is not that of rank 0."""
+        """Return the ranks whose digest is not that of rank 0."""
         digests = self.gather_bytes(digest.encode(), f"digests of {what}")
         return [rank for rank, other in enumerate(digests) if other != digests[0]]
 
@@ -180,7 +180,7 @@ class Ranks:
             self._heartbeat.end(last_words)
 
     def last_words(self) -> str:
-        """Why other ranks have ended, as far as they could tell."""
+        """Return why other ranks have ended, as far as they could tell."""
         return "" if self._heartbeat is None else self._heartbeat.last_words()
 
     @contextmanager
@@ -202,7 +202,7 @@ class Ranks:
 
 
 def _meet(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
-    """Join the process group in which all ranks of this attempt meet; give its backend and who they are too.
+    """Join the process group in which all ranks of this attempt meet, and return its backend and its peers.
 
     Raises RankLost where they do not come.
     """
@@ -240,18 +240,18 @@ def choose_backend(gpus: Sequence[str]) -> str:
 
 
 def _own_gpu(local: int) -> str:
-    """The name of the GPU that Accelerate would give this rank; empty without one."""
+    """Return the name of the GPU that Accelerate would give this rank; empty without one."""
     count = torch.cuda.device_count()
     # Where a cluster shows each rank one GPU only, that is number 0 for all of them, and its name tells them apart.
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined the other ranks."""
+    """Return whether this process has joined the other ranks."""
     return dist.is_available() and dist.is_initialized()
 
 
 def shutdown() -> None:
-    """Part from the other ranks; nothing can be exchanged any more."""
+    """Leave the process group; nothing can be exchanged any more."""
     if is_initialized():
         dist.destroy_process_group()

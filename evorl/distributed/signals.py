@@ -1,4 +1,4 @@
-"""How a process ends when it is told to: in order, and if it cannot, all the same."""
+"""Signal handling: a process ends in order when it is told to, and if it cannot, all the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evorl.system.console import say
 GRACE = 20.0
 """Seconds from a signal to the end of a process that is stuck; launchers kill after 30."""
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
-"""What the environment of a process holds that `accelerate launch` started."""
+"""The environment variable of a process that `accelerate launch` started."""
 
 
 class Interrupted(SystemExit):
@@ -70,7 +70,7 @@ def signal_handlers() -> Iterator[None]:
 
 
 def _forget(signal_handlers: list[int]) -> None:
-    """In a forked child: end by signals as usual, and do not report them to the parent's thread."""
+    """Let a forked child end by signals as usual, and do not report them to the parent's thread."""
     signal.set_wakeup_fd(-1)
     for number in signal_handlers:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -26,7 +26,7 @@ from evorl.types import Agent, Observation, Tensors, Transition, UserError
 
 TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
 MASK = "action_mask"
-"""What the environment calls its mask, and the observation's part that holds it."""
+"""The name of the environment's mask, and of the observation's part that holds it."""
 
 
 class Environments:
@@ -50,7 +50,7 @@ class Environments:
         *,
         whole_games: bool = False,
     ) -> None:
-        """With `whole_games`, as in evaluation, a lost life ends nothing; FIRE is pressed after it all the same."""
+        """Make environments. With `whole_games`, as in evaluation, a lost life ends nothing, but FIRE follows it."""
         serves = settings.life_loss_ends
         if whole_games:
             settings = settings.model_copy(update={"life_loss_ends": False})
@@ -156,13 +156,13 @@ class Environments:
         return transition
 
     def pop_steps(self) -> NDArray[np.float64]:
-        """Transitions [P] made since the last call."""
+        """Return the transitions [P] made since the last call."""
         steps = self._steps.copy()
         self._steps[:] = 0.0
         return steps
 
     def pop_returns(self) -> Returns:
-        """Returns of episodes since the last call; those that began too lately to count wait for a later one."""
+        """Return the returns since the last call; episodes that began too lately to count wait for a later one."""
         return self._episodes.pop()
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Environments:
         return observation, info
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
-        """The seeds of all copies as the vector environment takes them: most native ones only know a single one."""
+        """Return the seeds of all copies as the vector environment takes them: most native ones only know one."""
         if seeds and isinstance(self._vector, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
             return list(seeds)
         return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
@@ -242,7 +242,7 @@ class Environments:
         }
 
     def _stored(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
-        """Copies of the parts of a batch of observations, or of that of one `copy`, in the types they are kept in.
+        """Return copies of the parts of a batch of observations, or of one `copy`'s, in the types they are kept in.
 
         Copies, because vector environments may reuse the array that they return.
         """
@@ -260,7 +260,7 @@ class Environments:
         return stored
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, dict[str, NDArray[Any]]]:
-        """The true last observations of copies that the step also reset."""
+        """Return the true last observations of copies that the step also reset."""
         if not (self._resets_in_step and ended.any()):
             return {}
         last = {int(copy): self._stored(info["final_obs"][copy], int(copy)) for copy in np.flatnonzero(ended)}
@@ -272,7 +272,7 @@ class Environments:
         return last
 
     def _with_last(self, seen: Tensors, last: dict[int, dict[str, NDArray[Any]]]) -> Tensors:
-        """What the step led to: where it also reset the environment, what was seen last and not what is seen next."""
+        """Return the observations after the step: where it also reset, the last ones of the episode that ended."""
         if not last:
             return seen
         result = {name: value.clone() for name, value in seen.items()}
@@ -288,7 +288,7 @@ class Environments:
         return seen
 
     def _mask(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """The allowed actions [N, A] of all copies; an environment that gives no mask at a step allows all."""
+        """Return the allowed actions [N, A] of all copies; an environment that gives no mask at a step allows all."""
         copies = self.agents * self.num_envs
         mask = np.array(info.get(MASK, np.ones((copies, 1))), dtype=bool).reshape(copies, -1)
         given = info.get(f"_{MASK}", np.ones(copies, dtype=bool)) if MASK in info else np.zeros(copies, dtype=bool)
@@ -316,7 +316,7 @@ class Environments:
             )
 
     def _actions(self, action: Tensor) -> NDArray[Any]:
-        """The actions [N, ...] of all copies as a new array that the space holds."""
+        """Return the actions [N, ...] of all copies as a new array that the space holds."""
         values = action.detach().cpu().numpy()
         values = values.reshape(self.agents * self.num_envs, *values.shape[2:])
         space = self._actions_of

@@ -1,4 +1,4 @@
-"""What environments show and take: observation spaces as named parts that a network can read. Axes: N environments."""
+"""Specifications of environments: observation spaces as named parts that a network can read. Axes: N environments."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class ObservationSpec:
 
     @property
     def width(self) -> int:
-        """How many numbers a network reads."""
+        """Return the number of inputs that a network reads."""
         return sum(self.sizes) if self.kind == "categories" else math.prod(self.shape)
 
     @property
     def channels(self) -> int:
-        """The number of an image's channels."""
+        """Return the number of an image's channels."""
         if len(self.shape) == 2:
             return 1
         return self.shape[-1] if self.channels_last else self.shape[0]
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Rows and columns of an image."""
+        """Return the rows and columns of an image."""
         rows, columns = self.shape[:2] if self.channels_last or len(self.shape) == 2 else self.shape[1:]
         return rows, columns
 
@@ -62,7 +62,7 @@ ObservationSpecs = Mapping[str, ObservationSpec]
 
 
 def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
-    """A vector or image [..., *shape] as networks read it: bytes scaled from the part's bounds to 0 and 1."""
+    """Return a vector or image [..., *shape] as networks read it: bytes scaled from the part's bounds to 0 and 1."""
     if x.dtype != torch.uint8:
         return x.float()
     values = x.float()
@@ -73,7 +73,7 @@ def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an algorithm must fit: the parts that agents see, the action space, and whether actions can be forbidden."""
+    """The interface of an environment: the parts of observations, the action space, and if actions can be masked."""
 
     environment: str
     parts: ObservationSpecs
@@ -82,7 +82,7 @@ class EnvSpec:
 
 
 def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:
-    """The parts of an observation space by name: `camera`, `arm.angles`, or `observation` where there is only one.
+    """Return the parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
 
     Raises UserError, naming `key`, where a part has no encoder.
     """
@@ -103,7 +103,7 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
 
 
 def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDArray[Any]]:
-    """A batch of observations [N, ...] of a space as its parts, each [N, ...] as it is stored."""
+    """Return the parts of a batch of observations [N, ...] of a space, each [N, ...] as it is stored."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: dict[str, NDArray[Any]] = {}
         for child, inner in _children(space):
@@ -117,7 +117,7 @@ def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDAr
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
-    """The number of actions in each of a discrete action space's choices; none for other spaces."""
+    """Return the number of actions in each of a discrete action space's choices; none for other spaces."""
     if isinstance(space, gym.spaces.Discrete):
         return (int(space.n),)
     return tuple(map(int, space.nvec.flatten())) if isinstance(space, gym.spaces.MultiDiscrete) else ()
@@ -151,7 +151,7 @@ def _box(space: gym.spaces.Box) -> ObservationSpec:
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Guess where an image's channels stand.
+    """Guess which axis of an image holds its channels.
 
     Two neighbouring axes of one length are rows and columns. Where that does not tell, channels stand first if that is
     the shortest axis, else last, as Gymnasium has them.
@@ -170,4 +170,4 @@ PARTS: Mapping[type, Callable[[Any], ObservationSpec]] = {
     ),
     gym.spaces.MultiBinary: lambda space: ObservationSpec("vector", tuple(space.shape), torch.float32),
 }
-"""How each kind of space is read."""
+"""The function that reads each kind of space."""

@@ -1,4 +1,4 @@
-"""Which agents go on. A selection is a pure function of the fitness and a generator."""
+"""Selection of the agents that go on: pure functions of the fitness and a generator."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def elite(fitness: NDArray[np.float64]) -> int:
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Fitness in which an agent without a number is worse than any other."""
+    """Return the fitness, in which an agent without a number is worse than any other."""
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 

@@ -34,19 +34,19 @@ class Distribution(Protocol):
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """What a network must put out."""
+        """Return the heads that a network must have."""
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Raw actions [P, B, ...]."""
+        """Sample unclipped actions [P, B, ...]."""
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """The most likely raw actions [P, B, ...]."""
+        """Return the most likely unclipped actions [P, B, ...]."""
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
-        """Of raw actions [P, B, ...]."""
+        """Return the log-probability and the entropy of unclipped actions [P, B, ...]."""
 
     def to_environment(self, raw: Tensor) -> Tensor:
-        """What the environment takes [P, B, ...], counted from 0 where it is a choice."""
+        """Return the environment's actions [P, B, ...], counted from 0 where they are choices."""
 
 
 class Categorical:
@@ -59,7 +59,7 @@ class Categorical:
         self.heads = (Head("action", sum(sizes), near_zero=True),)
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
+        """Sample whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
         logits = self._logits(outputs, mask)
         gumbel = -torch.empty_like(logits).exponential_(generator=generator).log()
         return self._best(logits + gumbel)
@@ -89,7 +89,7 @@ class Categorical:
 
 
 def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
-    """Of one choice among the last axis of `logits`."""
+    """Return the likelihood of one choice among the last axis of `logits`."""
     logs = logits.log_softmax(-1)
     return Likelihood(logs.gather(-1, chosen).squeeze(-1), -(logs.exp() * logs).sum(-1))
 

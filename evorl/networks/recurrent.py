@@ -31,7 +31,7 @@ class Cell:
 
 
 def _lstm(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
-    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
+    """Step long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
     output, state = memory.unbind(2)
     entry, forget, candidate, exit_ = torch.baddbmm(given, output, weight).chunk(4, -1)
     state = torch.sigmoid(forget) * state + torch.sigmoid(entry) * torch.tanh(candidate)
@@ -39,7 +39,7 @@ def _lstm(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
 
 
 def _gru(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
-    """Gated recurrent unit (arXiv 1406.1078), the reset gate behind the product as in cuDNN."""
+    """Step a gated recurrent unit (arXiv 1406.1078), the reset gate behind the product as in cuDNN."""
     output = memory[:, :, 0]
     reset, update, candidate = given.chunk(3, -1)
     from_reset, from_update, from_candidate = torch.bmm(output, weight).chunk(3, -1)
@@ -49,7 +49,7 @@ def _gru(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
 
 
 FORGET = 1.0
-"""The first bias of an LSTM's forget gate: with 0 a unit would forget half of its memory in each step (Jozefowicz et
+"""The first bias of an LSTM's forget gate: with 0 a unit would forget half of its state in each step (Jozefowicz et
 al. 2015)."""
 
 CELLS: Mapping[str, Cell] = {
@@ -59,7 +59,7 @@ CELLS: Mapping[str, Cell] = {
 
 
 def unroll(cell: Cell, given: Tensor, weight: Tensor, memory: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [P, T, B, N] and the memory [P, B, K, N] after them.
+    """Return the outputs [P, T, B, N] and the recurrent state [P, B, K, N] after them.
 
     `given` [P, T, B, gates * N] is what the inputs contribute to the gates. Where `started` [P, T, B] an episode
     begins, and what was remembered before is forgotten.

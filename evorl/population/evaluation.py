@@ -1,4 +1,4 @@
-"""How good agents are: returns of whole, fresh episodes played without exploration. Axes: P agents, E environments."""
+"""Evaluation: returns of whole, fresh episodes played without exploration. Axes: P agents, E environments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evorl.types import Agent
 MAX_COPIES = 32
 """Environments of each agent that an evaluation steps at once."""
 Purpose = Literal["generation", "confirmation", "target"]
-"""What episodes are for: the fitness of all agents, who is the elite, or whether it reaches the target."""
+"""The purpose of episodes: the fitness of all agents, who is the elite, or whether it reaches the target."""
 
 
 def evaluate(
@@ -114,7 +114,7 @@ class Evaluator:
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps)
 
     def _gathered(self, returns: NDArray[np.float64], episodes: int, shares: int) -> NDArray[np.float64]:
-        """Every rank's returns [R, P, most episodes of a rank]; a rank with one episode fewer ends in NaN."""
+        """Return every rank's returns [R, P, most episodes of a rank]; a rank with one episode fewer ends in NaN."""
         padded = np.full((len(returns), -(-episodes // shares)), np.nan)
         padded[:, : returns.shape[1]] = returns
         return self._placement.ranks.gather(padded, "the other ranks' evaluation")

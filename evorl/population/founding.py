@@ -1,4 +1,4 @@
-"""Where agents come from: a first generation, or files that have to be checked first."""
+"""Initial agents, and checks of agents that are read from files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evorl.randomness import torch_generator
 from evorl.types import Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
-"""What nothing that an agent counts comes to."""
+"""A bound above all that an agent counts."""
 
 
 def found_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:

@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
-    """The configuration that a command line asks for, checked as far as one process can. Raises UserError."""
+    """Return the configuration that a command line asks for, checked as far as one process can. Raises UserError."""
     refuse_options()
     parser = Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
@@ -69,7 +69,7 @@ def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
 
 
 def _in_place(config: AnyConfig) -> AnyConfig:
-    """The configuration with an absolute directory: an environment may change the working directory."""
+    """Return the configuration with an absolute directory: an environment may change the working directory."""
     run = config.run.model_copy(update={"directory": config.run.directory.absolute()})
     return config.model_copy(update={"run": run})
 
@@ -108,7 +108,7 @@ def check(config: AnyConfig) -> AnyConfig:
 
 
 def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """The exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + its number for a signal."""
+    """Return the exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + n for signal n."""
     # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes to be told.
     atexit.register(gc.freeze)
     code = 1
@@ -160,7 +160,7 @@ def _warnings_told() -> Iterator[None]:
 
 
 def _place_of(error: BaseException) -> str:
-    """Where an exception was raised: its file, line and function."""
+    """Return where an exception was raised: its file, line and function."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename}:{last.lineno} ({last.name})"
 

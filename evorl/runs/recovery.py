@@ -1,4 +1,4 @@
-"""What a run keeps of itself after each generation, over all ranks and hosts, and how it is taken up again."""
+"""Checkpoints of a run after each generation, over all ranks and hosts, and its resumption from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from evorl.types import Agent, EvorlWarning, UserError
 
 @dataclass
 class Progress:
-    """Where a run stands, as its checkpoint remembers it. `replay` says whether that holds all parts of the replay."""
+    """The progress of a run, as its checkpoint holds it. `replay` says whether that holds all parts of the replay."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -54,7 +54,7 @@ PROGRESS = TypeAdapter(Progress)
 
 @dataclass(frozen=True)
 class RestoredRun:
-    """What a checkpoint gives back, the same on all ranks; `elite` is a file of one agent."""
+    """The contents of a checkpoint, the same on all ranks; `elite` is a file of one agent."""
 
     progress: Progress
     agents: list[Agent]
@@ -69,7 +69,7 @@ class CheckpointManager:
     """
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm, experience: Experience) -> None:
-        """Raises UserError, on all ranks, where the run's directory cannot be used."""
+        """Claim the run's directory. Raises UserError, on all ranks, where it cannot be used."""
         self._config = config
         self._placement = placement
         self._ranks = placement.ranks
@@ -89,7 +89,7 @@ class CheckpointManager:
     def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
         """Gather every rank's files in one place and make them a checkpoint; where a disk fails, say so and go on.
 
-        `agents` and `elite` are files of agents, on the main process. Gives what went wrong, the same on all ranks, or
+        `agents` and `elite` are files of agents, on the main process. Returns the problem, the same on all ranks, or
         nothing.
         """
         ranks, generation = self._ranks, progress.generation
@@ -126,7 +126,7 @@ class CheckpointManager:
         return problem
 
     def restore(self) -> RestoredRun | None:
-        """What the newest checkpoint holds that is whole on all hosts; None where there has never been one.
+        """Return what the newest checkpoint holds that is whole on all hosts; None where there has never been one.
 
         Raises UserError where there are checkpoints and none is whole; nothing has been changed then.
         """
@@ -151,7 +151,7 @@ class CheckpointManager:
         return None
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
-        """The agents that the main process gives: from the checkpoint where that is seen, else from its bytes."""
+        """Return the main process's agents: from the checkpoint where that is seen, else from its bytes."""
         ranks, path = self._ranks, self.checkpoints.path(generation) / "agents.safetensors"
         expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
         if not ranks.is_main and path.is_file():
@@ -173,11 +173,11 @@ class CheckpointManager:
 
     @property
     def _tidies(self) -> bool:
-        """Whether this rank is the one that moves and removes what is in its directory."""
+        """Return whether this rank is the one that moves and removes what is in its directory."""
         return self._ranks.is_main or (self._ranks.leads_host and not self._shared)
 
     def _listed(self) -> bytes:
-        """The generations there are checkpoints of. Raises UserError where they are gone, and not what they led to."""
+        """Return the generations with checkpoints. Raises UserError where they are gone, and not what they led to."""
         generations = self.checkpoints.generations()
         if not generations and any(row["generation"] > 1 for row in self.directory.metrics.read()):
             raise UserError(
@@ -230,7 +230,7 @@ class CheckpointManager:
         return claimed[0]
 
     def _replay_is_kept(self, size: int) -> bool:
-        """Whether all ranks' parts together, of which this one's takes `size` bytes, are within the limit."""
+        """Return whether all ranks' parts together, of which this one's takes `size` bytes, are within the limit."""
         total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
         limit = self._config.checkpoint.max_replay_mb
         if total > limit:
@@ -248,7 +248,7 @@ class CheckpointManager:
         return ""
 
     def _problem(self, generation: int) -> str:
-        """Why this host cannot go on from a generation's checkpoint. A host that has no checkpoints at all is new."""
+        """Return why this host cannot resume from a generation. A host that has no checkpoints at all is new."""
         checkpoints = self.checkpoints
         try:
             if self._ranks.is_main:
@@ -330,7 +330,7 @@ def _part(rank: int) -> str:
 
 
 def progress_of(payload: bytes, where: str) -> Progress:
-    """The progress that a checkpoint's `state.json` holds; errors say `where` it is. Raises UserError."""
+    """Return the progress in a checkpoint's `state.json`; errors say `where` it is. Raises UserError."""
     try:
         return PROGRESS.validate_json(payload)
     except ValidationError as error:

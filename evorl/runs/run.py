@@ -40,7 +40,7 @@ from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
 class Run:
-    """What surrounds the training loop and concerns all ranks: files, evolution, progress and the end.
+    """The surroundings of the training loop that concern all ranks: files, evolution, progress and the end.
 
     `agents` are the whole population, the same on every rank. Only the main process writes and speaks.
     """
@@ -88,20 +88,20 @@ class Run:
 
     @property
     def generation(self) -> int:
-        """The generation that trains now, from 1."""
+        """Return the generation that trains now, from 1."""
         return self.progress.generation + 1
 
     @property
     def finished(self) -> bool:
-        """Whether the target is reached or the steps are used up; all ranks decide from the same numbers."""
+        """Return whether the target is reached or the steps are used up; all ranks decide from the same numbers."""
         return self.progress.solved or self.progress.agent_steps >= self.config.training.max_steps
 
     def seed(self, purpose: str) -> int:
-        """This rank's seed for one purpose in this generation."""
+        """Return this rank's seed for one purpose in this generation."""
         return derive_seed(self.config.seed, generation=self.generation, rank=self.ranks.rank, purpose=purpose)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """This rank's generator for one purpose in this generation."""
+        """Return this rank's generator for one purpose in this generation."""
         rank, device = self.ranks.rank, self.ranks.device
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
@@ -119,7 +119,7 @@ class Run:
         return self
 
     def _history(self) -> History:
-        """What trackers should have of the generations before this process."""
+        """Return what trackers should have of the generations before this process."""
         try:
             rows = self._directory.metrics.read()
             return [(row["generation"], row["global_steps"], curves(row)) for row in rows]
@@ -175,7 +175,7 @@ class Run:
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {self._unsaved}")
 
     def steps(self) -> Iterator[int]:
-        """The vector steps of one generation, shown on the bar."""
+        """Yield the vector steps of one generation, shown on the bar."""
         started = time.perf_counter()
         each = self.config.environment.num_envs * self.placement.copies
         for step in range(self.horizon.steps):
@@ -185,7 +185,7 @@ class Run:
         self._training_seconds = time.perf_counter() - started
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
-        """All trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
+        """Return all trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
         payload = encode_agents(learner.to_agents())
         if not self.placement.is_sharded:
             different = self.ranks.differing(digest(payload), "trained agents")
@@ -321,13 +321,13 @@ def _end_name(error: BaseException | None) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """Why a run ends, in one line."""
+    """Return why a run ends, in one line."""
     known = isinstance(error, UserError | RunFailed)
     return on_one_line(str(error) if known else f"{type(error).__name__}: {error}")
 
 
 def _drift(peers: Sequence[Peer], different: Sequence[int], generation: int) -> str:
-    """What to say where ranks hold other agents than rank 0."""
+    """Return the warning for ranks that hold other agents than rank 0."""
     others = sorted({peers[rank].cpu for rank in different} - {peers[0].cpu})
     cause = (
         f"{', '.join(others)} rounds otherwise than {peers[0].cpu}" if others else "although their CPUs are of a kind"
@@ -337,5 +337,5 @@ def _drift(peers: Sequence[Peer], different: Sequence[int], generation: int) -> 
 
 
 def _best(agents: Sequence[Agent]) -> Agent:
-    """The best agent; of several the newest."""
+    """Return the best agent; of several the newest."""
     return max(agents, key=lambda agent: (agent.fitness is not None, agent.fitness or 0.0, agent.id))

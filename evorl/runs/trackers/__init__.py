@@ -1,4 +1,4 @@
-"""Where curves go."""
+"""Trackers of curves."""
 
 from evorl.runs.trackers.base import Row, Tracker
 from evorl.runs.trackers.history import History

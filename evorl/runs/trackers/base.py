@@ -1,4 +1,4 @@
-"""What a tracker has to offer."""
+"""The protocol of trackers."""
 
 from __future__ import annotations
 

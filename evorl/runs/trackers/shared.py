@@ -1,4 +1,4 @@
-"""What trackers are told of a configuration."""
+"""The settings that trackers are told."""
 
 from __future__ import annotations
 

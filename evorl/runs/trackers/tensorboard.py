@@ -54,7 +54,7 @@ class TensorBoard:
 
 
 def _generations(events: Path) -> set[int]:
-    """The generations that event files already hold."""
+    """Return the generations that event files already hold."""
     if not events.is_dir():
         return set()
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]

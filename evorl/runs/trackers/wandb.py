@@ -91,7 +91,7 @@ class WeightsAndBiases:
 
 
 def run_id(directory: Path) -> str:
-    """The W&B id of the run in `directory`: drawn once, and kept in its `tracking.json`."""
+    """Return the W&B id of the run in `directory`: drawn once, and kept in its `tracking.json`."""
     path = directory / "tracking.json"
     try:
         kept = json.loads(read_bounded(path))["wandb"]
@@ -110,7 +110,7 @@ def run_id(directory: Path) -> str:
 
 
 def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
-    """The mode of W&B: what is asked for, else what W&B's own variable says, else online where there is a key."""
+    """Return the mode of W&B: what is asked for, else W&B's own variable, else online where there is a key."""
     if asked != "auto":
         return asked
     variable = os.environ.get("WANDB_MODE")
@@ -120,7 +120,7 @@ def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
 
 
 def _has_key(address: str) -> bool:
-    """Whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
+    """Return whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(address).hostname or ""
