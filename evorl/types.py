@@ -219,7 +219,7 @@ class Agent:
     tensors: dict[str, Roles]
     state: AgentState = field(default_factory=AgentState)
     parent: int | None = None
-    mutation: str = "founder"
+    mutation: str = "initial"
     fitness: float | None = None
     fault: str | None = None
 

@@ -124,9 +124,9 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert train("run.name=a", *EVERY_MUTATION, "training.max_steps=120") == 0
-    said = [str(one.message) for one in caught if "has no checkpoint" in str(one.message)]
-    assert len(said) == 1
-    assert "generation 2 has no checkpoint: some/file: No space left on device; training goes on" in said[0]
+    messages = [str(one.message) for one in caught if "has no checkpoint" in str(one.message)]
+    assert len(messages) == 1
+    assert "generation 2 has no checkpoint: some/file: No space left on device; training goes on" in messages[0]
     assert not list((in_directory / "runs" / "a").rglob(".partial*"))
     monkeypatch.undo()
     monkeypatch.chdir(in_directory)

@@ -67,7 +67,7 @@ KINDS = {
         "environment={id: 'evorl_kinds:Shown-v0', kwargs: {kind: dict}, num_envs: 2, carry_over: false}",
         "network.convolutions=[{channels: 8, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]",
     ),
-    "memory": (
+    "recurrent": (
         "environment={id: 'evorl_kinds:Recall-v0', num_envs: 2, carry_over: false}",
         "network.recurrent=gru",
         "network.layer_norm=true",
@@ -76,7 +76,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_replicas_of_images_and_memories_stay_bit_identical_and_resume(kind, tmp_path):
+def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume(kind, tmp_path):
     """With agents that stop early by their divergence, which must not change the number of updates on any rank."""
     settings = (
         "algorithm={name: ppo, rollout_steps: 8, sequence_length: 4, batch_size: 8, epochs: 2, target_kl: 0.001,"

@@ -118,14 +118,14 @@ class A2C:
         Raises UserError where so many ranks cannot share its rollouts.
         """
         settings, envs = self.settings, self.config.environment.num_envs
-        numbers = settings.first_hyperparameters()
+        hparams = settings.first_hyperparameters()
         shared = copies if settings.split_batches else 1
-        if wrong := check_rollout(settings.rollout_steps, envs, self._sequence, numbers.get("batch_size"), shared):
+        if wrong := check_rollout(settings.rollout_steps, envs, self._sequence, hparams.get("batch_size"), shared):
             raise UserError(wrong)
         rollout = settings.rollout_steps * envs
-        batch = int(numbers.get("batch_size", rollout))
+        batch = int(hparams.get("batch_size", rollout))
         ranks = copies // shared
-        return Pace(batch * ranks, updates=numbers.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
+        return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> RolloutExperience:
         """Return this rank's rollouts."""

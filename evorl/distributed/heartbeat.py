@@ -1,4 +1,4 @@
-"""Signs of life that ranks leave for each other, so that the one that is missing can be named."""
+"""Heartbeats that ranks leave for each other, so that the one that is missing can be named."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Heartbeat:
         self._started_at = started_at(os.getpid())
         self._last_words = ""
         self._give()
-        Background(self._go_on, "signs of life").start()
+        Background(self._go_on, "heartbeats").start()
 
     def missing(self) -> str:
         """Return in words which of the others failed to come; of those on this machine, the stopped ones are ended.
@@ -47,14 +47,14 @@ class Heartbeat:
             time.sleep(SILENT)
             after = self._read()
             words = []
-            for rank, sign in after.items():
-                if sign["last_words"]:
-                    words.append(f"rank {rank} on {sign['host']} ended: {sign['last_words']}")
-                elif sign == before[rank]:
-                    words.append(f"rank {rank} on {sign['host']} has given no sign of life for {SILENT:g} s or more")
-                    self._end(sign)
-                elif sign["waits_for"] is None:
-                    words.append(f"rank {rank} on {sign['host']} lives but did not come")
+            for rank, beat in after.items():
+                if beat["last_words"]:
+                    words.append(f"rank {rank} on {beat['host']} ended: {beat['last_words']}")
+                elif beat == before[rank]:
+                    words.append(f"rank {rank} on {beat['host']} has sent no heartbeat for {SILENT:g} s or more")
+                    self._end(beat)
+                elif beat["waits_for"] is None:
+                    words.append(f"rank {rank} on {beat['host']} lives but did not come")
             return " and ".join(words) or "another rank died"
         return "another rank died, and the launcher's store with it"
 
@@ -67,22 +67,22 @@ class Heartbeat:
     def last_words(self) -> str:
         """Return why other ranks have ended, as far as they could tell."""
         with contextlib.suppress(RuntimeError):
-            told = {rank: sign["last_words"] for rank, sign in self._read().items()}
+            told = {rank: beat["last_words"] for rank, beat in self._read().items()}
             return "; ".join(f"rank {rank}: {words}" for rank, words in told.items() if words)
         return ""
 
-    def _end(self, sign: dict[str, Any]) -> None:
-        if sign["processes"] == self._processes:
-            end_sibling(sign["pid"], sign["started_at"])
+    def _end(self, beat: dict[str, Any]) -> None:
+        if beat["processes"] == self._processes:
+            end_sibling(beat["pid"], beat["started_at"])
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        """Return the last heartbeat of every other rank that has ever given one."""
+        """Return the last heartbeat of every other rank that has ever sent one."""
         others = [rank for rank in range(self._size) if rank != self._rank]
         return {rank: json.loads(self._store.get(str(rank))) for rank in others if self._store.check([str(rank)])}
 
     def _give(self) -> None:
         self._count += 1
-        sign = {
+        beat = {
             "host": self._host,
             "processes": self._processes,
             "pid": os.getpid(),
@@ -91,7 +91,7 @@ class Heartbeat:
             "count": self._count,
             "waits_for": self.waits_for,
         }
-        self._store.set(str(self._rank), json.dumps(sign))
+        self._store.set(str(self._rank), json.dumps(beat))
 
     def _go_on(self, over: threading.Event) -> None:
         with contextlib.suppress(RuntimeError):  # The store is gone, and with it whoever could read.

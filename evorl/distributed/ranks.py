@@ -185,20 +185,20 @@ class Ranks:
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        signs = self._heartbeat
-        if signs is not None:
-            signs.waits_for = what
+        heartbeat = self._heartbeat
+        if heartbeat is not None:
+            heartbeat.waits_for = what
         try:
             yield
         except RuntimeError as error:
-            missing = signs.missing() if signs is not None else "another rank"
+            missing = heartbeat.missing() if heartbeat is not None else "another rank"
             raise RankLost(
                 f"rank {self.rank} waited for {what}, but {missing} (every wait ends after {self._timeout:g} s, "
                 f"run.timeout; {' '.join(str(error).split())[:120]})"
             ) from error
         finally:
-            if signs is not None:
-                signs.waits_for = None
+            if heartbeat is not None:
+                heartbeat.waits_for = None
 
 
 def _meet(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
@@ -220,10 +220,10 @@ def _meet(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str,
         backend = choose_backend([peer.gpu for peer in peers])
         joined = PrefixStore(f"evorl/{attempt}", store)
         dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
-        # With a connection and a short deadline of their own, signs are not held up by what else waits for the store.
+        # With a connection and a short deadline of their own, heartbeats need not wait for what else uses the store.
         short = timedelta(seconds=min(timeout, SILENT))
-        signs = TCPStore(address, port, None, False, short, wait_for_workers=False)
-        return Heartbeat(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size), launch, backend, peers
+        beats = TCPStore(address, port, None, False, short, wait_for_workers=False)
+        return Heartbeat(PrefixStore(f"evorl/heartbeats-{attempt}", beats), rank, size), launch, backend, peers
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "

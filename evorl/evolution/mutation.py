@@ -67,17 +67,17 @@ def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generat
         return None
     name = str(rng.choice(list(ranges)))
     before = agent.hyperparameters[name]
-    up, down = (turned(before, ranges[name], factor) for factor in ranges[name].factors)
+    up, down = (perturbed(before, ranges[name], factor) for factor in ranges[name].factors)
     first, second = (up, down) if rng.random() < 0.5 else (down, up)
     agent.hyperparameters[name] = second if first == before else first
     return f"{name}: {before:.6g} -> {agent.hyperparameters[name]:.6g}"
 
 
-def turned(value: float, range: HyperparameterRange, factor: float) -> float:
-    """Return `value` turned by `factor` on the range's scale. It stays continuous, so an integer setting never sticks.
+def perturbed(value: float, range: HyperparameterRange, factor: float) -> float:
+    """Return `value` perturbed by `factor` on the range's scale.
 
-    A number near one, such as a discount, is turned by its distance from one: on a log scale 0.99 would jump to one end
-    of its range or the other for ever.
+    It stays continuous, so an integer setting never sticks. A value near one, such as a discount, is perturbed by its
+    distance from one: on a log scale 0.99 would jump to one end of its range or the other for ever.
     """
     if range.scale == "linear":
         moved = value + (factor - 1) * (range.max - range.min)

@@ -1,6 +1,6 @@
-"""The network that agents have unless they bring their own: encoders, hidden layers, a memory, heads.
+"""The network that agents have unless they bring their own: encoders, hidden layers, a recurrent cell, heads.
 
-Axes: P agents, B observations (T * S of them where S sequences have T steps), K numbers per unit of memory, N units.
+Axes: P agents, B observations (T * S of them where S sequences have T steps), K numbers per recurrent unit, N units.
 """
 
 from __future__ import annotations
@@ -111,17 +111,17 @@ class StandardNetwork:
             sources = {name: repeated(value, now // copies) for name, value in sources.items()}
             copies = now
             sources = {"": self._block(layout, p, index, sources)}
-        hidden, memory = sources[""], None
+        hidden, state = sources[""], None
         if architecture.recurrent:
             assert recurrent is not None
-            hidden, memory = self._unroll(architecture, p, hidden, recurrent)
+            hidden, state = self._unroll(architecture, p, hidden, recurrent)
         streams = hidden.unflatten(0, (-1, copies)).unbind(1) if copies > 1 else [hidden] * len(self.streams)
         outputs = {
             head.name: linear(stream, p[f"{head.name}.weight"], p[f"{head.name}.bias"])[..., : head.outputs]
             for head, stream in zip(self.streams, streams, strict=True)
         }
         constants = {head.name: p[f"{head.name}.bias"][..., : head.outputs] for head in self.heads if head.constant}
-        return outputs | constants, memory
+        return outputs | constants, state
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Return one agent's `tensors` without hidden layer `index`, which is not the last.
@@ -224,10 +224,10 @@ class StandardNetwork:
         started = repeated(recurrent.started, copies)
         given = given.unflatten(1, started.shape[1:])
         # [P, S, copies * slots, N] -> [P * copies, S, slots, N]
-        memory = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
-        outputs, memory = unroll(cell, given, p["recurrent.weight"], memory, started)
-        memory = memory.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
-        return outputs.flatten(1, 2), memory
+        state = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
+        outputs, state = unroll(cell, given, p["recurrent.weight"], state, started)
+        state = state.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
+        return outputs.flatten(1, 2), state
 
 
 def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:

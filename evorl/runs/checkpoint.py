@@ -1,4 +1,4 @@
-"""The checkpoints of a run: directories that appear by a rename, whole, and are believed only if they still are."""
+"""The checkpoints of a run: directories that appear by a rename, whole, and are validated before use."""
 
 from __future__ import annotations
 

@@ -103,12 +103,12 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
     for place in range(len(row["agents"])):
         points |= {f"agent_{place}/{name}": row[name][place] for name in CURVES}
         points |= {f"agent_{place}/{name}": values[place] for name, values in row["metrics"].items()}
-        numbers = row["hyperparameters"][place] | row["state"][place]
-        points |= {f"agent_{place}/{name}": value for name, value in numbers.items()}
+        values = row["hyperparameters"][place] | row["state"][place]
+        points |= {f"agent_{place}/{name}": value for name, value in values.items()}
         architecture = row["architectures"][place]
         points[f"agent_{place}/layers"] = len(architecture["hidden_sizes"]) + sum(architecture["residual_layers"])
         points[f"agent_{place}/units"] = sum(architecture["hidden_sizes"])
-        points[f"agent_{place}/memory_units"] = architecture["recurrent_size"]
+        points[f"agent_{place}/recurrent_units"] = architecture["recurrent_size"]
         points[f"agent_{place}/channels"] = sum(layer["channels"] for layer in architecture["convolutions"])
     return {name: float(value) for name, value in points.items() if value is not None and np.isfinite(value)}
 

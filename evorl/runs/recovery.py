@@ -162,13 +162,13 @@ class CheckpointManager:
         return decode_agents(payload, str(path))
 
     def warn_once(self, about: str, message: str) -> None:
-        """Warn, from the process that has met the trouble, if this was not said yet."""
+        """Warn, from the process that has met the trouble, if this was not reported yet."""
         if about not in self._said and (self._ranks.is_main or not self._shared):
             self._said.add(about)
             warnings.warn(message, EvorlWarning, stacklevel=3)
 
     def reset_warning(self, about: str) -> None:
-        """Let the next trouble of this kind be said again."""
+        """Let the next trouble of this kind be reported again."""
         self._said.discard(about)
 
     @property

@@ -23,7 +23,7 @@ from evorl.distributed import Peer, Placement
 from evorl.distributed.signals import Interrupted
 from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
-from evorl.population import Learner, found_population
+from evorl.population import Learner, initial_population
 from evorl.population.evaluation import Evaluator, Purpose
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.elite import Play, Score
@@ -72,7 +72,7 @@ class Run:
         self._bar: tqdm[Any] | None = None
         restored = self._checkpoints.restore()
         if restored is None:
-            self.agents = found_population(config, algorithm)
+            self.agents = initial_population(config, algorithm)
         else:
             self.progress, self.agents, self._elite = restored.progress, restored.agents, restored.elite
             # A target that was reached may have been raised since.
@@ -132,12 +132,12 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = "" if error is None else _why(error)
+        because = "" if error is None else _why(error)
         if isinstance(error, Interrupted):
             # A launcher ends all ranks once one has ended.
-            said = self.ranks.last_words()
+            because = self.ranks.last_words()
         elif error is not None and not getattr(error, "told", False):
-            self.ranks.end(said)
+            self.ranks.end(because)
         if not self.ranks.is_main:
             self._directory.release()
             return
@@ -157,7 +157,7 @@ class Run:
             else error.name
             if isinstance(error, Interrupted)
             else type(error).__name__,
-            "because": said or None,
+            "because": because or None,
         }
         if error is None and self._unsaved:
             summary |= {"ended": "unsaved", "because": self._unsaved}

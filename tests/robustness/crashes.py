@@ -65,7 +65,7 @@ class Session:
     alone: Path
 
     def safe(self, count: int) -> int:
-        """Give the last generation that may not be lived again after so many calls."""
+        """Give the last generation that may not be re-run after so many calls."""
         return max((generation for generation, since in self.completed if since <= count), default=0)
 
 
@@ -183,7 +183,7 @@ def resume(session: Session, tree: Tree, directory: Path) -> End:
         problem = f"it leaves otherwise: {', '.join(names)}"
     metrics = run / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines(keepends=True) if metrics.is_file() else []
-    # What a clock measured tells a line that was kept from one of a generation that was lived again.
+    # What a clock measured tells a line that was kept from one of a generation that was re-run.
     alike = [line == other for line, other in zip(lines, session.lines, strict=False)]
     return End(problem, [*alike, False].index(False))
 

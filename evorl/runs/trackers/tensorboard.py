@@ -26,7 +26,7 @@ class TensorBoard:
         first = next((generation for generation, _, _ in history if generation not in known), len(history) + 1)
         missing = lacking(history, first)
         last = history[-1][1] if history else -1
-        # TensorBoard forgets everything from here on: it is logged again below, or about to be lived again.
+        # TensorBoard forgets everything from here on: it is logged again below, or about to be re-run after resume.
         begin = missing[0][1] if missing else last + 1
         self._writer = SummaryWriter(str(events), purge_step=begin)
         self._step = last

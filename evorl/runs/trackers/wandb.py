@@ -54,7 +54,7 @@ class WeightsAndBiases:
             entity=settings.entity,
             name=directory.name,
             id=run_id(directory),
-            # An offline run that said so would be appended to what an earlier upload left, and that doubled.
+            # An offline run with such metrics would be appended to what an earlier upload left, and that doubled.
             resume=None if mode == "offline" else "allow",
             # W&B's helper process keeps the working directory of the program's first run.
             dir=str(directory.resolve()),
@@ -76,14 +76,14 @@ class WeightsAndBiases:
             self.log(*entry)
 
     def log(self, generation: int, step: int, scalars: Points) -> None:
-        # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are lived again.
+        # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are re-run after resume.
         if generation >= self._first:
             self._run.log({**scalars, "global_steps": step}, step=generation, commit=True)
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         data = [[_cell(row[column]) for column in LINEAGE_COLUMNS] for row in lineage]
         try:
-            # In the summary, since a point of its own would take the step of a generation that may yet be lived.
+            # In the summary, since a point of its own would take the step of a generation that may yet be run.
             self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)
             self._run.summary.update(dict(summary))
         finally:
