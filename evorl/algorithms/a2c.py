@@ -109,7 +109,7 @@ class A2C:
         return initial_architecture(self.config.network, self.interface.parts, streams)
 
     def initial_state(self) -> dict[str, float]:
-        """Return what acting moves: the steps made, by which the learning rate may fall."""
+        """Return the state that acting changes: the steps made, by which the learning rate may fall."""
         return {"steps": 0.0}
 
     def pace(self, copies: int) -> Pace:

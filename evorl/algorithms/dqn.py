@@ -106,7 +106,7 @@ class DQN:
         return initial_architecture(self.config.network, self.interface.parts, streams)
 
     def initial_state(self) -> dict[str, float]:
-        """Return what acting moves: the exploration rate."""
+        """Return the state that acting changes: the exploration rate."""
         return {"epsilon": self.settings.exploration.start}
 
     def pace(self, copies: int) -> Pace:

@@ -88,7 +88,7 @@ class Algorithm(Protocol):
         """Return a new agent's architecture."""
 
     def initial_state(self) -> dict[str, float]:
-        """Return the numbers of a new agent that acting moves."""
+        """Return the part of a new agent's state that acting changes, by name."""
 
     def pace(self, copies: int) -> Pace:
         """Return how much and how often a new agent learns that so many ranks hold.

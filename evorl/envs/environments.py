@@ -196,7 +196,7 @@ class Environments:
             return observation, none, none.astype(bool), none.astype(bool), info
 
     def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Make all copies again, where one error has hit them all, and begin new episodes."""
+        """Restart all copies, where one error has hit them all, and begin new episodes."""
         copies, failures = self.agents * self.num_envs, 1
         observation: Any = None
         info: dict[str, Any] = {}
