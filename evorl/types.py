@@ -163,7 +163,7 @@ class RewardStats:
 
 @dataclass
 class AgentState:
-    """Numbers of one agent that acting and learning move, each under who owns it.
+    """The values of one agent that acting and learning change, each under its owner.
 
     `acting` belongs to the algorithm, such as an exploration rate; `updates` are the optimiser steps of each network;
     `update_debt` is the share of an update that was earned by acting and is not yet due.

@@ -15,7 +15,7 @@ from evorl.types import EvorlWarning, UserError
 
 
 class Watch:
-    """Knows how often each of N copies, `num_envs` of each agent, has failed and how far its episode is."""
+    """A record of the failures of each of N copies, `num_envs` of each agent, and of the steps of its episode."""
 
     def __init__(self, id: str, copies: int, num_envs: int, restarts: int) -> None:
         self._id = id

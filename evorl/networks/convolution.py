@@ -20,7 +20,7 @@ RESIDUAL_KERNEL = 3
 
 
 class ImageEncoder:
-    """[P, B, ...] images of one part -> [P, B, C * H * W] features of the last convolutional layer."""
+    """The convolutional layers of one part: images [P, B, ...] -> features [P, B, C * H * W] of the last layer."""
 
     def __init__(self, name: str, part: ObservationSpec, initialisation: Initialisation) -> None:
         self.initialisation = initialisation

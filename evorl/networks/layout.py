@@ -20,7 +20,7 @@ and 30 ns on each weight of each agent (batch 128, one core)."""
 
 @dataclass(frozen=True)
 class Layout:
-    """The architecture that a stack computes with, wide and deep enough for all its agents, and who activates how."""
+    """The architecture that a stack computes with, wide and deep enough for all its agents, and their activations."""
 
     architecture: Architecture
     spans: tuple[Span, ...]

@@ -19,7 +19,7 @@ Factory = Callable[[Inputs, int], nn.Module]
 
 
 class ModuleNetwork:
-    """[P, B, inputs] -> all heads' outputs through copies of one module, which `factory(inputs, outputs)` makes.
+    """A network of copies of one module, made by `factory(inputs, outputs)`: [P, B, inputs] -> all heads' outputs.
 
     `inputs` is the width of a vector, or the shape of an image. The module runs in evaluation mode, with its buffers as
     the first copy made them; parameters that do not require gradients stay as they are. Its shapes are its own:

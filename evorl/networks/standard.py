@@ -27,7 +27,7 @@ CLIP = 10.0
 
 
 class StandardNetwork:
-    """The parts of an observation are encoded, joined, and read by hidden layers, a recurrent cell and heads.
+    """A network that encodes and joins the parts of an observation, then hidden layers, a recurrent cell and heads.
 
     Where streams part, heads have hidden layers of their own, as copies of one shape: the last one (`last`, as in a
     dueling network, arXiv 1511.06581) or all of them (`all`). Biases and the like are [1, N] in an agent,
