@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.envs.spec import Interface, choices
+from evorl.envs.spec import EnvSpec, choices
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay import Gather, Population
 from evorl.replay.buffer import ReplayBuffer
@@ -25,7 +25,7 @@ from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateR
 Field = tuple[tuple[int, ...], torch.dtype]
 
 
-def replay_fields(interface: Interface, action: Field) -> dict[str, Field]:
+def replay_fields(interface: EnvSpec, action: Field) -> dict[str, Field]:
     """Shape and type of everything that a replay of these environments keeps."""
     seen: dict[str, Field] = {name: (part.shape, part.dtype) for name, part in interface.parts.items()}
     if interface.masked:
@@ -72,7 +72,7 @@ class Replay(Protocol):
 
 
 def make_replay(
-    capacity: int, interface: Interface, action: Field, device: torch.device, ranks_on_host: int = 1
+    capacity: int, interface: EnvSpec, action: Field, device: torch.device, ranks_on_host: int = 1
 ) -> Replay:
     """A replay for what agents see here; stacked frames are kept once. Raises UserError where memory has no room."""
     fields = replay_fields(interface, action)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.envs.spec import Parts, as_numbers
+from evorl.envs.spec import ObservationSpecs, as_numbers
 from evorl.randomness import torch_generator
 from evorl.replay import Gather, Population
 from evorl.replay.columns import Column, FrameColumn, PlainColumn
@@ -69,7 +69,7 @@ class RolloutExperience:
     def __init__(
         self,
         settings: RolloutSettings,
-        parts: Parts,
+        parts: ObservationSpecs,
         targets: Targets,
         *,
         gather: Gather,
