@@ -258,7 +258,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_ends_well(
     where, how, calls, message, in_directory, monkeypatch
 ):
     failing = Failing(where, how)
-    monkeypatch.setattr("evorl.runs.trackers.GRACE", 0.1)
+    monkeypatch.setattr("evorl.runs.trackers.trackers.GRACE", 0.1)
     monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: failing)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -128,13 +128,15 @@ class Learner:
                 for stack, part in zip(stacks, parts, strict=True)
             ]
             errors: list[Tensor | None] = [None] * len(stacks)
-            for objective in self._algorithm.objectives:
-                if self._count % objective.every == 0:
-                    errors = self._descend(objective, parts, active)
+            due = [each for each in self._algorithm.objectives if self._count % each.every == 0]
+            for objective in due:
+                found = self._descend(objective, parts, active)
+                errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
             for stack, networks, own in zip(stacks, self._networks, active, strict=True):
-                for network in networks.values():
-                    network.update_target(stack, own)
+                for name in {objective.network for objective in due}:
+                    networks[name].update_target(stack, own)
             self._count += 1
+            self.policy.version += 1
             joined = self.policy.joined(active)
             self._updates += joined
             known = [each for each in errors if each is not None]

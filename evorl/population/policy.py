@@ -23,13 +23,15 @@ from evorl.types import Agent, Architecture, Observation, PolicyOutput, Recurren
 class Policy:
     """The agents of this rank for one generation, as far as they act.
 
-    `flat` holds all parameters and observation statistics, in one buffer that can be sent as it is.
+    `flat` holds all parameters and observation statistics, in one buffer that can be sent as it is; `version` counts
+    the updates that it has seen.
     """
 
     def __init__(self, agents: Sequence[Agent], algorithm: Algorithm, generator: torch.Generator) -> None:
         self.algorithm = algorithm
         self.agents = list(agents)
         self.generator = generator
+        self.version = 0
         plan = plan_stacks([agent.architecture for agent in agents], self._cost)
         specs = {name: spec.network for name, spec in algorithm.networks.items()}
         shapes = [{name: Shapes.of(network, layout) for name, network in specs.items()} for _, layout in plan]

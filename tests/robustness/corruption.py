@@ -172,8 +172,7 @@ def resume(run: Path, original: Path, whole: Path, damage: Sequence[tuple[Path, 
     before = (run / "metrics.jsonl").read_bytes()
     code, errors, said = train(f"run.name={run.name}", LATER, "run.resume=auto")
     for place, (_, one) in zip(places, damage, strict=True):
-        # A run names its directory from where it was started.
-        named = one.named(place.relative_to(run.parent.parent))
+        named = one.named(place)
         if not any(message.startswith(named) and "the checkpoint before it" in message for message in said):
             return f"it does not warn of {named}but says {said}"
     if hopeless:

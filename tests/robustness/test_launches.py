@@ -14,7 +14,8 @@ import torch.distributed as dist
 from support import ROOT, free_port, launch, lines
 
 from evorl.config.options import processes_wanted, refuse_options
-from evorl.distributed import Launch, choose_backend
+from evorl.distributed import Launch
+from evorl.distributed.ranks import choose_backend
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.runs.directory import Owner
 from evorl.system.processes import launcher, started_at
