@@ -35,8 +35,7 @@ from evorl.types import (
 )
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
-"""From a rollout and each agent's hyperparameters [P] to what is learned from it, TARGETS, each [T, P, E]."""
-TARGETS = "advantage", "return"
+"""From a rollout and each agent's hyperparameters [P] to what is learned from it, each [T, P, E]."""
 
 GATHERED_BYTES = 2**24
 """Minibatches are gathered several at once, as many as take about so much memory: small ones cost calls, not copies."""
@@ -59,6 +58,8 @@ class RolloutSettings:
     """The parts of an observation that agents normalise."""
     copies: int = 1
     """The number of ranks that make each minibatch together; where it is 1 every rank makes its own."""
+    targets: tuple[str, ...] = ("advantage", "return")
+    """What the targets are called, one of them `advantage`."""
 
 
 class RolloutExperience:
@@ -94,7 +95,9 @@ class RolloutExperience:
         self._stopwatch = stopwatch
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         frames = {name: part.frames for name, part in parts.items() if part.frames}
-        self._trajectories = Trajectories(settings.steps, settings.sequence, frames, ("next_value", *TARGETS), device)
+        self._trajectories = Trajectories(
+            settings.steps, settings.sequence, frames, ("next_value", *settings.targets), device
+        )
         self._learned: tuple[str, ...] = ()
         self._step = 0
         self._policy: Population
@@ -144,7 +147,12 @@ class RolloutExperience:
             value = self._policy.value(transition.next_observation, after)
             self._trajectories.column("next_value")[step] = value
         if step == 0:
-            self._learned = (*output.extras, *TARGETS, "valid", *(("started",) if state is not None else ()))
+            self._learned = (
+                *output.extras,
+                *self._settings.targets,
+                "valid",
+                *(("started",) if state is not None else ()),
+            )
         self._step += 1
 
     def batches(self) -> Iterator[Batch]:
