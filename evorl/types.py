@@ -248,7 +248,8 @@ class Transition:
     `started` says where `observation` begins an episode. `next_observation` is what the action led to, also at the end
     of an episode. `terminated` means that nothing follows it (do not bootstrap), `truncated` that the episode was cut
     there (do). Where `valid` is false the environment only reset itself and there is no transition; `all_valid` says
-    that this happened nowhere, `any_truncated` that an episode was cut somewhere.
+    that this happened nowhere, `any_truncated` that an episode was cut somewhere. `started` and `valid` stand on the
+    CPU whatever the device, because they decide what is done.
     """
 
     observation: Observation

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from support import fields_of
 
 from evorl.replay.storage import Storage
 
@@ -156,9 +157,10 @@ def everything(store):
     """All slots that can be drawn, and the transitions at them by their number."""
     slots = store.nth(torch.arange(store.drawable))
     found = store.gather(slots)
+    fields = fields_of(found)
     return slots, {
-        number: {name: values[at].tolist() for name, values in found.items()}
-        for at, number in enumerate(found["number"].tolist())
+        number: {name: values[at].tolist() for name, values in fields.items()}
+        for at, number in enumerate(found.columns["number"].tolist())
     }
 
 
@@ -180,9 +182,9 @@ def check(store, steps):
         assert known[number].valid
         assert transition == expected(known[number])
     for name, values in (store.observation(slots) | {}).items():
-        assert torch.equal(values, store.gather(slots)[f"observation.{name}"])
+        assert torch.equal(values, store.gather(slots).observation[name])
     for name, values in store.next_observation(slots).items():
-        assert torch.equal(values, store.gather(slots)[f"next_observation.{name}"])
+        assert torch.equal(values, store.gather(slots).next_observation[name])
     return set(found)
 
 
@@ -190,7 +192,7 @@ def check_ends(store, steps, n):
     """Compare how far n-step returns may reach with the steps that happened."""
     slots, _ = everything(store)
     place = {step.number: (row, stream) for row, own in enumerate(steps) for stream, step in enumerate(own)}
-    numbers = store.gather(slots)["number"].tolist()
+    numbers = store.gather(slots).columns["number"].tolist()
     for number, slot, end in zip(numbers, slots.tolist(), store.window_end(slots, n).tolist(), strict=True):
         row, stream = place[number]
         wanted = 1
@@ -198,7 +200,7 @@ def check_ends(store, steps, n):
             wanted += 1
         assert end == wanted
         along = store.following(torch.tensor([slot] * end), torch.arange(end))
-        there = store.gather(along)["number"].tolist()
+        there = store.gather(along).columns["number"].tolist()
         assert there == [steps[row + step][stream].number for step in range(end)]
         last = store.next_observation(along[-1])["position"].tolist()
         assert last == steps[row + end - 1][stream].after["position"]

@@ -14,10 +14,11 @@ import torch
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
-from evorl.envs.spec import EnvSpec, observation_specs
+from evorl.envs.spec import EnvSpec, ObservationSpec, observation_specs
 from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy
 from evorl.randomness import torch_generator
+from evorl.replay.storage import Storage
 from evorl.runs.launch import run_program
 from evorl.types import Agent, AgentState, Batch, PolicyOutput
 
@@ -115,6 +116,24 @@ def fields_of(batch):
     """The fields of a batch under names that say where they belong."""
     parts = zip(PREFIXES, (batch.observation, batch.next_observation), strict=True)
     return {p + name: value for p, part in parts for name, value in part.items()} | batch.columns
+
+
+REPLAYED = {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}
+
+
+def replay_of(rows, streams, part):
+    """A storage of what a replay keeps, with one part of observations."""
+    return Storage(rows, streams, {"observation": part}, REPLAYED, torch.device("cpu"))
+
+
+def vector(size):
+    """A part of so many numbers."""
+    return ObservationSpec("vector", (size,), torch.float32)
+
+
+def kept(storage):
+    """The fields of all that can be drawn, oldest first."""
+    return fields_of(storage.gather(storage.nth(torch.arange(storage.drawable))))
 
 
 def batch(agents, size=8, seed=0):

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from support import agent, config, lines, train
+from support import agent, config, kept, lines, train
 
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.replay.experience import make_replay
-from evorl.replay.frames import FrameReplay
-from evorl.types import EvorlWarning
 
 pytest.importorskip("ale_py")
 P, E = 2, 2
@@ -23,7 +21,11 @@ def environments(game, **settings):
 
 
 def replay(made, capacity):
-    return make_replay(capacity, made.interface, ((), torch.int64), torch.device("cpu"))
+    return make_replay(capacity, P * E, made.interface, ((), torch.int64), torch.device("cpu"))
+
+
+def flat(values):
+    return {name: value.flatten(0, 1) for name, value in values.items()}
 
 
 def play(made, memory, steps, generator, first=0):
@@ -33,10 +35,12 @@ def play(made, memory, steps, generator, first=0):
         action = torch.randint(made.interface.action.n, (P, E), generator=generator)
         seen = made.observation
         transition = made.step(action)
-        fields = {"action": torch.full((P, E), step), "reward": transition.reward, "terminated": transition.terminated}
-        fields |= {f"observation.{name}": value for name, value in seen.items()}
-        fields |= {f"next_observation.{name}": value for name, value in transition.next_observation.items()}
-        memory.add_step(fields, transition.valid, transition.started)
+        columns = {"action": torch.full((P, E), step), "reward": transition.reward, "terminated": transition.terminated}
+        memory.write(
+            flat(seen), flat(columns), next_observation=flat(transition.next_observation),
+            valid=transition.valid.flatten(), started=transition.started.flatten(),
+            ended=(transition.terminated | transition.truncated).flatten(),
+        )  # fmt: skip
         truth[step] = seen["observation"], transition.next_observation["observation"], transition.valid
     return truth
 
@@ -47,16 +51,15 @@ def test_frames_are_kept_once_and_stacks_come_back_as_they_were_seen(game, carri
     """Also after a generation's end, whether episodes begin anew there or run on."""
     made, generator = environments(game), torch.Generator().manual_seed(0)
     memory = replay(made, 400)
-    assert isinstance(memory, FrameReplay)
     truth = play(made, memory, 130, generator)
     made.begin(9, [agent(), agent(id=1)], carries)
-    memory.begin()
+    memory.break_streams()
     truth |= play(made, memory, 60, generator, first=130)
     resets = sum(int((~valid).sum()) for _, _, valid in truth.values())
     assert resets > 10, "episodes are meant to end"
-    drawn = memory.gather(torch.arange(memory.size))
+    drawn = kept(memory)
     steps, counts = drawn["action"].unique(return_counts=True)
-    assert 370 <= memory.size <= 400
+    assert 370 <= memory.drawable <= 400
     assert steps.max() == 189
     assert 130 in steps
     for step, count in zip(steps.tolist(), counts.tolist(), strict=True):
@@ -65,8 +68,8 @@ def test_frames_are_kept_once_and_stacks_come_back_as_they_were_seen(game, carri
         assert count == valid.sum()
         assert torch.equal(drawn["observation.observation"][rows], before[valid])
         assert torch.equal(drawn["next_observation.observation"][rows], after[valid])
-    frames = memory._store["frame.observation"]
-    assert frames.shape == (400 // (P * E) + 4, P * E, 84, 84)
+    assert memory.seen["observation"].shape == (400 // (P * E) + 4, P * E, 84, 84)
+    assert memory.memory < memory.slots * (84 * 84 + 24) + 84 * 84
 
 
 def test_a_restored_replay_goes_on_where_it_was():
@@ -75,15 +78,26 @@ def test_a_restored_replay_goes_on_where_it_was():
     play(made, memory, 40, generator)
     again.restore(*memory.state())
     for store in (memory, again):
-        store.begin()
+        store.break_streams()
     state, there = generator.get_state(), environments("Pong")
     play(environments("Pong"), memory, 10, generator)
     play(there, again, 10, generator.set_state(state))
-    index = torch.arange(memory.size)
-    assert memory.size == again.size
-    torch.testing.assert_close(memory.gather(index), again.gather(index))
-    with pytest.warns(EvorlWarning, match="another shape"):
-        replay(made, 80).restore(*memory.state())
+    assert memory.drawable == again.drawable
+    torch.testing.assert_close(kept(memory), kept(again), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("capacity", "streams"), [(200, 4), (60, 4), (240, 2), (240, 6)])
+def test_a_replay_of_another_shape_takes_over_what_fits(capacity, streams):
+    made = environments("Pong")
+    memory = replay(made, 120)
+    play(made, memory, 40, torch.Generator().manual_seed(0))
+    other = make_replay(capacity, streams, made.interface, ((), torch.int64), torch.device("cpu"))
+    other.restore(*memory.state())
+    before, after = kept(memory), kept(other)
+    assert len(after["action"]) >= min(capacity, memory.drawable) - 3 * streams
+    for at, step in enumerate(after["action"].tolist()):
+        rows = (before["action"] == step).nonzero().squeeze(1).tolist()
+        assert any(all(torch.equal(after[name][at], before[name][row]) for name in before) for row in rows)
 
 
 def test_scores_are_true_and_lives_do_not_end_a_game():

@@ -2,17 +2,17 @@
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from support import fields_of, lines, output_of, train
+from support import agent, fields_of, kept, lines, output_of, replay_of, train, vector
 from worlds import PLAIN, E, P, T, World, check, flat, learned, played, remembered, worth
 
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.population.evaluation import evaluate
-from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
 from evorl.system.timing import Stopwatch
 from evorl.types import Transition, UserError
@@ -40,64 +40,98 @@ def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expec
     assert returns.tolist() == [[expected] * 2] * 2
 
 
-SHOWN, NUMBER = ((1,), torch.float32), ((), torch.float32)
-FIELDS = {"observation.observation": SHOWN, "next_observation.observation": SHOWN, "reward": NUMBER}
-FIELDS |= {"action": ((), torch.int64), "terminated": ((), torch.bool)}
-
-
-def replay(lockstep=True, capacity=6):
+def replay(lockstep=True, rows=2, gather=lambda numbers: numbers[None]):
     return ReplayExperience(
-        ReplayBuffer(capacity, FIELDS, torch.device("cpu")), learning_starts=1, gather=lambda numbers: numbers[None],
-        lockstep=lockstep, part=0, reward_clip=None, split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
+        replay_of(rows, 4, vector(1)), learning_starts=1, gather=gather, lockstep=lockstep, part=0, reward_clip=None,
+        split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
     )  # fmt: skip
 
 
-def remember(memory, step, valid):
-    """A step of 2 agents in 2 environments; a row's fields tell its number, -1 where it is no transition."""
-    valid = torch.tensor(valid)
-    row = torch.where(valid, torch.arange(4).view(2, 2) + 4 * step, -1)
-    seen, started = {"observation": row.unsqueeze(-1).float()}, torch.zeros(2, 2, dtype=torch.bool)
-    never = torch.zeros(2, 2, dtype=torch.bool)
+def remember(memory, step, valid, before=((True, True), (True, True))):
+    """A step of 2 agents in 2 environments; its fields tell its number, which is -1 where it is no transition."""
+    valid, number = torch.tensor(valid), torch.arange(4).view(2, 2) + 4 * step
+    row, never = torch.where(valid, number, -1), torch.zeros(2, 2, dtype=torch.bool)
+    seen, after = ({"observation": values.unsqueeze(-1).float()} for values in (number, number + 4))
     memory.add(
-        Transition(seen, started, row.float(), seen, never, never, valid, bool(valid.all())), output_of({"action": row})
+        Transition(seen, ~torch.tensor(before), row.float(), after, never, never, valid, bool(valid.all())),
+        output_of({"action": row}),
     )
 
 
 def rows(memory):
-    stored = memory.buffer.storage
-    for name in FIELDS:
-        if name != "terminated":
-            assert torch.equal(stored[name].view(-1).long(), stored["action"]), f"{name} is of another row"
-    return stored["action"].tolist()
+    """The numbers of the steps that can be drawn, oldest first."""
+    fields = kept(memory.storage)
+    number = fields["action"].float()
+    assert torch.equal(fields["reward"], number)
+    assert torch.equal(fields["observation.observation"][:, 0], number)
+    assert torch.equal(fields["next_observation.observation"][:, 0], number + 4)
+    return fields["action"].tolist()
 
 
-def test_in_lockstep_the_newest_transition_stands_in_for_one_that_was_dropped_also_after_a_checkpoint():
+DROPS = [[True, False], [True, True]]
+NOTHING = [[False, False], [False, False]]
+
+
+def test_in_lockstep_nothing_stands_in_for_a_step_that_was_dropped_also_after_a_checkpoint():
     memory, resumed = replay(), replay()
     remember(memory, 0, [[True, True], [True, True]])
-    remember(memory, 1, [[True, False], [True, True]])
-    assert rows(memory) == [6, 7, 2, 3, 4, 3]
+    remember(memory, 1, DROPS)
+    assert rows(memory) == [0, 1, 2, 3, 4, 6, 7]
     resumed.restore(*memory.state())
     for each in (memory, resumed):
-        remember(each, 2, [[False, False], [False, False]])
-        assert rows(each) == [6, 7, 7, 7, 7, 7], "7 was the newest, though not the last of the ring"
+        remember(each, 2, NOTHING, before=DROPS)
+        assert rows(each) == [4, 6, 7]
     assert memory._steps.tolist() == [2.0, 2.0], "other ranks count on as many steps as they make"
 
 
-def test_in_lockstep_another_copy_stands_in_where_nothing_is_held_yet():
+def test_in_lockstep_there_must_be_something_to_draw():
     memory = replay()
     remember(memory, 0, [[False, False], [True, True]])
-    assert rows(memory) == [2, 2, 2, 3, 0, 0]
+    assert rows(memory) == [2, 3]
     with pytest.raises(UserError, match="every environment failed in the very first step"):
-        remember(replay(), 0, [[False, False], [False, False]])
+        remember(replay(), 0, NOTHING)
+    remember(memory, 1, NOTHING, before=[[False, False], [True, True]])
+    with pytest.raises(UserError, match=r"every environment failed in every step that replay\.capacity keeps"):
+        remember(memory, 2, NOTHING, before=NOTHING)
+
+
+def test_in_lockstep_ranks_share_draws_as_if_nothing_had_been_dropped_and_draw_only_what_happened():
+    """Two ranks hold as much: of 2 x 32 draws 32 fall on this one, which drops 5 of its 16 steps."""
+    memory, told = replay(rows=4, gather=lambda numbers: np.stack([numbers, numbers])), []
+    members = [agent(id=index, learn_step=2.0, batch_size=32.0) for index in range(2)]
+    memory.begin(SimpleNamespace(agents=members, acted=told.append), 1)
+    batches, before = [], [[True, True], [True, True]]
+    for step, valid in enumerate((DROPS, NOTHING, [[True, True], [True, True]], [[True, True], [True, True]])):
+        remember(memory, step, valid, before)
+        batches += memory.batches()
+        before = valid
+    assert [steps.tolist() for steps in told] == [[4.0, 4.0]] * 4
+    assert [batch.due.tolist() for batch in batches] == [[1.0, 1.0]] * 4
+    for batch in batches:
+        assert ((batch.weight > 0).sum(1) == 32).all()
+        assert (batch.columns["action"] >= 0).all()
+    assert batches[-1].columns["action"].unique().tolist() == rows(memory) == [0, 2, 3, *range(8, 16)]
 
 
 def test_without_lockstep_dropped_steps_are_left_out():
     memory = replay(lockstep=False)
-    remember(memory, 0, [[False, False], [False, False]])
-    remember(memory, 1, [[True, False], [False, True]])
-    assert memory.buffer.size == 2
-    assert rows(memory)[:2] == [4, 7]
+    remember(memory, 0, NOTHING)
+    remember(memory, 1, [[True, False], [False, True]], before=NOTHING)
+    assert rows(memory) == [4, 7]
     assert memory._steps.tolist() == [1.0, 1.0]
+
+
+def test_a_part_from_which_nothing_can_be_drawn_gives_batches_that_weigh_nothing():
+    other = np.array([16.0, 1.0, 2.0, 2.0])
+    memory = replay(lockstep=False, gather=lambda numbers: np.stack([numbers, other[: len(numbers)]]))
+    members = [agent(id=index, learn_step=1.0, batch_size=4.0) for index in range(2)]
+    memory.begin(SimpleNamespace(agents=members, acted=lambda steps: None), 1)
+    remember(memory, 0, NOTHING)
+    batches = list(memory.batches())
+    assert batches
+    for batch in batches:
+        assert not batch.weight.any()
+        assert all(value.isfinite().all() for value in fields_of(batch).values())
 
 
 class Faulty(World):

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import agent, output_of, seen
+from support import agent, kept, output_of, replay_of, seen, vector
 
-from evorl.replay.buffer import ReplayBuffer
+from evorl.envs.spec import ObservationSpec
 from evorl.replay.experience import ReplayExperience
-from evorl.replay.frames import FrameReplay
 from evorl.system.timing import Stopwatch
 from evorl.types import Transition
 
@@ -17,17 +16,9 @@ P, E = 2, 3
 
 
 def experience(gather, lockstep, part=0, starts=1, clip=None):
-    fields = {
-        "observation.observation": ((2,), torch.float32),
-        "action": ((), torch.int64),
-        "reward": ((), torch.float32),
-        "next_observation.observation": ((2,), torch.float32),
-        "terminated": ((), torch.bool),
-    }
     return ReplayExperience(
-        ReplayBuffer(100, fields, torch.device("cpu")),
-        learning_starts=starts, gather=gather, lockstep=lockstep, part=part, reward_clip=clip, split_batches=False,
-        seed=0, rank=part, stopwatch=Stopwatch(),
+        replay_of(16, P * E, vector(2)), learning_starts=starts, gather=gather, lockstep=lockstep, part=part,
+        reward_clip=clip, split_batches=False, seed=0, rank=part, stopwatch=Stopwatch(),
     )  # fmt: skip
 
 
@@ -53,8 +44,7 @@ def test_reset_steps_are_neither_stored_nor_counted():
     memory.begin(group, 1)
     valid = torch.tensor([[True, False, True], [True, True, True]])
     memory.add(transition(valid), output_of({"action": torch.zeros(P, E, dtype=torch.int64)}))
-    assert memory.buffer.size == 5
-    assert (memory.buffer.storage["reward"][:5] == 1.0).all()
+    assert kept(memory.storage)["reward"].tolist() == [1.0] * 5
     batches = list(memory.batches())
     assert [due.due.tolist() for due in batches] == [[1, 1], [1, 1], [0, 1]]
     assert [steps.tolist() for steps in group.counted] == [[2.0, 3.0]]
@@ -80,7 +70,7 @@ def test_learning_may_cut_rewards():
     memory.add(
         transition(torch.ones(P, E, dtype=torch.bool), reward=-7.0), output_of({"action": torch.zeros(P, E).long()})
     )
-    assert (memory.buffer.storage["reward"][:6] == -0.5).all()
+    assert kept(memory.storage)["reward"].tolist() == [-0.5] * 6
 
 
 def test_nothing_is_learned_before_the_union_holds_enough():
@@ -96,9 +86,7 @@ def test_nothing_is_learned_before_the_union_holds_enough():
 
 @pytest.mark.parametrize(("others", "learns"), [((10.0, 1.0), True), ((10.0, 0.0), False)])
 def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_their_room(others, learns):
-    shown = {"observation.observation": ((2, 1), torch.uint8), "next_observation.observation": ((2, 1), torch.uint8)}
-    fields = shown | {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}
-    ring = FrameReplay(24, {"observation": 2}, fields, torch.device("cpu"))
+    ring = replay_of(4, P * E, ObservationSpec("vector", (2, 1), torch.uint8, frames=2))
     memory = ReplayExperience(
         ring, learning_starts=34, gather=lambda numbers: np.stack([numbers, [*others, 6.0, 6.0][: len(numbers)]]),
         lockstep=False, part=0, reward_clip=None, split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
@@ -112,8 +100,8 @@ def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_thei
         step_made = Transition(shows, ~valid, torch.zeros(P, E), shows, never, never, valid, bool(valid.all()))
         memory.add(step_made, output_of({"action": torch.zeros(P, E, dtype=torch.int64)}))
         updates.append(len(list(memory.batches())))
-    assert ring.size < 24
-    assert not any(updates[:3]), "six rows, two of which hold the first stack"
+    assert ring.drawable < 24
+    assert not any(updates[:2]), "four rows, one of which holds the first stack's older frame"
     assert (updates[-1] > 0) == learns
 
 

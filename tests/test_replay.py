@@ -5,56 +5,67 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import interface
 
-from evorl.replay.buffer import ReplayBuffer
+from evorl.replay.experience import make_replay
 from evorl.replay.sampler import DistributedSampler, share_of_draws
 from evorl.replay.schedule import UpdateSchedule
+from evorl.replay.storage import Storage
+
+COLUMNS = {"x": ((), torch.int64), "y": ((2,), torch.float32)}
 
 
 def ring(capacity):
-    return ReplayBuffer(capacity, {"x": ((), torch.int64), "y": ((2,), torch.float32)}, torch.device("cpu"))
+    """Of one stream, so that a row is one step."""
+    return Storage(capacity, 1, {}, COLUMNS, torch.device("cpu"), store_next=False)
 
 
-def rows(start, stop):
-    x = torch.arange(start, stop)
-    return {"x": x, "y": torch.stack([x, -x], dim=1).float()}
+def add(storage, start, stop):
+    never, valid = torch.zeros(1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
+    for x in range(start, stop):
+        columns = {"x": torch.tensor([x]), "y": torch.tensor([[x, -x]]).float()}
+        storage.write({}, columns, next_observation={}, valid=valid, started=never, ended=never)
+
+
+def held(storage):
+    return storage.gather(storage.nth(torch.arange(storage.drawable))).columns
 
 
 @given(st.lists(st.integers(0, 17), max_size=12), st.integers(1, 11))
 @settings(max_examples=200, deadline=None)
 def test_the_ring_holds_the_newest_rows(counts, capacity):
-    buffer, total = ring(capacity), 0
+    storage, total = ring(capacity), 0
     for count in counts:
-        buffer.add(rows(total, total + count))
+        add(storage, total, total + count)
         total += count
-        assert buffer.size == min(total, capacity)
-        held = buffer.gather(torch.arange(buffer.size))
-        assert sorted(held["x"].tolist()) == list(range(total - buffer.size, total))
-        assert torch.equal(held["y"][:, 0], held["x"].float())
+        assert storage.drawable == min(total, capacity)
+        found = held(storage)
+        assert found["x"].tolist() == list(range(total - storage.drawable, total))
+        assert torch.equal(found["y"][:, 0], found["x"].float())
 
 
 def test_a_restored_ring_goes_on_where_it_was():
     first, second = ring(5), ring(5)
-    first.add(rows(0, 7))
+    add(first, 0, 7)
     state, numbers = first.state()
     second.restore({name: value.clone() for name, value in state.items()}, numbers)
-    for buffer in (first, second):
-        buffer.add(rows(7, 9))
-    for name in first.storage:
-        assert torch.equal(first.storage[name], second.storage[name])
+    for storage in (first, second):
+        add(storage, 7, 9)
+    for name in first.columns:
+        assert torch.equal(first.columns[name], second.columns[name])
 
 
 @pytest.mark.parametrize("count", [4, 7])
 def test_parts_of_other_sizes_are_joined_oldest_first(count):
     parts = [ring(5), ring(5)]
     for number, part in enumerate(parts):
-        part.add(rows(10 * number, 10 * number + count))
+        add(part, 10 * number, 10 * number + count)
     whole = ring(100)
     for part in parts:
         whole.restore(*part.state())
     kept = min(count, 5)
     expected = [10 * number + row for number in (0, 1) for row in range(count - kept, count)]
-    assert whole.gather(torch.arange(whole.size))["x"].tolist() == expected
+    assert held(whole)["x"].tolist() == expected
 
 
 @given(
@@ -97,7 +108,7 @@ def test_draws_are_uniform_over_the_union_of_unequal_parts():
     starts = np.concatenate([[0], np.cumsum(sizes)])
     updates = 6000
     for rank, sampler in enumerate(samplers(sizes, batch_size)):
-        index, weight = sampler.draw(updates, sizes)
+        index, weight = sampler.draw(updates, sizes, int(sizes[rank]))
         for agent in range(2):
             drawn = index[:, agent][weight[:, agent] > 0].numpy()
             np.add.at(hits[agent], starts[rank] + drawn, 1)
@@ -111,7 +122,8 @@ def test_draws_are_uniform_over_the_union_of_unequal_parts():
 def test_the_mean_over_ranks_is_the_mean_over_the_union():
     sizes, batch_size = np.array([10, 30]), np.array([5, 8])
     values = [torch.arange(10.0), torch.arange(10.0, 40.0)]
-    parts = [sampler.draw(3000, sizes) for sampler in samplers(sizes, batch_size)]
+    drawn = zip(samplers(sizes, batch_size), sizes.tolist(), strict=True)
+    parts = [sampler.draw(3000, sizes, size) for sampler, size in drawn]
     total = sum((values[rank][index] * weight).sum(-1) for rank, (index, weight) in enumerate(parts)) / 2
     assert torch.allclose(total.mean(0), torch.full((2,), 19.5), atol=0.3)
     weights = sum(weight.sum(-1) for _, weight in parts) / 2
@@ -140,3 +152,23 @@ def test_credit_carries_into_the_next_generation():
         credit = cadence.debt()
     assert done == 33
     assert credit[0] == pytest.approx(1 / 3)
+
+
+def test_what_a_part_lacks_is_drawn_from_the_rest_of_it():
+    """Ranks share draws by the sizes that all of them count on; this one holds 7 transitions instead of 40."""
+    (sampler, *_), sizes = samplers(np.array([40, 40]), np.array([96])), np.array([40, 40])
+    index, weight = sampler.draw(50, sizes, 7)
+    assert (weight > 0).sum(-1).unique().tolist() == [96]
+    assert index.unique().tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(("capacity", "rows"), [(1, 1), (7, 1), (8, 2), (500, 125)])
+def test_a_replay_never_keeps_more_than_it_is_asked_for_but_one_step_of_all(capacity, rows):
+    made = make_replay(capacity, 4, interface(), ((), torch.int64), torch.device("cpu"))
+    assert (made.rows, made.streams) == (rows, 4)
+
+
+def test_forbidden_actions_are_kept_with_what_was_seen():
+    made = make_replay(8, 2, interface(masked=True), ((), torch.int64), torch.device("cpu"))
+    assert made.seen["action_mask"].shape == (made.ring, 2, 3)
+    assert made.seen["action_mask"].dtype == torch.bool

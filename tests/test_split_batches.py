@@ -7,11 +7,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import ROOT, agent, algorithm, batch_of, fields_of, lines, output_of, population, seen, train
+from support import (
+    ROOT,
+    agent,
+    algorithm,
+    batch_of,
+    fields_of,
+    lines,
+    output_of,
+    population,
+    replay_of,
+    seen,
+    train,
+    vector,
+)
 from support import launch as launched
 from worlds import PLAIN, E, Group, P, T, World, experience, members, play
 
-from evorl.replay.buffer import ReplayBuffer
 from evorl.replay.experience import ReplayExperience
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.sampler import DistributedSampler
@@ -62,10 +74,8 @@ class Exchange:
 
 
 def replay(gather, lockstep, part):
-    seen_fields = dict.fromkeys(("observation.observation", "next_observation.observation"), ((2,), torch.float32))
-    fields = {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool), **seen_fields}
     return ReplayExperience(
-        ReplayBuffer(100, fields, torch.device("cpu")), learning_starts=1, gather=gather, lockstep=lockstep, part=part,
+        replay_of(16, 6, vector(2)), learning_starts=1, gather=gather, lockstep=lockstep, part=part,
         reward_clip=None, split_batches=True, seed=0, rank=part, stopwatch=Stopwatch(),
     )  # fmt: skip
 
@@ -107,7 +117,7 @@ def test_replay_gives_as_many_updates_and_draws_for_each_global_step_on_any_numb
 
 def test_a_rank_on_which_no_draw_falls_takes_part_with_nothing():
     draws = [DistributedSampler(rank, np.array([1]), np.random.default_rng(0), torch.Generator()) for rank in range(4)]
-    parts = [sampler.draw(1, np.array([5, 5, 5, 5])) for sampler in draws]
+    parts = [sampler.draw(1, np.array([5, 5, 5, 5]), 5) for sampler in draws]
     assert [index.shape for index, _ in parts] == [(1, 1, 1)] * 4
     assert sorted(float(weight.sum()) for _, weight in parts) == [0, 0, 0, 4]
 
@@ -129,7 +139,7 @@ def test_the_average_gradient_of_two_ranks_is_that_of_one_rank_that_drew_the_sam
         sampler = DistributedSampler(
             rank, np.array([6, 3]), np.random.default_rng(0), torch.Generator().manual_seed(rank)
         )
-        index, weight = sampler.draw(1, np.array([10, 30]))
+        index, weight = sampler.draw(1, np.array([10, 30]), 30 if rank else 10)
         index = index[0] + (10 if rank else 0)
         return batch_of({name: value[index] for name, value in rows.items()}, weight[0], torch.ones(2))
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import COLUMNS, CPU, World, check, check_ends, everything, newest, part, storage
 
-from evorl.replay.buffer import ReplayBuffer
-from evorl.replay.frames import FrameReplay
+from evorl.replay.ring import memory_at_first
 from evorl.replay.storage import Storage
 
 
@@ -43,7 +42,7 @@ def test_slots_keep_what_they_hold_until_they_are_written_again(frames):
         assert slots[0] // 3 == store.newest_row
         where |= dict(zip(slots, (one.number for one in world.steps[-1]), strict=True))
         drawn, _ = everything(store)
-        numbers = store.gather(drawn)["number"].tolist()
+        numbers = store.gather(drawn).columns["number"].tolist()
         assert [where[slot] for slot in drawn.tolist()] == numbers == sorted(numbers)
         if step % 9 == 8:
             world.end(store, fresh=step % 2 == 0)
@@ -113,7 +112,7 @@ def test_windows_are_views_of_the_rows():
     assert seen["boundary"][:-1].tolist() == [[step.last for step in row] for row in world.steps[:-1]]
     assert all(values.is_contiguous() for values in seen.values())
     seen["number"][1, 1] = -5
-    assert store.gather(torch.tensor(4))["number"] == -5, "no copy"
+    assert store.gather(torch.tensor(4)).columns["number"] == -5, "no copy"
     with pytest.raises(ValueError, match="one piece"):
         store.window(2, 5)
 
@@ -128,12 +127,12 @@ def test_a_rollout_begins_at_the_first_row_again_after_it_is_cleared(frames, sto
         rows = world.steps[-6:]
         assert store.newest_row + 1 - 6 == slots[0, 0] // 2 == (frames - 1 if frames and rollout else 0)
         found = store.gather(slots)
-        assert found["number"].tolist() == [[step.number for step in row] for row in rows]
+        assert found.columns["number"].tolist() == [[step.number for step in row] for row in rows]
         for name in store.parts:
             wanted = [[step.before[name] for step in row] for row in rows]
-            assert found[f"observation.{name}"].tolist() == wanted
-        assert ("next_observation.position" in found) == store_next
-        assert store.window(store.newest_row - 5, 6)["number"].tolist() == found["number"].tolist()
+            assert found.observation[name].tolist() == wanted
+        assert ("position" in found.next_observation) == store_next
+        assert store.window(store.newest_row - 5, 6)["number"].tolist() == found.columns["number"].tolist()
 
 
 @pytest.mark.parametrize("frames", [0, 3])
@@ -148,10 +147,10 @@ def test_a_device_is_never_waited_for(frames):
         started = torch.arange(4) == step % 8 if step else fine
         store.write(shown, columns, next_observation=shown, valid=fine, started=started, ended=never.to(meta))
         slots = store.nth(torch.randint(store.drawable, (2, 5), device=meta))
-        assert store.gather(slots)["next_observation.position"].shape == (2, 5, 2)
+        assert store.gather(slots).next_observation["position"].shape == (2, 5, 2)
         assert store.window_end(slots, 3).shape == (2, 5)
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        store.gather(slots)["number"].tolist()
+        store.gather(slots).columns["number"].tolist()
 
 
 def filled(store, steps, shown, resets):
@@ -166,31 +165,41 @@ def filled(store, steps, shown, resets):
 
 
 def test_an_observation_is_kept_once():
-    """Of 77 bytes that a transition of 8 numbers took, 32 are the second observation."""
+    """As two observations a transition of 8 numbers takes 77 bytes, of which one observation are 32."""
     fields = {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}
-    seen = {f"{prefix}observation.x": ((8,), torch.float32) for prefix in ("", "next_")}
-    before = sum(values.nbytes for values in ReplayBuffer(32_000, fields | seen, CPU).storage.values()) / 32_000
     store = Storage(1000, 32, {"x": part((8,))}, fields, CPU)
     filled(store, 1010, {"x": torch.zeros(32, 8)}, resets=False)
     assert store.drawable == 32_000
-    assert before == 32 + 32 + 8 + 4 + 1
     # Six bytes say where a step's next observation stands, whether it was valid, and whether the next follows it.
-    assert store.memory / 32_000 <= 32 + 8 + 4 + 1 + 6 + 1.3 < 0.7 * before
+    assert store.memory / 32_000 <= 32 + 8 + 4 + 1 + 6 + 1.3 < 0.7 * (32 + 32 + 8 + 4 + 1)
     wide = Storage(1000, 32, {"x": part((128,))}, fields, CPU)
     filled(wide, 1010, {"x": torch.zeros(32, 128)}, resets=False)
     assert wide.memory / 32_000 < 0.55 * (2 * 128 * 4 + 13)
 
 
-def test_frames_take_no_more_memory_than_they_did():
+def test_frames_are_kept_once():
+    """With what belongs to the observations before the oldest row, and 21 bytes for each step."""
     fields = {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}
     shape, steps = (4, 20, 20), 260
-    seen = {f"{prefix}observation.x": (shape, torch.uint8) for prefix in ("", "next_")}
-    earlier = FrameReplay(2000, {"x": 4}, fields | seen, CPU)
     store = Storage(250, 8, {"x": part(shape, torch.uint8, 4)}, fields, CPU)
     shown = {"x": torch.zeros(8, *shape, dtype=torch.uint8)}
-    filled(store, steps, shown, resets=True)
-    nothing = {name: torch.zeros((1, 8, *shape), dtype=dtype) for name, (shape, dtype) in (fields | seen).items()}
-    earlier.add_step(nothing, torch.ones(1, 8, dtype=torch.bool), torch.ones(1, 8, dtype=torch.bool))
-    store.break_streams()
-    filled(store, steps, shown, resets=True)
-    assert store.memory < sum(values.nbytes for values in earlier._store.values())
+    for _ in range(2):
+        store.break_streams()
+        filled(store, steps, shown, resets=True)
+    assert store.memory < (250 + 4 + 1) * 8 * (20 * 20 + 21)
+
+
+def test_only_the_columns_that_are_asked_for_are_gathered_and_flags_too():
+    world, store = World(2, 0, 7, True), storage(9, 2)
+    slots = world.play(store, 9)
+    assert store.gather(slots).columns.keys() == {"number", "terminated"}
+    found = store.gather(slots, ("number", "valid")).columns
+    assert found.keys() == {"number", "valid"}
+    assert found["valid"].tolist() == [[step.valid for step in row] for row in world.steps]
+
+
+@pytest.mark.parametrize("frames", [0, 1, 3])
+@pytest.mark.parametrize(("rows", "streams"), [(1, 1), (9, 4), (2000, 7)])
+def test_how_much_memory_there_must_be_is_known_before_it_is_taken(rows, streams, frames):
+    store = storage(rows, streams, frames)
+    assert memory_at_first(rows, streams, store.parts, store.fields) == store.memory

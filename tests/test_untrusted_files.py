@@ -325,14 +325,15 @@ def test_a_state_that_is_no_state_is_refused(payload, run, capsys):
 
 
 NUMBERS = {
-    "more rows than there are": {"size": 10**6, "next": 10**6, "capacity": 10**7},
-    "more rows than fit": {"size": 501},
-    "the next past the end": {"next": 500},
-    "the next before the first": {"next": -1},
-    "a negative size": {"size": -1},
-    "a size past 64 bits": {"size": 2**70, "next": 0, "capacity": 2**70},
-    "fewer rows than there are": {"size": 1, "next": 1},
-    "no capacity": {"capacity": 0},
+    "more rows than there are": {"rows": 10**7, "written": 10**6, "oldest": 0},
+    "more rows than fit": {"written": 501},
+    "rows that were never written": {"oldest": 10**5},
+    "rows before the first": {"oldest": -1},
+    "a negative number of rows": {"written": -1},
+    "rows past 64 bits": {"rows": 2**70, "written": 2**70, "oldest": 0},
+    "fewer rows than there are": {"written": 1, "oldest": 0},
+    "no rows": {"rows": 0},
+    "no streams": {"streams": 0},
 }
 
 
@@ -345,14 +346,22 @@ def test_a_replay_whose_numbers_lie_is_refused(change, run, capsys):
 
 
 @pytest.mark.parametrize("change", ["a row too few", "another shape", "another type", "a field missing", "nothing"])
-def test_a_replay_of_other_rows_is_refused(change, run, capsys):
+@pytest.mark.parametrize("name", ["column.action", "observation.observation", "valid", "last.observation"])
+def test_a_replay_of_other_rows_is_refused(change, name, run, capsys):
     path = run / "checkpoints" / "generation-000003" / REPLAY
     rows, numbers = decode_tensors(path.read_bytes(), "here")
-    name = sorted(rows)[0]
     value = rows.pop(name)
     other = {"a row too few": value[:-1], "another shape": value.unsqueeze(-1), "another type": value.to(torch.float64)}
     rows |= {name: other[change].contiguous()} if change in other else {}
     forge(run, {REPLAY: encode_tensors({} if change == "nothing" else rows, numbers)})
+    assert REPLAY in refused(capsys)
+
+
+def test_a_replay_that_was_kept_before_there_was_one_storage_is_refused(run, capsys):
+    """It kept both observations of each transition, and where its ring stood."""
+    seen = {f"{prefix}observation.observation": torch.zeros(9, 4) for prefix in ("", "next_")}
+    columns = {"action": torch.zeros(9).long(), "reward": torch.zeros(9), "terminated": torch.zeros(9) > 0}
+    forge(run, {REPLAY: encode_tensors(seen | columns, {"size": 9, "next": 9, "capacity": 500})})
     assert REPLAY in refused(capsys)
 
 

@@ -118,8 +118,9 @@ class DQN:
         """Return this rank's part of the replay; capacity and start of learning are divided over the ranks."""
         ranks, replay = placement.ranks, self.config.replay
         share = max(1, replay.capacity // ranks.size)
+        streams = placement.local_size * self.config.environment.num_envs
         return ReplayExperience(
-            make_replay(share, self.interface, ((), torch.int64), ranks.device, ranks.on_host),
+            make_replay(share, streams, self.interface, ((), torch.int64), ranks.device, ranks.on_host),
             learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
             gather=placement.gather_copies,
             lockstep=always_valid,

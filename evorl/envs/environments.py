@@ -81,13 +81,18 @@ class Environments:
         self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
         self._observation_indices = None if settings.observation_indices is None else list(settings.observation_indices)
         self.observation: Observation
-        self.started: Tensor
+        self._started: Tensor
         _, info = self._reset()
         # Whether actions can be forbidden shows only in what a reset says.
         self._masked = MASK in info
         if self._masked:
             self._mask(info)
         self.interface = EnvSpec(settings.id, self._parts(settings), self._actions_of, self._masked)
+
+    @property
+    def started(self) -> Tensor:
+        """Return where `observation` begins an episode [P, E]."""
+        return self._started.to(self.device)
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
         """Begin a generation of these agents: with new episodes, or with those that are running if they carry over."""
@@ -107,7 +112,7 @@ class Environments:
             self._lives_left = np.array(info["lives"])
         self._episodes.restart()
         self.observation = self._seen(observation, info)
-        self.started = self._tensor(np.ones_like(self._resetting))
+        self._started = self._flags(np.ones_like(self._resetting))
 
     def step(self, action: Tensor) -> Transition:
         """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
@@ -142,17 +147,17 @@ class Environments:
         seen = self._seen(observation, info)
         transition = Transition(
             observation=self.observation,
-            started=self.started,
+            started=self._started,
             reward=self._tensor(reward),
             next_observation=self._with_last(seen, last),
             terminated=self._tensor(np.asarray(terminated, dtype=bool)),
             truncated=self._tensor(np.asarray(truncated, dtype=bool)),
-            valid=self._tensor(valid),
+            valid=self._flags(valid),
             all_valid=bool(valid.all()),
             any_truncated=bool(truncated.any()),
         )
         self._steps += valid.reshape(self.agents, self.num_envs).sum(1)
-        self.observation, self.started = seen, self._tensor(np.array(started))
+        self.observation, self._started = seen, self._flags(np.array(started))
         return transition
 
     def pop_steps(self) -> NDArray[np.float64]:
@@ -336,6 +341,10 @@ class Environments:
                 f"{wrong % self.num_envs}; the space has actions 0 to {(sizes - 1).tolist()}"
             )
         return np.asarray(values + space.start)  # type: ignore[attr-defined]
+
+    def _flags(self, array: NDArray[np.bool_]) -> Tensor:
+        """Flags [N] as a tensor [P, E] on the CPU, where looking at them waits for no GPU."""
+        return torch.from_numpy(array).view(self.agents, self.num_envs)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array).to(self.device)

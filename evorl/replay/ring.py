@@ -5,9 +5,10 @@ Axes: T rows of the ring; N streams; B batch; F frames of a stack; L places for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +33,43 @@ class Kept(Protocol):
 
     @property
     def frames(self) -> int: ...
+
+
+def deepest(observation: Mapping[str, Kept]) -> int:
+    """Return the frames of the deepest stack, or 1 where nothing is stacked."""
+    return max([1, *(part.frames for part in observation.values())])
+
+
+def link_type(slots: int) -> torch.dtype:
+    """Return the smallest type of what points to any place of a storage of so many slots."""
+    return torch.int32 if 2 * slots + 1 < 2**31 else torch.int64
+
+
+def places_at_first(rows: int, streams: int, depth: int) -> int:
+    """Return the room for true last observations that a storage begins with."""
+    # Stacks leave their last observation in the ring where the environment spends a step on a reset.
+    return max(streams, rows * streams // 32) if depth == 1 else 0
+
+
+def memory_at_first(rows: int, streams: int, observation: Mapping[str, Kept], columns: Mapping[str, Field]) -> int:
+    """Return the bytes that a storage with next observations begins with, before any of them is taken."""
+    depth = deepest(observation)
+    slots = (rows + depth) * streams
+    shapes = [(part.shape[1:] if part.frames else part.shape, part.dtype) for part in observation.values()]
+    seen, kept = (
+        sum(math.prod(shape) * dtype.itemsize for shape, dtype in each) for each in (shapes, columns.values())
+    )
+    flags = 3 if depth > 1 else 2
+    places = slots + 1 + places_at_first(rows, streams, depth)
+    return places * seen + slots * (kept + flags + link_type(slots).itemsize)
+
+
+class Found(NamedTuple):
+    """Gives what was gathered: parts [..., ...] before and after the steps, columns [..., ...] of them."""
+
+    observation: Tensors
+    next_observation: Tensors
+    columns: Tensors
 
 
 class Ring:
@@ -60,7 +98,7 @@ class Ring:
         self.store_next = store_next
         self.parts = dict(observation)
         self.fields = dict(columns)
-        self.depth = max([1, *(part.frames for part in self.parts.values())])
+        self.depth = deepest(self.parts)
         """The frames of the deepest stack."""
         self.ring = rows + self.depth
         """T: one row for what was seen last, and F - 1 for older frames."""
@@ -74,18 +112,15 @@ class Ring:
         flags = {"valid": torch.bool, "boundary": torch.bool} | ({"age": torch.uint8} if self.depth > 1 else {})
         self.flags = {name: self._empty((self.ring, streams), dtype).zero_() for name, dtype in flags.items()}
         """`valid`; `boundary` where the next row does not go on; `age`, how many earlier frames a row can show."""
-        few = 2 * self.slots + 1 < 2**31
-        self.links = self._empty((self.slots if store_next else 0,), torch.int32 if few else torch.int64)
+        self._flat = {name: values.flatten(0, 1) for name, values in (self.columns | self.flags).items()}
+        self.links = self._empty((self.slots if store_next else 0,), link_type(self.slots))
         self.links[:] = torch.arange(streams, streams + len(self.links), device=device)
         self.links[-streams:] %= self.slots
         self.seen: Tensors = {}
         """What was seen [T, N, ...], of stacks the newest frame."""
         self._data: Tensors = {}
-        self._flat = {name: values.flatten(0, 1) for name, values in self.columns.items()}
-
-        # Stacks leave their last observation in the ring where the environment spends a step on a reset.
-        first = max(streams, rows * streams // 32) if self.depth == 1 else 0
-        self.last = LastPlaces((first if last is None else last) if store_next else 0)
+        last = places_at_first(rows, streams, self.depth) if last is None else last
+        self.last = LastPlaces(last if store_next else 0)
         self._take_memory()
 
     @property
@@ -102,8 +137,8 @@ class Ring:
     def window(self, start_row: int, steps: int) -> Tensors:
         """Return views [T, N, ...] of so many rows of the ring, except of stacks.
 
-        They are those of `gather` and two flags: `valid`, and `boundary` where the next row does not go on. Raises
-        ValueError where the window does not lie in one piece.
+        Those are columns, `observation.` parts and two flags: `valid`, and `boundary` where the next row does not go
+        on. Raises ValueError where the window does not lie in one piece.
         """
         if not 0 <= start_row <= self.ring - steps:
             raise ValueError(f"{steps} rows from row {start_row} do not lie in one piece of {self.ring} rows")
@@ -112,28 +147,31 @@ class Ring:
         flags = {name: self.flags[name] for name in ("valid", "boundary")}
         return {name: values[rows] for name, values in (shown | self.columns | flags).items()}
 
-    def gather(self, slots: Tensor) -> Tensors:
-        """Return columns, `observation.` and `next_observation.` parts [..., ...] of `slots` [...]."""
-        flat = slots.reshape(-1)
-        found = {name: values.index_select(0, flat) for name, values in self._flat.items()}
+    def gather(self, slots: Tensor, names: Iterable[str] | None = None) -> Found:
+        """Return what stands at `slots` [...]: of columns and flags those of `names`, or all columns."""
+        flat, shape = slots.reshape(-1), slots.shape
+        names = self.columns if names is None else names
+        columns = {name: _shaped(self._flat[name].index_select(0, flat), shape) for name in names}
+        seen: Tensors = {}
+        following: Tensors = {}
         if self.store_next:
-            following = self.links.index_select(0, flat)
+            links = self.links.index_select(0, flat)
         for name, part in self.parts.items():
             data = self._data[name]
             if not part.frames:
-                found[f"observation.{name}"] = data.index_select(0, flat)
+                seen[name] = _shaped(data.index_select(0, flat), shape)
                 if self.store_next:
-                    found[f"next_observation.{name}"] = data.index_select(0, following)
+                    following[name] = _shaped(data.index_select(0, links), shape)
                 continue
             places = self._stack_places(flat, part.frames)
             if self.store_next:
                 # Both stacks share all frames but one each, which are gathered once: they are views of the same memory.
-                places = torch.cat([places, following.unsqueeze(-1)], -1)
+                places = torch.cat([places, links.unsqueeze(-1)], -1)
             frames = data.index_select(0, places.flatten()).view(*places.shape, *data.shape[1:])
-            found[f"observation.{name}"] = frames[:, : part.frames]
+            seen[name] = _shaped(frames[:, : part.frames], shape)
             if self.store_next:
-                found[f"next_observation.{name}"] = frames[:, 1:]
-        return {name: values.view((*slots.shape, *values.shape[1:])) for name, values in found.items()}
+                following[name] = _shaped(frames[:, 1:], shape)
+        return Found(seen, following, columns)
 
     def observation(self, slots: Tensor) -> Tensors:
         """Return the parts [..., ...] that were seen before the steps at `slots` [...]."""
@@ -221,3 +259,8 @@ class Ring:
 
 def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
+    """Return values [B, ...] as [*shape, ...]."""
+    return values.view((*shape, *values.shape[1:]))

@@ -17,10 +17,10 @@ from torch import Tensor
 from evorl.envs.spec import ObservationSpecs, as_numbers
 from evorl.randomness import torch_generator
 from evorl.replay import Gather, Population
-from evorl.replay.columns import Column, FrameColumn, PlainColumn
 from evorl.replay.minibatches import Minibatches
 from evorl.replay.moments import Moments
 from evorl.replay.scaling import discounted_sums, normalized
+from evorl.replay.trajectories import Trajectories
 from evorl.system.timing import Stopwatch
 from evorl.types import (
     Agent,
@@ -58,6 +58,8 @@ class RolloutSettings:
     """The parts of an observation that agents normalise."""
     copies: int = 1
     """The number of ranks that make each minibatch together; where it is 1 every rank makes its own."""
+    targets: tuple[str, ...] = ("advantage", "return")
+    """What the targets are called, one of them `advantage`."""
 
 
 class RolloutExperience:
@@ -93,11 +95,10 @@ class RolloutExperience:
         self._stopwatch = stopwatch
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         frames = {name: part.frames for name, part in parts.items() if part.frames}
-        self._columns: dict[str, Column] = {
-            f"observation.{name}": FrameColumn(settings.steps, count) for name, count in frames.items()
-        }
-        self._states = PlainColumn(settings.steps // settings.sequence)
-        self._recurrent = False
+        self._trajectories = Trajectories(
+            settings.steps, settings.sequence, frames, ("next_value", *settings.targets), device
+        )
+        self._learned: tuple[str, ...] = ()
         self._step = 0
         self._policy: Population
         self._active: Tensor
@@ -132,23 +133,26 @@ class RolloutExperience:
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments."""
         step, clip = self._step, self._settings.reward_clip
-        after = output.next_state if output.next_state.numel() else None
-        values = {f"observation.{name}": value for name, value in transition.observation.items()}
-        values |= output.extras
-        values["started"] = transition.started
-        values["reward"] = transition.reward if clip is None else transition.reward.clamp(-clip, clip)
-        values["terminated"] = transition.terminated
-        values["truncated"] = transition.truncated
-        values["valid"] = transition.valid
+        state, after = (each if each.numel() else None for each in (output.state, output.next_state))
+        columns = {
+            **output.extras,
+            "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
+            "terminated": transition.terminated,
+            "truncated": transition.truncated,
+        }
+        if state is not None:
+            columns["started"] = transition.started
+        self._trajectories.write(step, transition, columns, state)
         if transition.any_truncated or step == self.period - 1:
-            values["next_value"] = self._policy.value(transition.next_observation, after)
-        for name, value in values.items():
-            if name not in self._columns:
-                self._columns[name] = PlainColumn(self.period)
-            self._columns[name].write(step, value, transition.started)
-        self._recurrent = after is not None
-        if after is not None and step % self._settings.sequence == 0:
-            self._states.write(step // self._settings.sequence, output.state, transition.started)
+            value = self._policy.value(transition.next_observation, after)
+            self._trajectories.column("next_value")[step] = value
+        if step == 0:
+            self._learned = (
+                *output.extras,
+                *self._settings.targets,
+                "valid",
+                *(("started",) if state is not None else ()),
+            )
         self._step += 1
 
     def batches(self) -> Iterator[Batch]:
@@ -189,25 +193,25 @@ class RolloutExperience:
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
         """The transitions [P] of each agent in the rollout, over all ranks that hold it."""
-        steps = self._columns["valid"].whole().sum((0, 2)).cpu().numpy().astype(np.float64)
+        steps = self._trajectories.column("valid").sum((0, 2)).cpu().numpy().astype(np.float64)
         with self._stopwatch("communication"):
             return np.asarray(self._gather(steps).sum(0))
 
     def _compute_targets(self) -> None:
         """Let the algorithm compute what is to be learned from every step."""
-        column = {name: self._columns[name].whole() for name in ("reward", "value", "terminated", "truncated", "valid")}
+        names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
+        column = {name: self._trajectories.column(name) for name in names}
         nothing = ~column["valid"]
         ended = column["terminated"] | column["truncated"] | nothing
         next_value = column["value"].roll(-1, 0)
-        exceptions = self._columns["next_value"].whole()
-        next_value = torch.where(column["truncated"], exceptions, next_value)
-        next_value[-1] = exceptions[-1]
+        next_value = torch.where(column["truncated"], column["next_value"], next_value)
+        next_value[-1] = column["next_value"][-1]
         reward = self._scaled(column["reward"], ended, column["valid"])
         segment = Segment(
             reward, column["value"], next_value, column["terminated"], column["truncated"], column["valid"]
         )
         for name, values in self._targets(segment, self._hparams).items():
-            self._columns[name] = PlainColumn.of(values)
+            self._trajectories.column(name).copy_(values)
 
     def _scaled(self, reward: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
         """Rewards [T, P, E] divided by the standard deviation of their running discounted sums, if that is wanted."""
@@ -233,9 +237,9 @@ class RolloutExperience:
 
         Before, log-probabilities would be compared with those of another normalisation.
         """
-        valid = self._columns["valid"].whole()
+        valid = self._trajectories.column("valid")
         for part in self._settings.normalized:
-            seen = as_numbers(self._columns[f"observation.{part}"].whole(), self._parts[part])
+            seen = as_numbers(self._trajectories.column(f"observation.{part}"), self._parts[part])
             self._policy.update_observation_stats(part, self._moments(seen.reshape(*seen.shape[:3], -1), valid))
 
     def _minibatch_batches(self, index: Tensor) -> Iterator[Batch]:
@@ -250,33 +254,21 @@ class RolloutExperience:
     def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
         """The batches of some updates, given all updates' sequences [U, P, B]."""
         index, counted = index[updates], self._minibatches.counted[updates]
-        agents, envs, length = index.shape[1], self._settings.num_envs, self._settings.sequence
-        agent = torch.arange(agents, device=index.device)[:, None]
-        chunk, env = index // envs, index % envs
-        step = chunk.unsqueeze(2) * length + torch.arange(length, device=index.device)[:, None]
-        rows = (step * agents + agent.unsqueeze(1)) * envs + env.unsqueeze(2)
-        flat = rows.flatten(2)
-        fields = {
-            name: column.gather(flat)
-            for name, column in self._columns.items()
-            if name not in ("reward", "terminated", "truncated", "next_value", "valid", "started")
-        }
-        weight = self._columns["valid"].gather(flat) * counted.unsqueeze(2).expand_as(rows).flatten(2)
+        slots = self._trajectories.slots(index)
+        seen, _, columns = self._trajectories.gather(slots.flatten(2), self._learned)
+        weight = columns.pop("valid") * counted.unsqueeze(2).expand_as(slots).flatten(2)
         if self._settings.copies > 1:
-            weight, fields["advantage"] = self._united(weight, fields["advantage"])
+            weight, columns["advantage"] = self._united(weight, columns["advantage"])
         else:
             weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
             if self._settings.normalize_advantage:
-                fields["advantage"] = normalized(fields["advantage"], weight)
+                columns["advantage"] = normalized(columns["advantage"], weight)
         inputs: list[RecurrentInput | None] = [None] * len(index)
-        if self._recurrent:
-            state = self._states.gather((chunk * agents + agent) * envs + env)
-            started = self._columns["started"].gather(rows)
+        state = self._trajectories.states(index)
+        if state is not None:
+            started = columns.pop("started").view(slots.shape)
             inputs = [RecurrentInput(*pair) for pair in zip(state, started, strict=True)]
         due = self._minibatches.due[updates]
-        prefix = "observation."
-        seen = {name[len(prefix) :]: value for name, value in fields.items() if name.startswith(prefix)}
-        columns = {name: value for name, value in fields.items() if not name.startswith(prefix)}
         return [
             Batch(
                 {name: value[u] for name, value in seen.items()},

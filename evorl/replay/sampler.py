@@ -42,15 +42,17 @@ class DistributedSampler:
         self._own = own
         self._weights: dict[tuple[int, ...], Tensor] = {}
 
-    def draw(self, updates: int, sizes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Positions in this rank's part [U, P, B] and their weights [U, P, B], given every rank's part size [R]."""
+    def draw(self, updates: int, sizes: NDArray[np.int64], drawable: int) -> tuple[Tensor, Tensor]:
+        """Return positions [U, P, B] in this rank's part, below `drawable`, and their weights [U, P, B].
+
+        `sizes` [R] are those of the parts as all ranks know them; a part may hold less where environments failed.
+        """
         agents = len(self._draws)
         offset = self._shared.random((updates, agents))
         counts = share_of_draws(self._draws, sizes, self._rank, offset)
         # A rank on which no draw falls takes part all the same, with a weight of zero.
         width = max(1, int(counts.max()))
-        size = max(1, int(sizes[self._rank]))
-        index = torch.randint(size, (updates, agents, width), generator=self._own, device=self._own.device)
+        index = torch.randint(max(1, drawable), (updates, agents, width), generator=self._own, device=self._own.device)
         return index, self._weight(counts, width, len(sizes))
 
     def _weight(self, counts: NDArray[np.int64], width: int, ranks: int) -> Tensor:

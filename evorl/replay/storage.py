@@ -94,7 +94,8 @@ class Storage(Ring):
 
         `started` says where `observation` began an episode; elsewhere it must be the `next_observation` of the step
         before. `ended` says where the step ended one, by termination or truncation. Where not `valid` there was no step
-        to learn from. `valid` and `started` are looked at: on the CPU they spare a GPU from being waited for.
+        to learn from. Columns that are left out keep what stood there. `valid` and `started` are looked at: on the CPU
+        they spare a GPU from being waited for.
         """
         valid, started = valid.cpu(), started.cpu()
         whole, begins = bool(valid.all()), bool(started.any())
@@ -114,8 +115,8 @@ class Storage(Ring):
                 values[row] = observation[name][:, -1] if part.frames else observation[name]
             if self.store_next:
                 values[ahead] = next_observation[name][:, -1] if part.frames else next_observation[name]
-        for name, values in self.columns.items():
-            values[row] = columns[name]
+        for name, values in columns.items():
+            self.columns[name][row] = values
         self.flags["valid"][row] = valid
         self.flags["boundary"][row] = ended
         if self.depth > 1:

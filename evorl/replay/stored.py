@@ -158,12 +158,10 @@ def _append_row(
     # The row after a piece does not go on with it.
     started |= torch.from_numpy(~inside)
     found = source.gather(slots)
-    seen = {name: found[f"observation.{name}"] for name in source.parts}
-    following = {name: found[f"next_observation.{name}"] for name in source.parts} if source.store_next else {}
     target.write(
-        seen,
-        found,
-        next_observation=following,
+        found.observation,
+        found.columns,
+        next_observation=found.next_observation,
         valid=source.flags["valid"].view(-1)[slots] & torch.from_numpy(inside),
         started=started,
         ended=source.flags["boundary"].view(-1)[slots].to(target.device),

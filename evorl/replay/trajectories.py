@@ -1,0 +1,104 @@
+"""The steps of a rollout, in a storage that is cleared before each one.
+
+Axes: T steps, L steps of a sequence, P agents, E environments, B sequences of a minibatch, U updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from evorl.envs.spec import ObservationSpec
+from evorl.replay.ring import Field, Found
+from evorl.replay.storage import Storage
+from evorl.types import Tensors, Transition
+
+
+class Trajectories:
+    """Keeps T steps of all environments, and the recurrent states before each of their T / L sequences.
+
+    Memory is taken at the first step, which shows the shapes of what agents see and do.
+    """
+
+    def __init__(
+        self, steps: int, sequence: int, frames: Mapping[str, int], computed: Sequence[str], device: torch.device
+    ) -> None:
+        """`frames` says of how many frames the parts are that are stacks.
+
+        The columns `computed` are numbers that no step brings: they are written through views.
+        """
+        self._steps = steps
+        self._sequence = sequence
+        self._frames = frames
+        self._computed = computed
+        self._device = device
+        self._storage: Storage | None = None
+        self._rows: Tensors = {}
+        self._first = 0
+        self._shape = (0, 0)
+        self._states: Tensor | None = None
+
+    def write(self, step: int, transition: Transition, columns: Mapping[str, Tensor], state: Tensor | None) -> None:
+        """Keep a step of all environments and its columns [P, E, ...]; the first one forgets the rollout before it."""
+        if self._storage is None:
+            self._storage = self._allocate(transition, columns)
+        if step == 0:
+            self._storage.clear()
+        self._storage.write(
+            {name: value.flatten(0, 1) for name, value in transition.observation.items()},
+            {name: value.flatten(0, 1) for name, value in columns.items()},
+            next_observation={},
+            valid=transition.valid.flatten(),
+            started=transition.started.flatten(),
+            ended=(transition.terminated | transition.truncated).flatten(),
+        )
+        if step == 0:
+            # Older frames of the first stacks stand in rows before it.
+            self._first = self._storage.newest_row
+            self._rows = self._storage.window(self._first, self._steps)
+        if state is not None and step % self._sequence == 0:
+            # Units of recurrent networks come and go through evolution.
+            if self._states is None or self._states.shape[1:] != state.shape:
+                self._states = state.new_zeros((self._steps // self._sequence, *state.shape))
+            self._states[step // self._sequence] = state
+
+    def column(self, name: str) -> Tensor:
+        """Return a view [T, P, E, ...] of a column, the flag `valid`, or an `observation.` part that is no stack."""
+        values = self._rows[name]
+        return values.view(values.shape[0], *self._shape, *values.shape[2:])
+
+    def slots(self, index: Tensor) -> Tensor:
+        """Return the slots [U, P, L, B] of the sequences at `index` [U, P, B] of each agent."""
+        agents, envs = self._shape
+        agent = torch.arange(agents, device=index.device)[:, None, None]
+        chunk, env = index // envs, index % envs
+        step = chunk.unsqueeze(2) * self._sequence + torch.arange(self._sequence, device=index.device)[:, None]
+        return ((self._first + step) * agents + agent) * envs + env.unsqueeze(2)
+
+    def gather(self, slots: Tensor, names: Iterable[str]) -> Found:
+        """Return what stands at `slots` [...], and of its columns and flags those of `names`."""
+        assert self._storage is not None
+        return self._storage.gather(slots, names)
+
+    def states(self, index: Tensor) -> Tensor | None:
+        """Return the recurrent states [U, P, B, ...] before the sequences at `index` [U, P, B], if there are any."""
+        if self._states is None:
+            return None
+        agents, envs = self._shape
+        agent = torch.arange(agents, device=index.device)[:, None]
+        place = (index // envs * agents + agent) * envs + index % envs
+        found = self._states.flatten(0, 2).index_select(0, place.flatten())
+        return found.view(*index.shape, *found.shape[1:])
+
+    def _allocate(self, transition: Transition, columns: Mapping[str, Tensor]) -> Storage:
+        self._shape = transition.valid.shape[0], transition.valid.shape[1]
+        parts = {
+            name: ObservationSpec("vector", tuple(value.shape[2:]), value.dtype, frames=self._frames.get(name, 0))
+            for name, value in transition.observation.items()
+        }
+        fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in columns.items()}
+        fields |= dict.fromkeys(self._computed, ((), torch.float32))
+        streams = self._shape[0] * self._shape[1]
+        return Storage(self._steps, streams, parts, fields, self._device, store_next=False)
