@@ -147,12 +147,8 @@ class RolloutExperience:
             value = self._policy.value(transition.next_observation, after)
             self._trajectories.column("next_value")[step] = value
         if step == 0:
-            self._learned = (
-                *output.extras,
-                *self._settings.targets,
-                "valid",
-                *(("started",) if state is not None else ()),
-            )
+            recurrent = () if state is None else ("started",)
+            self._learned = (*output.extras, *self._settings.targets, "valid", *recurrent)
         self._step += 1
 
     def batches(self) -> Iterator[Batch]:

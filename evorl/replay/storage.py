@@ -190,8 +190,7 @@ class Storage(Ring):
         stacks = {name: part.frames for name, part in self.parts.items() if part.frames}
         for earlier in range(self.depth - 1, 0, -1) if not started.all() else ():
             for name, frames in stacks.items():
-                frame = observation[name][:, -1 - min(earlier, frames - 1)]
-                self.seen[name][self.written % self.ring] = frame
+                self.seen[name][self.written % self.ring] = observation[name][:, -1 - min(earlier, frames - 1)]
             self._write_nothing(self.depth - 1 - earlier)
         self.broken = False
 
