@@ -2,8 +2,14 @@
 
     accelerate launch --config_file configs/accelerate/accelerate.yaml demos/online.py [--config FILE] [key=value ...]
 
-This is the whole training loop; copy it and change it. It does not know which algorithm runs: the algorithm says what
-experience it keeps and which batches are due.
+This is the whole training loop; copy it and change it. In a generation
+
+1. this rank's agents become a policy, whose stacks act, and a learner, whose stacks learn;
+2. all environments step together, and every transition is stored;
+3. the learner updates all agents with each batch that is due, and the experience hears what became of it;
+4. all agents play the same evaluation episodes, whose mean returns are their fitness;
+5. metrics are written, and the main process selects and mutates agents;
+6. the generation is checkpointed, and the other ranks reload the agents of the next one.
 """
 
 import sys
