@@ -37,7 +37,7 @@ def draw(run: Path, picture: Path, hyperparameter: str, returns: str, solved: fl
         return float(row["hyperparameters"][hyperparameter])
 
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1))
-    colours = {"none": "0.6", "founder": "0.6", "architecture": "C0", "parameters": "C1", "activation": "C4"}
+    colours = {"none": "0.6", "initial": "0.6", "architecture": "C0", "parameters": "C1", "activation": "C4"}
     for (generation, agent), row in born.items():
         before = born.get((generation - 1, agent)) or born.get((generation - 1, row["parent"]))
         colour = colours.get(row["mutation"].split(" ")[0], "C2")
@@ -51,7 +51,7 @@ def draw(run: Path, picture: Path, hyperparameter: str, returns: str, solved: fl
         above.plot(steps.values(), best, color="k", linewidth=1.5, label="best so far")
         above.axhline(solved, color="0.8", linestyle="--", zorder=0)
     for name, colour in {**colours, "hyperparameters": "C2"}.items():
-        if name != "founder":
+        if name != "initial":
             above.plot([], [], color=colour, label=name if name != "none" else "no mutation")
     above.set_ylabel(f"mean return in {returns}")
     above.legend(fontsize=8, loc="lower right")

@@ -55,10 +55,10 @@ def main(arguments: Sequence[str]) -> None:
 
             experience.end(policy.agents)
             counts = gather_metrics(learner, environments, placement)
-            trained = run.collect(learner)
+            trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
                 returns = evaluator.returns(policy, run.generation)
-                run.judge(trained, returns, evaluator)
+                run.assign_fitness(trained, returns, evaluator)
             run.record(trained, counts)
             with stopwatch("evolution"):
                 run.evolve(trained)

@@ -19,7 +19,7 @@ from evorl.config.errors import on_one_line, shown
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
-from evorl.population.evaluation import MOST_COPIES, evaluate
+from evorl.population.evaluation import MAX_COPIES, evaluate
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.directory import check_same_run, load_elite
@@ -35,12 +35,12 @@ ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 
 
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, float | int | str]:
-    """Returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
+    """Return the returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
     data, agent = load_elite(run)
     config = validate(data, SETTINGS)
     refuse_code(config, allow_code)
     check(config)
-    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MOST_COPIES), whole_games=True)
+    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True)
     algorithm = make_algorithm(config, environments.interface)
     check_agents([agent], algorithm, str(run / "elite"))
     use_threads(config.run.threads, environments.interface.parts, ranks=1)
@@ -66,7 +66,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
 def resume_command(
     run: Path, overrides: Sequence[str], program: Path, processes: int | None, allow_code: bool = False
 ) -> list[str]:
-    """The command that goes on with a run, on as many processes as it had. Raises UserError where it may not go on."""
+    """Return the command that resumes a run, on as many processes as it had. Raises UserError where none may."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run}: there is no run here (no config.yaml)")
     if not program.is_file():
@@ -92,7 +92,7 @@ def resume_command(
 
 
 def _ranks_of(run: Path) -> int:
-    """The ranks that the newest checkpoint was made by; it is verified later, by those who go on from it."""
+    """Return the ranks that made the newest checkpoint; it is verified later, by those who resume from it."""
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     for generation in reversed(checkpoints.generations()):
         with contextlib.suppress(UserError):
@@ -141,7 +141,7 @@ def _within(text: str, least: int, most: int) -> int:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """What the command line asks for. Raises UserError."""
+    """Run the command that the command line asks for. Raises UserError."""
     parser = _parser()
     # A subparser takes its list of overrides only where it stands in one piece.
     parsed, others = parser.parse_known_args(arguments)
@@ -171,5 +171,5 @@ def _obey(parsed: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """The console script."""
+    """Run the console script."""
     return run_program(run_command, sys.argv[1:])

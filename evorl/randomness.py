@@ -9,7 +9,7 @@ import torch
 
 
 def derive_seed(seed: int, *, generation: int, rank: int, purpose: str) -> int:
-    """A 63-bit seed that shares nothing with the seed of any other generation, rank or purpose."""
+    """Return a 63-bit seed that shares nothing with the seed of any other generation, rank or purpose."""
     entropy = [seed, generation, rank, zlib.crc32(purpose.encode())]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -17,11 +17,11 @@ def derive_seed(seed: int, *, generation: int, rank: int, purpose: str) -> int:
 def torch_generator(
     seed: int, *, generation: int, rank: int, purpose: str, device: torch.device | str = "cpu"
 ) -> torch.Generator:
-    """A torch generator for one purpose in one generation on one rank."""
+    """Return a torch generator for one purpose in one generation on one rank."""
     value = derive_seed(seed, generation=generation, rank=rank, purpose=purpose)
     return torch.Generator(device=device).manual_seed(value)
 
 
 def numpy_generator(seed: int, *, generation: int, rank: int, purpose: str) -> np.random.Generator:
-    """A NumPy generator for one purpose in one generation on one rank."""
+    """Return a NumPy generator for one purpose in one generation on one rank."""
     return np.random.default_rng(derive_seed(seed, generation=generation, rank=rank, purpose=purpose))

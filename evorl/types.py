@@ -16,22 +16,23 @@ Tensors = dict[str, Tensor]
 Roles = dict[str, Tensors]
 """The tensors of one network of one agent, by their role."""
 ROLES = ("parameters", "buffers", "target", "mean", "square")
-"""What is trained and what is not, and for each trained parameter its target copy and Adam's two moments."""
+"""Trained and untrained tensors, and for each trained parameter its target copy and Adam's two moments."""
 
 
 class UserError(Exception):
     """A mistake that the user can mend: programs print it as one line and exit with code 2.
 
-    Where all ranks have agreed on it, `told` says that another of them prints it. Null says that only this rank knows.
+    Where all ranks have agreed on it, `reported_elsewhere` says that another of them prints it. Null says that only
+    this rank knows of it.
     """
 
-    def __init__(self, message: str, told: bool | None = None) -> None:
+    def __init__(self, message: str, reported_elsewhere: bool | None = None) -> None:
         super().__init__(message)
-        self.told = told
+        self.reported_elsewhere = reported_elsewhere
 
 
 class RunFailed(RuntimeError):
-    """What ends a run although the user has made no mistake: programs print it as one line and exit with code 1."""
+    """An end of a run without a mistake of the user: programs print it as one line and exit with code 1."""
 
 
 class EvorlWarning(UserWarning):
@@ -39,7 +40,7 @@ class EvorlWarning(UserWarning):
 
 
 Observation = Mapping[str, Tensor]
-"""What agents see, part by part [P, E, ...], with `action_mask` [P, E, A] where actions can be forbidden."""
+"""Observations, part by part [P, E, ...], with `action_mask` [P, E, A] where actions can be forbidden."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class Head:
 
 
 Streams = Literal["shared", "last", "all"]
-"""Which hidden layers each head has for itself."""
+"""The hidden layers that each head has for itself."""
 
 
 Size = Annotated[int, Field(ge=1, le=65_536)]
 Few = Annotated[int, Field(ge=0, le=1_000)]
-"""Bounds within which a description of an agent is believed before anything is built from it."""
+"""Bounds on a description of an agent, validated before anything is built from it."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +101,18 @@ class Architecture:
 
     @property
     def layers(self) -> int:
-        """The number of hidden layers, residual ones included."""
+        """Return the number of hidden layers, residual ones included."""
         return len(self.hidden_sizes) + sum(self.residual_layers)
 
     def sizes(self) -> dict[str, int]:
-        """The width of each group of units, by the group's name, and the kernels'."""
+        """Return the width of each group of units, by the group's name, and the kernels'."""
         sizes = {f"hidden.{index}": width for index, width in enumerate(self.hidden_sizes)}
         sizes |= {f"channels.{index}": layer.channels for index, layer in enumerate(self.convolutions)}
         sizes |= {f"kernel.{index}": layer.kernel for index, layer in enumerate(self.convolutions)}
         return sizes | ({"recurrent": self.recurrent_size} if self.recurrent else {})
 
     def resized(self, group: str, size: int) -> Architecture:
-        """The same architecture with another size for one group."""
+        """Return the same architecture with another size for one group."""
         kind, _, number = group.partition(".")
         if kind == "recurrent":
             return replace(self, recurrent_size=size)
@@ -126,7 +127,7 @@ class Architecture:
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def deepened(self, group: str, change: int) -> Architecture:
-        """The same architecture with more or fewer residual layers after the layer of a group."""
+        """Return the same architecture with more or fewer residual layers after the layer of a group."""
         kind, _, number = group.partition(".")
         index = int(number)
         if kind == "hidden":
@@ -137,7 +138,7 @@ class Architecture:
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it: lists for tuples."""
+        """Return it as JSON has it: lists for tuples."""
         value: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return value
 
@@ -162,7 +163,7 @@ class RewardStats:
 
 @dataclass
 class AgentState:
-    """Numbers of one agent that acting and learning move, each under who owns it.
+    """The values of one agent that acting and learning change, each under its owner.
 
     `acting` belongs to the algorithm, such as an exploration rate; `updates` are the optimiser steps of each network;
     `update_debt` is the share of an update that was earned by acting and is not yet due.
@@ -201,7 +202,7 @@ class Description(TypedDict):
 
 Description.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
 DESCRIPTIONS = TypeAdapter(list[Description])
-"""Checks what a file says of its agents before it is believed."""
+"""The validator of what a file says of its agents."""
 
 
 @dataclass
@@ -218,16 +219,16 @@ class Agent:
     tensors: dict[str, Roles]
     state: AgentState = field(default_factory=AgentState)
     parent: int | None = None
-    mutation: str = "founder"
+    mutation: str = "initial"
     fitness: float | None = None
     fault: str | None = None
 
     def child(self, id: int) -> Agent:
-        """A copy with its own identity and tensors, and no fitness yet."""
+        """Return a copy with its own identity and tensors, and no fitness yet."""
         return replace(copy.deepcopy(self), id=id, parent=self.id, mutation="none", fitness=None)
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the tensors, as JSON."""
+        """Return everything but the tensors, as JSON."""
         return {
             "id": self.id,
             "parent": self.parent,
@@ -264,7 +265,7 @@ class Transition:
 
 @dataclass
 class PolicyOutput:
-    """What a policy did in each environment: `action` [P, E, ...] for the environment, and `extras` [P, E, ...].
+    """The output of a policy in each environment: `action` [P, E, ...] for the environment, and `extras` [P, E, ...].
 
     Extras are whatever else the algorithm learns from, such as the log-probability. `state` and `next_state`
     [P, E, K, N] are the recurrent state before and after; they have no elements where no network is recurrent.
@@ -278,7 +279,7 @@ class PolicyOutput:
 
 @dataclass
 class RecurrentInput:
-    """What recurrent networks read beside observations. Axes: T time, S sequences, K numbers for each of N units.
+    """The input of recurrent networks beside observations. Axes: T time, S sequences, K numbers for each of N units.
 
     `state` [P, S, K, N] is the recurrent state before the first step, `started` [P, T, S] where episodes begin.
     """
@@ -293,7 +294,7 @@ class RecurrentInput:
 
 @dataclass
 class Batch:
-    """What one update of the population learns from; everything leads with [P, B].
+    """The input of one update of the population; everything leads with [P, B].
 
     A loss is the sum over B of `weight` times its elements, which makes it the mean over each agent's own batch
     whatever its size. Agents whose `due` [P] is 0 sit this update out. `columns` are actions, rewards, and whatever
@@ -323,7 +324,7 @@ class Batch:
 
 @dataclass
 class Loss:
-    """What a stack of agents minimises: `value` [P].
+    """The loss of a stack of agents: `value` [P].
 
     `metrics` [P] are for people, `errors` [P, B] for priorities. An agent whose `divergence` [P] from the policy that
     gathered the batch, averaged over ranks, exceeds `limit` [P] is not updated and learns no more from this experience.
@@ -338,7 +339,7 @@ class Loss:
 
 @dataclass
 class UpdateResult:
-    """What became of a batch: which agents were updated (`active` [P], 1 or 0), and their errors [P, B] if any."""
+    """The result of an update: which agents were updated (`active` [P], 1 or 0), and their errors [P, B] if any."""
 
     active: Tensor
     errors: Tensor | None = None

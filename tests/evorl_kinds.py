@@ -66,7 +66,7 @@ class Done(gym.Env):
         return np.zeros(1, np.float32), float(reward), True, False, {}
 
 
-class Told(gym.Env):
+class Interrupted(gym.Env):
     """Shows what the last action was, in a box of any kind."""
 
     def __init__(self, low, high, kind):
@@ -165,7 +165,7 @@ class SometimesMasked(gym.Env):
 gym.register("SometimesMasked-v0", entry_point=SometimesMasked, disable_env_checker=True)
 gym.register("Shown-v0", entry_point=Shown)
 gym.register("Done-v0", entry_point=Done)
-gym.register("Told-v0", entry_point=Told)
+gym.register("Interrupted-v0", entry_point=Interrupted)
 gym.register("Masked-v0", entry_point=Masked, disable_env_checker=True)
 gym.register("Recall-v0", entry_point=Recall)
 gym.register("Endless-v0", entry_point=Endless)

@@ -64,7 +64,7 @@ def shown(interface, agents, size, generator):
 
 
 def rollout_batch(algorithm, agents, size=6, length=1, seed=0):
-    """A random batch of `size` sequences of `length` steps; agents with a memory begin with something in it."""
+    """A random batch of `size` sequences of `length` steps; recurrent agents begin with a random state."""
     generator = torch.Generator().manual_seed(seed)
     count, steps = len(agents), size * length
     seen = shown(algorithm.interface, count, steps, generator)
@@ -75,12 +75,12 @@ def rollout_batch(algorithm, agents, size=6, length=1, seed=0):
 
     head = algorithm.distribution.heads[0].outputs
     outputs = {"action": torch.randn(count, steps, head, generator=generator), "log_scale": torch.zeros(1, 1, head)}
-    raw = algorithm.distribution.sample(outputs, seen.get("action_mask"), generator)
+    unclipped = algorithm.distribution.sample(outputs, seen.get("action_mask"), generator)
     fields = {f"observation.{name}": values for name, values in seen.items()}
-    fields |= {"unclipped_action": raw, "log_prob": -1.5 + 0.3 * numbers(), "value": numbers()}
+    fields |= {"unclipped_action": unclipped, "log_prob": -1.5 + 0.3 * numbers(), "value": numbers()}
     fields |= {"advantage": numbers(), "return": numbers()}
-    memory = remembered(algorithm, agents, size, generator)
-    recurrent = None if memory is None else RecurrentInput(memory, started)
+    state = random_state(algorithm, agents, size, generator)
+    recurrent = None if state is None else RecurrentInput(state, started)
     return batch_of(fields, torch.full((count, steps), 1 / steps), torch.ones(count), recurrent)
 
 
@@ -90,20 +90,20 @@ def act(learner, look, state, deterministic=False):
     return learner.policy.act(seen, look["started"], state, deterministic)
 
 
-def remembered(algorithm, agents, size, generator):
-    """Random memories [P, S, K, N], zero beyond each agent's own units; None without a memory."""
+def random_state(algorithm, agents, size, generator):
+    """Random recurrent states [P, S, K, N], zero beyond each agent's own units; None without recurrence."""
     ((_, spec),) = algorithm.networks.items()
     numbers, units = spec.network.recurrent_shape(agents[0].architecture)
     if not units:
         return None
     most = padded(max(agent.architecture.recurrent_size for agent in agents))
-    memory = torch.zeros(len(agents), size, numbers, most)
+    state = torch.zeros(len(agents), size, numbers, most)
     for index, agent in enumerate(agents):
-        own = memory[index, ..., : agent.architecture.recurrent_size]
+        own = state[index, ..., : agent.architecture.recurrent_size]
         own.copy_(0.5 * torch.randn(own.shape, generator=generator))
-    return memory
+    return state
 
 
 def alone(batch, index, units):
-    """The batch of one of the agents, whose memory has so many units."""
+    """The batch of one of the agents, whose recurrent state has so many units."""
     return batch.part(slice(index, index + 1), units)

@@ -14,7 +14,7 @@ import torch
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
-from evorl.envs.spec import Interface, Part, parts_of
+from evorl.envs.spec import EnvSpec, ObservationSpec, observation_specs
 from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy
 from evorl.randomness import torch_generator
@@ -40,7 +40,7 @@ def config(*overrides):
 
 
 def interface(observations=OBSERVATIONS, actions=ACTIONS, masked=False):
-    return Interface("Some-v0", parts_of(observations), actions, masked)
+    return EnvSpec("Some-v0", observation_specs(observations), actions, masked)
 
 
 def algorithm(*overrides, **spaces):
@@ -95,11 +95,11 @@ def play(learner, experience, environments, steps, generation=0):
             experience.observe(batch, learner.update(batch))
 
 
-def output_of(decision):
-    """What a policy would have put out: `memory` and `next_memory` are the recurrent state before and after."""
-    none = torch.zeros(*decision["action"].shape[:2], 0, 0)
-    extras = {name: value for name, value in decision.items() if name not in ("action", "memory", "next_memory")}
-    return PolicyOutput(decision["action"], extras, decision.get("memory", none), decision.get("next_memory", none))
+def output_of(values):
+    """The output of a policy with these values; `memory` and `next_memory` are the recurrent state before and after."""
+    none = torch.zeros(*values["action"].shape[:2], 0, 0)
+    extras = {name: value for name, value in values.items() if name not in ("action", "memory", "next_memory")}
+    return PolicyOutput(values["action"], extras, values.get("memory", none), values.get("next_memory", none))
 
 
 PREFIXES = ("observation.", "next_observation.")
@@ -128,7 +128,7 @@ def replay_of(rows, streams, part):
 
 def vector(size):
     """A part of so many numbers."""
-    return Part("vector", (size,), torch.float32)
+    return ObservationSpec("vector", (size,), torch.float32)
 
 
 def kept(storage):

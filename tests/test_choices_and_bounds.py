@@ -52,11 +52,11 @@ def test_combinations_of_choices_come_as_often_as_the_product_of_their_probabili
     distribution = of(gym.spaces.MultiDiscrete([3, 4]))
     values = outputs(distribution)
     mask = torch.tensor([True, False, True, True, True, False, True]) if masked else torch.ones(7, dtype=torch.bool)
-    raw = distribution.sample(repeated(values), mask.expand(P, MANY, 7), seeded(1))
+    unclipped = distribution.sample(repeated(values), mask.expand(P, MANY, 7), seeded(1))
     for p in range(P):
         chosen = values["action"][p, 0].masked_fill(~mask, -torch.inf)
         probability = torch.outer(chosen[:3].softmax(-1), chosen[3:].softmax(-1)).flatten()
-        count = torch.bincount(raw[p, :, 0] * 4 + raw[p, :, 1], minlength=12)
+        count = torch.bincount(unclipped[p, :, 0] * 4 + unclipped[p, :, 1], minlength=12)
         assert not count[probability == 0].any()
         possible = probability > 0
         # 11 or 5 degrees of freedom: 35 is exceeded once in four thousand cases or less.
@@ -67,7 +67,7 @@ def test_the_probabilities_of_all_combinations_sum_to_one_and_give_the_entropy()
     distribution = of(gym.spaces.MultiDiscrete([2, 3, 2]))
     values, mask = outputs(distribution), masks((2, 3, 2))
     every = torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(2))
-    found = [distribution.likelihood(values, mask, raw.expand(P, B, 3)) for raw in every]
+    found = [distribution.likelihood(values, mask, unclipped.expand(P, B, 3)) for unclipped in every]
     probability = torch.stack([likelihood.log_prob for likelihood in found]).exp()
     torch.testing.assert_close(probability.sum(0), torch.ones(P, B))
     entropy = -torch.xlogy(probability, probability).sum(0)
@@ -81,17 +81,17 @@ def test_each_observations_mask_leaves_a_categorical_of_what_it_allows(sizes):
     values, mask = outputs(distribution), masks(sizes)
     values["action"][~mask] += 30
     for seed in range(50):
-        raw = distribution.sample(values, mask, seeded(seed))
+        unclipped = distribution.sample(values, mask, seeded(seed))
         best = distribution.mode(values, mask)
-        likelihood = distribution.likelihood(values, mask, raw)
-        columns = (raw, best) if len(sizes) > 1 else (raw.unsqueeze(-1), best.unsqueeze(-1))
+        likelihood = distribution.likelihood(values, mask, unclipped)
+        columns = (unclipped, best) if len(sizes) > 1 else (unclipped.unsqueeze(-1), best.unsqueeze(-1))
         log_prob, entropy = torch.zeros(P, B), torch.zeros(P, B)
         for k, (logits, allowed) in enumerate(
             zip(values["action"].split(sizes, -1), mask.split(sizes, -1), strict=True)
         ):
             for p, b in np.ndindex(P, B):
                 places = allowed[p, b].nonzero().flatten()
-                assert raw.dtype == torch.int64
+                assert unclipped.dtype == torch.int64
                 assert int(columns[0][p, b, k]) in places
                 assert columns[1][p, b, k] == places[logits[p, b, places].argmax()]
                 reference = Categorical(logits=logits[p, b, places])
@@ -117,14 +117,14 @@ def test_gradients_with_a_mask_are_those_of_the_allowed_logits_alone():
     distribution = of(gym.spaces.MultiDiscrete([3, 4]))
     values, mask = outputs(distribution), masks((3, 4))
     logits = values["action"].requires_grad_()
-    raw = distribution.sample(values, mask, seeded())
-    likelihood = distribution.likelihood(values, mask, raw)
+    unclipped = distribution.sample(values, mask, seeded())
+    likelihood = distribution.likelihood(values, mask, unclipped)
     (gradient,) = torch.autograd.grad(likelihood.log_prob.sum() + 2 * likelihood.entropy.sum(), logits)
     free = logits.detach().clone().requires_grad_()
     total = 0.0
     for k, (part, allowed) in enumerate(zip(free.split([3, 4], -1), mask.split([3, 4], -1), strict=True)):
         reference = Categorical(probs=part.exp() * allowed)
-        total = total + reference.log_prob(raw[..., k]).sum() + 2 * reference.entropy().sum()
+        total = total + reference.log_prob(unclipped[..., k]).sum() + 2 * reference.entropy().sum()
     (expected,) = torch.autograd.grad(total, free)
     torch.testing.assert_close(gradient, torch.where(mask, expected, 0.0), atol=1e-5, rtol=1e-4)
     assert not gradient[~mask].any()
@@ -155,21 +155,21 @@ def test_nothing_is_more_likely_than_the_mode(space):
     values = outputs(distribution)
     best = distribution.likelihood(values, None, distribution.mode(values, None)).log_prob
     for seed in range(100):
-        raw = distribution.sample(values, None, seeded(seed))
-        assert (distribution.likelihood(values, None, raw).log_prob <= best + 1e-6).all()
+        unclipped = distribution.sample(values, None, seeded(seed))
+        assert (distribution.likelihood(values, None, unclipped).log_prob <= best + 1e-6).all()
 
 
 def test_continuous_samples_are_spread_as_normal_ones_and_independent():
     distribution = of(gym.spaces.Box(-1, 1, (3,)))
     values = outputs(distribution)
-    raw = distribution.sample(repeated(values), None, seeded(5))
+    unclipped = distribution.sample(repeated(values), None, seeded(5))
     for p in range(P):
         reference = Normal(values["action"][p, 0], values["log_scale"][p, 0].exp())
-        share = reference.cdf(raw[p])
+        share = reference.cdf(unclipped[p])
         count = torch.stack([torch.histc(share[:, k], 20, 0.0, 1.0) for k in range(3)])
         # 19 degrees of freedom: 50 is exceeded once in seven thousand cases.
         assert all(chi_square(row, torch.full((20,), 0.05)) < 50 for row in count)
-        torch.testing.assert_close(torch.corrcoef(raw[p].T), torch.eye(3), atol=0.025, rtol=0)
+        torch.testing.assert_close(torch.corrcoef(unclipped[p].T), torch.eye(3), atol=0.025, rtol=0)
 
 
 def test_every_number_of_a_box_lies_between_its_own_bounds():
@@ -177,11 +177,11 @@ def test_every_number_of_a_box_lies_between_its_own_bounds():
     low = rng.uniform(-5, 0, (2, 3)).astype(np.float32)
     high = low + rng.uniform(1, 5, (2, 3)).astype(np.float32)
     distribution = of(gym.spaces.Box(low, high))
-    for raw, expected in (
+    for unclipped, expected in (
         (-1.0, low), (-0.5, low + 0.25 * (high - low)), (0.0, (low + high) / 2), (0.5, low + 0.75 * (high - low)),
         (1.0, high), (-40.0, low), (40.0, high),
     ):  # fmt: skip
-        action = distribution.to_environment(torch.full((P, B, 6), raw))
+        action = distribution.to_environment(torch.full((P, B, 6), unclipped))
         torch.testing.assert_close(action, torch.from_numpy(expected).expand(P, B, 2, 3))
     single = torch.zeros(1, 1, 6)
     single[..., 4] = 1.0
@@ -198,23 +198,23 @@ def test_actions_never_leave_the_space():
 
 
 def test_one_bound_cuts_and_does_not_scale():
-    raw = torch.tensor([-9.0, -0.5, 0.25, 0.75, 9.0]).view(1, 5, 1)
+    unclipped = torch.tensor([-9.0, -0.5, 0.25, 0.75, 9.0]).view(1, 5, 1)
     for low, high in ((-np.inf, np.inf), (-0.25, np.inf), (-np.inf, 0.5), (3.0, np.inf), (-np.inf, -3.0)):
-        action = of(gym.spaces.Box(low, high, (1,))).to_environment(raw)
-        torch.testing.assert_close(action, raw.clamp(low, high))
+        action = of(gym.spaces.Box(low, high, (1,))).to_environment(unclipped)
+        torch.testing.assert_close(action, unclipped.clamp(low, high))
 
 
 def test_whole_numbers_have_the_bounds_of_their_space():
-    raw = torch.tensor([-7.0, -1.0, 0.0, 0.5, 1.0, 7.0]).view(1, 6, 1)
-    action = of(gym.spaces.Box(0, 4, (1,), np.int64)).to_environment(raw)
+    unclipped = torch.tensor([-7.0, -1.0, 0.0, 0.5, 1.0, 7.0]).view(1, 6, 1)
+    action = of(gym.spaces.Box(0, 4, (1,), np.int64)).to_environment(unclipped)
     assert action.flatten().tolist() == [0, 0, 2, 3, 4, 4]
 
 
 def test_cutting_an_action_leaves_its_likelihood_that_of_the_raw_one():
     distribution = of(gym.spaces.Box(-1, 1, (1,)))
     values = {"action": torch.zeros(1, 2, 1), "log_scale": torch.zeros(1, 1, 1)}
-    raw = torch.tensor([[[1.0], [3.0]]])
-    assert distribution.to_environment(raw).tolist() == [[[1.0], [1.0]]]
-    found = distribution.likelihood(values, None, raw)
-    torch.testing.assert_close(found.log_prob, Normal(0.0, 1.0).log_prob(raw).squeeze(-1))
+    unclipped = torch.tensor([[[1.0], [3.0]]])
+    assert distribution.to_environment(unclipped).tolist() == [[[1.0], [1.0]]]
+    found = distribution.likelihood(values, None, unclipped)
+    torch.testing.assert_close(found.log_prob, Normal(0.0, 1.0).log_prob(unclipped).squeeze(-1))
     assert found.entropy.shape == found.log_prob.shape

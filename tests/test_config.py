@@ -8,7 +8,7 @@ from support import ROOT, config
 
 from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
-from evorl.envs.spec import parts_of
+from evorl.envs.spec import observation_specs
 from evorl.runs.launch import check, load_config
 from evorl.types import EvorlWarning, UserError
 
@@ -31,7 +31,7 @@ def test_the_resolved_configuration_reproduces_itself(tmp_path):
 def test_two_parts_of_one_name_are_refused():
     box = gym.spaces.Box(-1.0, 1.0, (2,))
     with pytest.raises(UserError, match=r"two parts of the observation are called 'a.b'"):
-        parts_of(gym.spaces.Dict({"a.b": box, "a": gym.spaces.Dict(b=box)}))
+        observation_specs(gym.spaces.Dict({"a.b": box, "a": gym.spaces.Dict(b=box)}))
 
 
 def test_overrides_are_read_as_yaml():
@@ -110,7 +110,7 @@ def test_it_cannot_be_changed():
         ("network.activation=rely", "network.activation: there is no 'rely'; did you mean 'relu'?"),
         (
             "network={name: module, factory: 'support:probe_network', recurrent: lstm}",
-            "network: a module has no memory; leave `recurrent: lstm` out",
+            "network: a module has no recurrent state; leave `recurrent: lstm` out",
         ),
         (
             "network={name: module, factory: 'support:probe_network', initialisation: uniform}",

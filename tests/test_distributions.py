@@ -24,36 +24,38 @@ def many(outputs):
 
 
 def test_one_choice_has_the_likelihood_of_a_categorical():
-    outputs, raw = logits(4), torch.randint(4, (P, B))
+    outputs, unclipped = logits(4), torch.randint(4, (P, B))
     likelihood, reference = (
-        of(gym.spaces.Discrete(4)).likelihood(outputs, None, raw),
+        of(gym.spaces.Discrete(4)).likelihood(outputs, None, unclipped),
         Categorical(logits=outputs["action"]),
     )
-    torch.testing.assert_close(likelihood.log_prob, reference.log_prob(raw))
+    torch.testing.assert_close(likelihood.log_prob, reference.log_prob(unclipped))
     torch.testing.assert_close(likelihood.entropy, reference.entropy())
 
 
 def test_several_choices_are_independent():
     distribution, outputs = of(gym.spaces.MultiDiscrete([2, 3])), logits(5)
-    raw = torch.stack([torch.randint(2, (P, B)), torch.randint(3, (P, B))], -1)
+    unclipped = torch.stack([torch.randint(2, (P, B)), torch.randint(3, (P, B))], -1)
     first, second = Categorical(logits=outputs["action"][..., :2]), Categorical(logits=outputs["action"][..., 2:])
-    likelihood = distribution.likelihood(outputs, None, raw)
-    torch.testing.assert_close(likelihood.log_prob, first.log_prob(raw[..., 0]) + second.log_prob(raw[..., 1]))
+    likelihood = distribution.likelihood(outputs, None, unclipped)
+    torch.testing.assert_close(
+        likelihood.log_prob, first.log_prob(unclipped[..., 0]) + second.log_prob(unclipped[..., 1])
+    )
     torch.testing.assert_close(likelihood.entropy, first.entropy() + second.entropy())
     assert distribution.mode(outputs, None).shape == (P, B, 2)
 
 
 def test_choices_in_a_table_keep_its_shape():
     distribution = of(gym.spaces.MultiDiscrete([[2, 3], [4, 5]]))
-    raw = distribution.sample(logits(14), None, torch.Generator().manual_seed(0))
-    assert raw.shape == (P, B, 4)
-    assert distribution.to_environment(raw).shape == (P, B, 2, 2)
+    unclipped = distribution.sample(logits(14), None, torch.Generator().manual_seed(0))
+    assert unclipped.shape == (P, B, 4)
+    assert distribution.to_environment(unclipped).shape == (P, B, 2, 2)
 
 
 def test_samples_come_with_their_probabilities():
     outputs = logits(4)
-    raw = of(gym.spaces.Discrete(4)).sample(many(outputs), None, torch.Generator().manual_seed(1))
-    share = torch.bincount(raw.flatten(), minlength=4) / raw.numel()
+    unclipped = of(gym.spaces.Discrete(4)).sample(many(outputs), None, torch.Generator().manual_seed(1))
+    share = torch.bincount(unclipped.flatten(), minlength=4) / unclipped.numel()
     torch.testing.assert_close(share, outputs["action"][0, 0].softmax(-1), atol=0.01, rtol=0)
 
 
@@ -83,31 +85,31 @@ def gaussian(seed=0):
 
 
 def test_continuous_actions_have_the_likelihood_of_independent_normals():
-    outputs, raw = gaussian(), torch.randn(P, B, 3)
-    likelihood = of(gym.spaces.Box(-1, 1, (3,))).likelihood(outputs, None, raw)
+    outputs, unclipped = gaussian(), torch.randn(P, B, 3)
+    likelihood = of(gym.spaces.Box(-1, 1, (3,))).likelihood(outputs, None, unclipped)
     reference = Independent(Normal(outputs["action"], outputs["log_scale"].exp().expand(P, B, 3)), 1)
-    torch.testing.assert_close(likelihood.log_prob, reference.log_prob(raw))
+    torch.testing.assert_close(likelihood.log_prob, reference.log_prob(unclipped))
     torch.testing.assert_close(likelihood.entropy, reference.entropy())
 
 
 def test_continuous_samples_have_their_mean_and_scale():
     outputs = {"action": torch.tensor([[[1.0, -2.0, 0.0]]]), "log_scale": torch.tensor([[[0.0, 0.7, -1.0]]])}
-    raw = of(gym.spaces.Box(-1, 1, (3,))).sample(many(outputs), None, torch.Generator().manual_seed(2))[0]
-    torch.testing.assert_close(raw.mean(0), outputs["action"][0, 0], atol=0.03, rtol=0)
-    torch.testing.assert_close(raw.std(0), outputs["log_scale"][0, 0].exp(), atol=0.03, rtol=0.02)
+    unclipped = of(gym.spaces.Box(-1, 1, (3,))).sample(many(outputs), None, torch.Generator().manual_seed(2))[0]
+    torch.testing.assert_close(unclipped.mean(0), outputs["action"][0, 0], atol=0.03, rtol=0)
+    torch.testing.assert_close(unclipped.std(0), outputs["log_scale"][0, 0].exp(), atol=0.03, rtol=0.02)
 
 
 def test_minus_one_and_one_stand_for_the_bounds_and_what_lies_beyond_is_cut():
     distribution = of(gym.spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0])))
-    raw = torch.tensor([[[0.0, 0.0], [1.0, -1.0], [7.0, -7.0]]])
-    assert distribution.to_environment(raw).tolist() == [[[0.0, 5.0], [2.0, 0.0], [2.0, 0.0]]]
+    unclipped = torch.tensor([[[0.0, 0.0], [1.0, -1.0], [7.0, -7.0]]])
+    assert distribution.to_environment(unclipped).tolist() == [[[0.0, 5.0], [2.0, 0.0], [2.0, 0.0]]]
 
 
 def test_dimensions_without_two_bounds_are_not_scaled():
     low, high = np.array([-np.inf, 0.0, -np.inf]), np.array([np.inf, np.inf, 4.0])
     distribution = of(gym.spaces.Box(low, high, dtype=np.float64))
-    raw = torch.tensor([[[-30.0, -3.0, 3.0], [30.0, 3.0, 5.0]]])
-    assert distribution.to_environment(raw).tolist() == [[[-30.0, 0.0, 3.0], [30.0, 3.0, 4.0]]]
+    unclipped = torch.tensor([[[-30.0, -3.0, 3.0], [30.0, 3.0, 5.0]]])
+    assert distribution.to_environment(unclipped).tolist() == [[[-30.0, 0.0, 3.0], [30.0, 3.0, 4.0]]]
 
 
 def test_bounds_may_be_as_large_as_numbers_go():

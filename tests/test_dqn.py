@@ -11,7 +11,7 @@ from evorl.algorithms.losses import huber, squared_error
 from evorl.algorithms.returns import double_q_value, one_step_return
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.population import Learner, Policy, found_population
+from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
 from evorl.system.timing import Stopwatch
@@ -137,7 +137,7 @@ def learned(*overrides, steps=400):
     environments = Environments(settings.environment, 2, 4)
     dqn = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Learner(Policy(found_population(settings, dqn), dqn, generator))
+    group = Learner(Policy(initial_population(settings, dqn), dqn, generator))
     experience = make_experience(dqn)
     environments.reset(0)
     play(group, experience, environments, steps)

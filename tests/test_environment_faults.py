@@ -1,4 +1,4 @@
-"""Environments that raise or give nonsense: who it was is said, and only what must be lost is lost."""
+"""Environments that raise or give nonsense: who it was is reported, and only what must be lost is lost."""
 
 import json
 import warnings
@@ -37,7 +37,7 @@ def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorizatio
             if step == 6:
                 told = (
                     r"environment 1 of agent 1 \(evorl_faults:Failing-v0, step 2 of the episode\) raised RuntimeError: "
-                    "the wheel came off in a step; made again"
+                    "the wheel came off in a step; restarted"
                 )
                 with pytest.warns(EvorlWarning, match=told):
                     now = made.step(ACT)
@@ -66,9 +66,9 @@ def test_what_is_made_again_plays_episodes_that_no_other_copy_plays_and_the_same
         made = environments()
         silently(made, 5)
         evorl_faults.Failing.closed = 0
-        with pytest.warns(EvorlWarning, match=r"environment 1 of agent 0 and 1 more \(") as said:
+        with pytest.warns(EvorlWarning, match=r"environment 1 of agent 0 and 1 more \(") as caught:
             made.step(ACT)
-        assert len(said) == 1
+        assert len(caught) == 1
         assert evorl_faults.Failing.closed == 2, "whatever raised may still hold something"
         seeds.append(made.observation["observation"][..., 0].flatten().tolist())
     assert seeds[0] == seeds[1]
@@ -81,9 +81,9 @@ def test_a_reset_that_raises_costs_no_transition(vectorization):
     made = environments(vectorization, how="reset", step=0)
     try:
         silently(made, 3)
-        with pytest.warns(EvorlWarning, match="the wheel came off in a reset") as said:
+        with pytest.warns(EvorlWarning, match="the wheel came off in a reset") as caught:
             now = made.step(ACT)
-        assert len(said) == 1
+        assert len(caught) == 1
         assert now.all_valid
         assert now.terminated.all()
         assert (now.next_observation["observation"][..., 1:] == torch.tensor([0.0, 4.0])).all()

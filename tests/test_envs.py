@@ -130,7 +130,7 @@ def test_a_mask_that_only_steps_give_is_refused(length):
     ],
 )
 def test_actions_fit_the_box_that_takes_them(kwargs, actions, taken):
-    environments = Environments(Environment(id="evorl_kinds:Told-v0", kwargs=kwargs), 2, 2)
+    environments = Environments(Environment(id="evorl_kinds:Interrupted-v0", kwargs=kwargs), 2, 2)
     environments.reset(0)
     told = environments.step(torch.tensor(actions).view(2, 2, 1)).next_observation["observation"]
     torch.testing.assert_close(told[..., 0].flatten(), torch.tensor(taken, dtype=torch.float32))

@@ -13,7 +13,7 @@ from support import EVERY_MUTATION, agent, algorithm, config
 from evorl.config import Selection
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution import MUTATIONS, SELECTIONS, Context, evolve
-from evorl.evolution.mutation import mutate, mutate_hyperparameter, turned
+from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed
 from evorl.types import Architecture, Convolution
 
 
@@ -77,7 +77,7 @@ def test_the_elite_is_never_mutated_and_children_know_their_parents():
     for child in evolved[1:]:
         assert child.parent in range(4)
         assert child.fitness is None
-        assert child.mutation != "founder"
+        assert child.mutation != "initial"
     for member in before:
         torch.testing.assert_close(member.tensors, start[member.id], rtol=0, atol=0)
 
@@ -151,8 +151,8 @@ def walk(here, name, start, moves, rng):
     return np.array(seen)
 
 
-def turning(name, low, high, scale):
-    """The settings of runs that turn one hyperparameter only."""
+def perturbing(name, low, high, scale):
+    """The settings of runs that perturb one hyperparameter only."""
     span = HyperparameterRange(min=low, max=high, scale=scale, grow=1.2 if scale != "linear" else 1.02)
     return SimpleNamespace(settings=SimpleNamespace(hyperparameters={name: span}))
 
@@ -161,7 +161,7 @@ def turning(name, low, high, scale):
 def test_moves_that_nobody_selects_lead_nowhere(scale):
     """With factors of 1.2 and 0.8 a hyperparameter fell to 0.66 of itself in 20 of them."""
     name, low, high, start, place = SCALES[scale]
-    rng, here = np.random.default_rng(0), turning(name, low, high, scale)
+    rng, here = np.random.default_rng(0), perturbing(name, low, high, scale)
     ends = np.array([walk(here, name, start, 10, rng)[-1] for _ in range(1000)])
     moves = place(ends) - place(np.array(start))
     assert moves.std() > 0.01
@@ -170,9 +170,9 @@ def test_moves_that_nobody_selects_lead_nowhere(scale):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_no_end_of_a_range_keeps_what_comes_to_it(scale):
-    """0.99 jumped between both ends of its range for ever where it was turned on a log scale."""
+    """0.99 jumped between both ends of its range for ever where it was perturbed on a log scale."""
     name, low, high, start, place = SCALES[scale]
-    values = walk(turning(name, low, high, scale), name, start, 10_000, np.random.default_rng(1))
+    values = walk(perturbing(name, low, high, scale), name, start, 10_000, np.random.default_rng(1))
     share = (place(values) - place(np.array(low))) / (place(np.array(high)) - place(np.array(low)))
     counts, _ = np.histogram(share, bins=5, range=(0, 1))
     assert counts.sum() == 10_000
@@ -185,10 +185,10 @@ def test_numbers_near_one_are_turned_by_their_distance_from_one():
         span = config(f"evolution.hyperparameters={{{name}: {{min: 0.8, max: 0.999}}}}", *overrides)
         span = span.evolution.hyperparameters[name]
         assert span.scale == "one_minus_log"
-        up, down = (turned(0.98, span, factor) for factor in span.factors)
+        up, down = (perturbed(0.98, span, factor) for factor in span.factors)
         assert 1 - up == pytest.approx(0.02 / 1.2)
         assert 1 - down == pytest.approx(0.02 * 1.2)
-        assert [turned(1.0, span, factor) for factor in span.factors] == [0.999, 0.999], "a first value may be 1"
+        assert [perturbed(1.0, span, factor) for factor in span.factors] == [0.999, 0.999], "a first value may be 1"
     other = config("evolution.hyperparameters={gamma: {min: 0.8, max: 1, scale: linear}, tau: {min: 1e-3, max: 1e-2}}")
     scales = {name: span.scale for name, span in other.evolution.hyperparameters.items()}
     assert scales == {"gamma": "linear", "tau": "log"}
@@ -200,12 +200,12 @@ def test_integers_do_not_stick():
     value = 4.0
     seen = []
     for _ in range(10):
-        value = turned(value, span, span.grow)
+        value = perturbed(value, span, span.grow)
         seen.append(round(value))
     assert seen[-1] == 25
     assert seen == sorted(seen)
     for _ in range(10):
-        value = turned(value, span, span.factors[1])
+        value = perturbed(value, span, span.factors[1])
     assert round(value) == 4
 
 
@@ -217,7 +217,7 @@ def test_hyperparameters_stay_in_their_range_and_use_all_of_it():
         before = member.hyperparameters["learning_rate"]
         mutate_hyperparameter(member, here, rng)
         seen.append(member.hyperparameters["learning_rate"])
-        assert seen[-1] != before, "at a bound it turns the other way"
+        assert seen[-1] != before, "at a bound it goes the other way"
     assert min(seen) == 1e-4
     assert max(seen) == 1e-2
 
@@ -225,9 +225,9 @@ def test_hyperparameters_stay_in_their_range_and_use_all_of_it():
 def test_linear_scale_moves_by_a_share_of_the_range():
     span = HyperparameterRange(min=0.0, max=2.0, scale="linear", grow=1.25)
     assert span.factors == (1.25, 0.75)
-    assert turned(0.0, span, span.grow) == pytest.approx(0.5)
-    assert turned(1.0, span, span.factors[1]) == pytest.approx(0.5)
-    assert turned(1.9, span, span.grow) == 2.0
+    assert perturbed(0.0, span, span.grow) == pytest.approx(0.5)
+    assert perturbed(1.0, span, span.factors[1]) == pytest.approx(0.5)
+    assert perturbed(1.9, span, span.grow) == 2.0
 
 
 def test_evolution_is_a_function_of_its_generator():

@@ -16,7 +16,7 @@ from support import EVERY_MUTATION, ROOT, agent, algorithm, batch, config, lines
 
 from evorl import cli
 from evorl.cli import resume_command
-from evorl.distributed.signals import Told
+from evorl.distributed.signals import Interrupted
 from evorl.population import check_agents
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.directory import RunDirectory
@@ -124,9 +124,9 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert train("run.name=a", *EVERY_MUTATION, "training.max_steps=120") == 0
-    said = [str(one.message) for one in caught if "has no checkpoint" in str(one.message)]
-    assert len(said) == 1
-    assert "generation 2 has no checkpoint: some/file: No space left on device; training goes on" in said[0]
+    messages = [str(one.message) for one in caught if "has no checkpoint" in str(one.message)]
+    assert len(messages) == 1
+    assert "generation 2 has no checkpoint: some/file: No space left on device; training goes on" in messages[0]
     assert not list((in_directory / "runs" / "a").rglob(".partial*"))
     monkeypatch.undo()
     monkeypatch.chdir(in_directory)
@@ -186,8 +186,10 @@ def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)
     assert lines(log.path) == rows[:1]
-    monkeypatch.setattr("evorl.runs.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Told(signal.SIGTERM)))
-    with pytest.raises(Told):
+    monkeypatch.setattr(
+        "evorl.runs.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
+    )
+    with pytest.raises(Interrupted):
         log.flush()
     monkeypatch.undo()
     log.add(rows[2:])

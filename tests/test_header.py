@@ -13,7 +13,7 @@ from evorl.runs.header import header
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
 
 
-def said(*overrides, ranks=1, threads=1, device="cpu"):
+def header_of(*overrides, ranks=1, threads=1, device="cpu"):
     settings = config("environment.num_envs=8", *overrides)
     world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
     placement = Placement(world, settings.population.placement, settings.population.size)
@@ -38,11 +38,11 @@ def said(*overrides, ranks=1, threads=1, device="cpu"):
     ],
 )  # fmt: skip
 def test_who_trains_where(overrides, ranks, line):
-    assert said(*overrides, ranks=ranks)[0] == line
+    assert header_of(*overrides, ranks=ranks)[0] == line
 
 
 def test_devices_and_threads_are_named():
-    assert "(cuda, 12 threads each, gloo)" in said(ranks=2, threads=12, device="cuda:1")[0]
+    assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[0]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_devices_and_threads_are_named():
     ],
 )  # fmt: skip
 def test_how_much_and_how_often_agents_learn(overrides, ranks, line):
-    assert said(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
+    assert header_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
 
 
 def test_a_run_says_it_once_with_the_steps_that_it_makes(in_directory, capsys):

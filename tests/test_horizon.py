@@ -1,4 +1,4 @@
-"""Whether a generation is long enough to begin new episodes, what is said of it, and runs that need it not to."""
+"""Generations long enough to begin new episodes, what is reported of them, and runs that need none."""
 
 import re
 
@@ -78,8 +78,8 @@ def test_what_is_said_has_the_numbers_and_what_they_mean_for_resuming():
     ],
 )
 def test_states_that_are_only_evaluated_are_warned_about(given, evaluated, warns):
-    said = given.shortfall(evaluated)
-    assert re.search(warns, said) if warns else said is None
+    warning = given.shortfall(evaluated)
+    assert re.search(warns, warning) if warns else warning is None
 
 
 MOUNTAIN_CAR = ["environment={id: MountainCar-v0, num_envs: 2}", "evolution.steps=300", "training.max_steps=600"]
@@ -87,22 +87,22 @@ MOUNTAIN_CAR = ["environment={id: MountainCar-v0, num_envs: 2}", "evolution.step
 
 def test_a_generation_shorter_than_an_episode_still_trains_on_whole_episodes(in_directory, capsys):
     """MountainCar's episodes take 200 steps and a generation 150: restarted, no episode would ever end."""
-    with pytest.warns(EvorlWarning, match="no episode ended in generation 1, which had 150 steps") as said:
+    with pytest.warns(EvorlWarning, match="no episode ended in generation 1, which had 150 steps") as caught:
         assert train("run.name=a", *MOUNTAIN_CAR) == 0
-    assert len(said) == 1
+    assert len(caught) == 1
     assert "Episodes run on from one generation to the next (a generation has 150 steps" in capsys.readouterr().err
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert rows[0]["train_return"] == [None] * 4
     assert rows[0]["train_episodes"] == [0] * 4
-    with pytest.warns(EvorlWarning) as said:
+    with pytest.warns(EvorlWarning) as caught:
         assert train("run.name=a", *MOUNTAIN_CAR, "run.resume=auto", "training.max_steps=900") == 0
     inexact = "this resume is not bit-exact: episodes run on over the ends of generations"
-    assert inexact in [str(warning.message) for warning in said]
+    assert inexact in [str(warning.message) for warning in caught]
 
 
 def test_who_asks_for_new_episodes_in_short_generations_is_warned(in_directory):
-    with pytest.warns(EvorlWarning) as said:
+    with pytest.warns(EvorlWarning) as caught:
         assert train("run.name=a", *MOUNTAIN_CAR, "environment.carry_over=false", "evaluation.max_steps=200") == 0
-    texts = [str(warning.message) for warning in said]
+    texts = [str(warning.message) for warning in caught]
     assert any("after 150 steps of each environment, but evaluation plays up to 200" in text for text in texts)
     assert sum("no episode ended" in text for text in texts) == 1, "once in a run, not in every generation"

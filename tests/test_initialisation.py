@@ -69,7 +69,7 @@ def test_the_resolved_configuration_says_how_networks_begin(name):
 
 
 @pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_an_lstm_begins_by_remembering(critic):
+def test_an_lstm_begins_by_keeping_its_state(critic):
     """Also the units that it gets later; all other gates' biases are zero, as are a GRU's."""
     lstm = made("ppo", "network.recurrent=lstm", "network.recurrent_size=12", f"algorithm.critic={critic}")
     member, values, _ = newborn(lstm)

@@ -14,7 +14,7 @@ from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.networks.layers import ACTIVATIONS
-from evorl.population import Learner, Policy, found_population
+from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
 from evorl.replay.moments import Moments
@@ -99,12 +99,12 @@ def by_torch(member, algorithm, seen, started, cell):
                 inner = f"{key}.residual.{depth}"
                 x = x + own(f"{inner}.scale") * act(x @ own(f"{inner}.weight") + own(f"{inner}.bias"))
         if cell:
-            x = recalled(cell, x.unflatten(0, started.shape), started, own)
+            x = unrolled(cell, x.unflatten(0, started.shape), started, own)
         heads[head] = x @ p[f"{head}.weight"] + p[f"{head}.bias"]
     return heads
 
 
-def recalled(cell, x, started, own):
+def unrolled(cell, x, started, own):
     """[T, S, N] through torch's cell, each episode from nothing -> [T * S, units]."""
     reference = CELLS[cell](x.shape[-1], own("recurrent.weight").shape[0])
     with torch.no_grad():
@@ -130,14 +130,14 @@ def test_a_stack_computes_what_torchs_own_layers_compute(cell, critic, seen, one
     time, sequences = 6, 4
     looks = shown(algorithm.interface, 4, time * sequences, generator)
     started = looks.pop("started").view(4, time, sequences)
-    # Some sequences begin with an episode and some do not, but their memory is of nothing.
-    memory = together.policy.initial_state(sequences)
+    # Some sequences begin with an episode and some do not, but their state is zero.
+    state = together.policy.initial_state(sequences)
     assert started[:, 1:].any()
     assert len(together.policy.stacks) == 2
     for stack in together.policy.stacks:
-        recall = RecurrentInput(memory, started).part(stack.members, stack.recurrent_units) if cell else None
+        recurrent = RecurrentInput(state, started).part(stack.members, stack.recurrent_units) if cell else None
         part = {name: value[stack.members] for name, value in looks.items()}
-        outputs = stack.networks["policy"](part, recall)
+        outputs = stack.networks["policy"](part, recurrent)
         for place, member in enumerate(together.policy.agents[at] for at in together.policy.places(stack)):
             own = {name: value[place : place + 1] for name, value in part.items()}
             expected = by_torch(member, algorithm, own, started[stack.members][place], cell)
@@ -152,7 +152,7 @@ def test_a_stack_normalises_by_each_agents_own_statistics(one_stack):
         buffers = member.tensors["policy"]["buffers"]
         assert {name for name in buffers if name.endswith("mean")} == {"normal.arm.angles.mean"}
         buffers["normal.arm.angles.mean"].copy_(torch.randn(1, 4, generator=generator))
-        # The last number hardly varied, so that it comes to more than ten deviations and is cut.
+        # The last number hardly varied, so that it comes to more than ten deviations and is clipped.
         buffers["normal.arm.angles.variance"].copy_(torch.tensor([[0.5, 1.0, 2.0 + member.id, 1e-4]]))
     together = population(members, algorithm)
     looks = shown(algorithm.interface, 4, 8, generator)
@@ -186,7 +186,7 @@ def test_each_agent_takes_over_the_statistics_of_what_it_saw_itself(overhead, mo
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_acting_step_by_step_is_learning_from_the_sequence(cell, critic, one_stack):
-    """What a rollout wrote down while acting, the update finds again: probabilities, values and memories."""
+    """What a rollout wrote down while acting, the update finds again: probabilities, values and recurrent states."""
     algorithm = made(
         "ppo", f"network.recurrent={cell}", f"algorithm.critic={critic}", observations=OBSERVATIONS["tuple"]
     )
@@ -208,17 +208,17 @@ def test_acting_step_by_step_is_learning_from_the_sequence(cell, critic, one_sta
     inputs = RecurrentInput(first[order], started[order])
     outputs, after = stack.networks["policy"].forward_recurrent({k: v[order] for k, v in whole.items()}, inputs)
     outputs = {name: value[inverse] if len(value) == 4 else value for name, value in outputs.items()}
-    raw = torch.cat([step["unclipped_action"] for step in steps], 1)
+    unclipped = torch.cat([step["unclipped_action"] for step in steps], 1)
     torch.testing.assert_close(after, state[stack.members])
     torch.testing.assert_close(outputs["value"].squeeze(-1), torch.cat([step["value"] for step in steps], 1))
     torch.testing.assert_close(
-        algorithm.distribution.likelihood(outputs, None, raw).log_prob,
+        algorithm.distribution.likelihood(outputs, None, unclipped).log_prob,
         torch.cat([step["log_prob"] for step in steps], 1),
     )
     for index, member in enumerate(together.policy.agents):
         units = member.architecture.recurrent_size
         assert state[index, ..., :units].all()
-        assert not state[index, ..., units:].any(), "units that an agent does not have remember nothing"
+        assert not state[index, ..., units:].any(), "units that an agent does not have stay at zero"
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -320,16 +320,16 @@ def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_values_after_a_step_count_no_new_episode(cell):
-    """`Policy.value` goes on with the memory that it is given, whatever the observation says of starts."""
+    """`Policy.value` goes on with the state that it is given, whatever the observation says of starts."""
     algorithm = made("ppo", f"network.recurrent={cell}")
     together, generator = population(varied(algorithm), algorithm), torch.Generator().manual_seed(1)
     look = shown(algorithm.interface, 4, 3, generator)
-    memory = rollout_batch(algorithm, together.policy.agents, size=3).recurrent.state
+    state = rollout_batch(algorithm, together.policy.agents, size=3).recurrent.state
     look["started"][:] = False
-    expected = act(together, look, memory)[0].extras["value"]
+    expected = act(together, look, state)[0].extras["value"]
     look["started"][:] = True
-    torch.testing.assert_close(together.policy.value(look, memory), expected)
-    assert not torch.allclose(act(together, look, memory)[0].extras["value"], expected)
+    torch.testing.assert_close(together.policy.value(look, state), expected)
+    assert not torch.allclose(act(together, look, state)[0].extras["value"], expected)
 
 
 def test_probe_what_is_forbidden_in_several_choices_is_never_taken():
@@ -340,7 +340,7 @@ def test_probe_what_is_forbidden_in_several_choices_is_never_taken():
     environments = Environments(settings.environment, 2, 8)
     algorithm = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Learner(Policy(found_population(settings, algorithm), algorithm, generator))
+    group = Learner(Policy(initial_population(settings, algorithm), algorithm, generator))
     experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
     environments.reset(0)
     play(group, experience, environments, 96)

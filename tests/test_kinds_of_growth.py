@@ -1,4 +1,4 @@
-"""Mutations of images' encoders and of memories: growth changes nothing, and nothing that was learned gets lost."""
+"""Mutations of image encoders and of recurrent cells: growth changes nothing, and nothing that was learned is lost."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_what_has_grown_learns(cell):
     assert after["encoder.camera.0.weight"][:, 4].any(), "the kernel's new row is read"
     assert after["encoder.camera.0.residual.0.scale"].any(), "so is the new layer"
     assert after["hidden.0.weight.camera"][:, 8:].any(), "so are the new channels"
-    assert after["action.weight"][12:].any(), "so are the new units of the memory"
+    assert after["action.weight"][12:].any(), "so are the new recurrent units"
     assert after["recurrent.weight"][:, 12:].any()
 
 

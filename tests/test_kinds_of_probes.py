@@ -1,4 +1,4 @@
-"""Agents learn what is known to be right, for every kind of observation, of action and of memory."""
+"""Agents learn what is known to be right, for every kind of observation, of action and of recurrent cell."""
 
 import evorl_kinds
 import pytest
@@ -9,7 +9,7 @@ from support import config, play
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.population import Learner, Policy, found_population
+from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
 from evorl.system.timing import Stopwatch
@@ -34,7 +34,7 @@ def learned(environment, kwargs, *overrides, steps=160):
     environments = Environments(settings.environment, 2, 8)
     algorithm = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Learner(Policy(found_population(settings, algorithm), algorithm, generator))
+    group = Learner(Policy(initial_population(settings, algorithm), algorithm, generator))
     experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
     environments.reset(1)
     play(group, experience, environments, steps, generation=1)
@@ -78,7 +78,7 @@ def test_the_best_that_is_allowed_is_done_and_nothing_else(algorithm):
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_a_memory_keeps_what_was_shown_once(cell, critic):
+def test_a_recurrent_state_keeps_what_was_shown_once(cell, critic):
     group = learned(
         "Recall",
         "{}",
@@ -91,7 +91,7 @@ def test_a_memory_keeps_what_was_shown_once(cell, critic):
     assert (score(*group) == 1.0).all()
 
 
-def test_without_a_memory_it_is_a_guess():
+def test_without_a_recurrent_state_it_is_a_guess():
     assert (score(*learned("Recall", "{}", *PPO, "algorithm.gamma=0.95", steps=640)) < 0.8).all()
 
 

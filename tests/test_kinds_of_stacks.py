@@ -62,7 +62,7 @@ def one_of(state, index, units):
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("case", CASES)
-def test_stacks_act_learn_and_remember_as_their_agents_do_alone(case, overhead, monkeypatch):
+def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case, overhead, monkeypatch):
     monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
     overrides, spaces = CASES[case]
     algorithm = made("ppo", "algorithm.normalize_advantage=true", *overrides, **spaces)
@@ -73,11 +73,11 @@ def test_stacks_act_learn_and_remember_as_their_agents_do_alone(case, overhead, 
     assert (len(together.policy.stacks) == kernels) == (overhead > 0)
     generator = torch.Generator().manual_seed(9)
     seen = shown(algorithm.interface, len(agents), 6, generator)
-    memory = rollout_batch(algorithm, agents, size=6, length=length).recurrent
-    memory = torch.zeros(len(agents), 6, 0, 0) if memory is None else memory.state
-    output, remembered = act(together, seen, memory, deterministic=True)
+    recurrent = rollout_batch(algorithm, agents, size=6, length=length).recurrent
+    state = torch.zeros(len(agents), 6, 0, 0) if recurrent is None else recurrent.state
+    output, next_state = act(together, seen, state, deterministic=True)
     best = output.action
-    values = together.policy.value(seen, remembered if length > 1 else None)
+    values = together.policy.value(seen, next_state if length > 1 else None)
     batches = [rollout_batch(algorithm, agents, length=length, seed=seed) for seed in range(3)]
     for batch in batches:
         together.update(batch)
@@ -86,10 +86,10 @@ def test_stacks_act_learn_and_remember_as_their_agents_do_alone(case, overhead, 
     for index, single in enumerate(agents):
         lonely = population([single], algorithm)
         units = lonely.policy.stacks[0].recurrent_units
-        own, mine = one_of(memory, index, units), {name: value[index : index + 1] for name, value in seen.items()}
+        own, mine = one_of(state, index, units), {name: value[index : index + 1] for name, value in seen.items()}
         output, own = act(lonely, mine, own, deterministic=True)
         torch.testing.assert_close(output.action[0], best[index])
-        torch.testing.assert_close(own[0], remembered[index][..., :units])
+        torch.testing.assert_close(own[0], next_state[index][..., :units])
         torch.testing.assert_close(lonely.policy.value(mine, own if length > 1 else None)[0], values[index])
         for batch in batches:
             lonely.update(alone(batch, index, units))
@@ -141,32 +141,32 @@ def test_cells_are_those_of_torch(name, reference):
     torch.nn.init.zeros_(module.bias_hh_l0)
     x = torch.randn(time, batch, inputs)
     given = (x @ module.weight_ih_l0.T + module.bias_ih_l0).unsqueeze(0)
-    memory = torch.zeros(1, batch, cell.slots, units)
+    state = torch.zeros(1, batch, cell.slots, units)
     started = torch.zeros(1, time, batch, dtype=torch.bool)
-    outputs, after = unroll(cell, given, module.weight_hh_l0.T.unsqueeze(0), memory, started)
+    outputs, after = unroll(cell, given, module.weight_hh_l0.T.unsqueeze(0), state, started)
     expected, last = module(x)
     torch.testing.assert_close(outputs[0], expected)
     torch.testing.assert_close(after[0, :, 0], (last[0] if name == "lstm" else last)[0])
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_a_sequence_is_the_same_step_by_step_and_forgets_where_an_episode_begins(name):
+def test_a_sequence_is_the_same_step_by_step_and_resets_where_an_episode_begins(name):
     cell, units = CELLS[name], 5
     given, weight = torch.randn(2, 6, 3, cell.gates * units), torch.randn(2, units, cell.gates * units)
-    memory = torch.randn(2, 3, cell.slots, units)
+    first = torch.randn(2, 3, cell.slots, units)
     started = torch.zeros(2, 6, 3, dtype=torch.bool)
     started[:, 4] = True
-    outputs, after = unroll(cell, given, weight, memory, started)
-    state, steps = memory, []
+    outputs, after = unroll(cell, given, weight, first, started)
+    state, steps = first, []
     for t in range(6):
         step, state = unroll(cell, given[:, t : t + 1], weight, state, started[:, t : t + 1])
         steps.append(step)
     torch.testing.assert_close(torch.cat(steps, 1), outputs)
     torch.testing.assert_close(state, after)
     never = torch.zeros(2, 2, 3, dtype=torch.bool)
-    fresh, _ = unroll(cell, given[:, 4:], weight, torch.zeros_like(memory), never)
+    fresh, _ = unroll(cell, given[:, 4:], weight, torch.zeros_like(first), never)
     torch.testing.assert_close(outputs[:, 4:], fresh)
-    assert not torch.allclose(outputs[:, :1], unroll(cell, given[:, :1], weight, memory * 0, never[:, :1])[0])
+    assert not torch.allclose(outputs[:, :1], unroll(cell, given[:, :1], weight, first * 0, never[:, :1])[0])
 
 
 def test_agents_with_other_kernels_do_not_share_a_stack():

@@ -67,7 +67,7 @@ KINDS = {
         "environment={id: 'evorl_kinds:Shown-v0', kwargs: {kind: dict}, num_envs: 2, carry_over: false}",
         "network.convolutions=[{channels: 8, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]",
     ),
-    "memory": (
+    "recurrent": (
         "environment={id: 'evorl_kinds:Recall-v0', num_envs: 2, carry_over: false}",
         "network.recurrent=gru",
         "network.layer_norm=true",
@@ -76,7 +76,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_replicas_of_images_and_memories_stay_bit_identical_and_resume(kind, tmp_path):
+def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume(kind, tmp_path):
     """With agents that stop early by their divergence, which must not change the number of updates on any rank."""
     settings = (
         "algorithm={name: ppo, rollout_steps: 8, sequence_length: 4, batch_size: 8, epochs: 2, target_kl: 0.001,"
@@ -111,7 +111,7 @@ def test_replicas_of_images_and_memories_stay_bit_identical_and_resume(kind, tmp
 
 PROGRAM = """
 import numpy as np, torch
-from evorl.distributed import Placement, Ranks, leave
+from evorl.distributed import Placement, Ranks, shutdown
 from evorl.types import UserError
 ranks = Ranks(timeout=60)
 assert ranks.size == 2
@@ -129,10 +129,10 @@ try:
         raise UserError("a mistake")
     ranks.from_main(fail, "test")
 except UserError as error:
-    assert str(error) == "a mistake" and error.told == (not ranks.is_main)
-ranks.agree("same", "things")
+    assert str(error) == "a mistake" and error.reported_elsewhere == (not ranks.is_main)
+ranks.assert_identical("same", "things")
 try:
-    ranks.agree(f"digest {ranks.rank}", "things")
+    ranks.assert_identical(f"digest {ranks.rank}", "things")
     raise SystemExit("unnoticed")
 except RuntimeError as error:
     assert "rank 1 holds other things than rank 0" in str(error)
@@ -144,7 +144,7 @@ assert shares["sharded"].local == slice(2 * ranks.rank, 2 * ranks.rank + 2) and 
 assert shares["replicated"].local == slice(0, 4) and shares["replicated"].copies == 2
 if ranks.is_main:
     print("all agree")
-leave()
+shutdown()
 """
 
 

@@ -9,7 +9,7 @@ from support import agent, algorithm, population
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.spec import as_numbers, parts_of
+from evorl.envs.spec import as_numbers, observation_specs
 from evorl.types import UserError
 
 
@@ -33,7 +33,7 @@ gym.register("Pictures-v0", entry_point=Pictures)
 
 
 def part_of(space):
-    return parts_of(space)["observation"]
+    return observation_specs(space)["observation"]
 
 
 @pytest.mark.parametrize(

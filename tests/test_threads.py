@@ -9,12 +9,12 @@ import torch
 from support import ROOT, interface, train
 
 from evorl import cli
-from evorl.envs.spec import Part
+from evorl.envs.spec import ObservationSpec
 from evorl.runs.threads import choose_threads, use_threads
 from evorl.types import EvorlWarning
 
 VECTOR = interface().parts
-IMAGE = {"observation": Part("image", (8, 8), torch.uint8)}
+IMAGE = {"observation": ObservationSpec("image", (8, 8), torch.uint8)}
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +39,12 @@ def test_small_networks_take_one_thread_and_images_a_share_of_the_cores(wanted, 
     assert choose_threads(wanted, images, cores, ranks) == count
 
 
-@pytest.mark.parametrize("said", [None, "2", "3,1", "many", "0"])
-def test_the_users_environment_is_heeded(said, monkeypatch):
+@pytest.mark.parametrize("value", [None, "2", "3,1", "many", "0"])
+def test_the_users_environment_is_heeded(value, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
-    if said is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", said)
-    expected = int(said[0]) if said in ("2", "3,1") else 1
+    if value is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+    expected = int(value[0]) if value in ("2", "3,1") else 1
     assert use_threads(None, VECTOR, 1) == expected == torch.get_num_threads()
     assert use_threads(4, VECTOR, 1) == 4 == torch.get_num_threads()
 
@@ -58,10 +58,10 @@ sys.exit(subprocess.run([sys.executable, "-c", "{ASKED}"], env=given).returncode
 """Does with its process's environment what `accelerate launch` does."""
 
 
-@pytest.mark.parametrize(("said", "count"), [(None, 1), ("2", 2)])
-def test_what_a_launcher_sets_by_itself_is_not_the_users_word(said, count):
+@pytest.mark.parametrize(("value", "count"), [(None, 1), ("2", 2)])
+def test_what_a_launcher_sets_by_itself_is_not_the_users_word(value, count):
     variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    variables |= {"PYTHONPATH": str(ROOT)} | ({"OMP_NUM_THREADS": said} if said else {})
+    variables |= {"PYTHONPATH": str(ROOT)} | ({"OMP_NUM_THREADS": value} if value else {})
     done = subprocess.run([sys.executable, "-c", LAUNCHER], env=variables, capture_output=True, text=True, check=True)
     assert done.stdout == f"{count}\n"
 

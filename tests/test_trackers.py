@@ -113,7 +113,7 @@ def test_a_stopped_run_goes_on_in_the_same_curves(in_directory):
     assert len(shown.Tensors("lineage/text_summary")) == 1, "the first part's is replaced"
 
 
-def test_tensorboard_forgets_what_is_lived_again_and_learns_what_it_missed(tmp_path):
+def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path):
     finish(logged("tensorboard", tmp_path, HISTORY[:0], 5))
     finish(logged("tensorboard", tmp_path, HISTORY[:3], 6))
     assert scalars(tmp_path) == [(10 * generation, generation) for generation in range(1, 7)]
@@ -207,7 +207,7 @@ def server():
 
 
 def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path):
-    """The real client, in a process of its own since it remembers its server, against a server that is ours."""
+    """The real client, in a process of its own since it keeps its server's address, against a server that is ours."""
     program = "from test_trackers import *\n" + "".join(
         f"finish(logged('wandb', Path({str(tmp_path)!r}), HISTORY[:{known}], {upto}, mode='online', timeout=20))\n"
         for known, upto in ((0, 3), (2, 4), (6, 7))  # A new run, one that W&B is ahead of, one that was offline.

@@ -79,7 +79,7 @@ def test_a_layer_norm_counts_all_units_that_are_left():
 
 @CRITICS
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_units_that_nothing_reads_go_first_from_a_memory_and_an_encoder(cell, critic):
+def test_units_that_nothing_reads_go_first_from_a_cell_and_an_encoder(cell, critic):
     algorithm = made(
         "ppo", f"network.recurrent={cell}", "network.recurrent_size=12", f"algorithm.critic={critic}",
         observations=OBSERVATIONS["dict"],

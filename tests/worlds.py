@@ -8,7 +8,7 @@ import torch
 from support import fields_of, interface, output_of
 
 from evorl.algorithms.a2c import A2C
-from evorl.envs.spec import Part
+from evorl.envs.spec import ObservationSpec
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
 from evorl.system.timing import Stopwatch
 from evorl.types import AgentState, Transition
@@ -19,7 +19,7 @@ ALL = dict.fromkeys(np.ndindex(2 * T, P, E))
 PLAIN = RolloutSettings(
     steps=T, num_envs=E, sequence=1, reward_clip=None, normalize_advantage=False, normalize_rewards=False, normalized=()
 )
-PARTS = {**interface().parts, "picture": Part("vector", (2, 3), torch.uint8)}
+PARTS = {**interface().parts, "picture": ObservationSpec("vector", (2, 3), torch.uint8)}
 
 
 def members(**hyperparameters):

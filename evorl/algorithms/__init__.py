@@ -11,7 +11,7 @@ from evorl.algorithms.ppo import PPO, PPOSettings
 from evorl.algorithms.protocols import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.config.fields import AlgorithmSettings
-from evorl.envs.spec import Interface
+from evorl.envs.spec import EnvSpec
 
 ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]]] = {
     "a2c": (A2CSettings, A2C),
@@ -23,7 +23,7 @@ ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]
 SETTINGS: Mapping[str, type[AlgorithmSettings]] = {name: settings for name, (settings, _) in ALGORITHMS.items()}
 
 
-def make_algorithm(config: AnyConfig, interface: Interface) -> Algorithm:
+def make_algorithm(config: AnyConfig, interface: EnvSpec) -> Algorithm:
     """Return the configured algorithm for an environment's interface. Raises UserError where it cannot handle it."""
     _, constructor = ALGORITHMS[config.algorithm.name]
     return constructor(config, interface)

@@ -18,7 +18,7 @@ from evorl.algorithms.returns import gae
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
-from evorl.envs.spec import Interface
+from evorl.envs.spec import EnvSpec
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import DISTRIBUTIONS, Likelihood
 from evorl.networks.spec import NetworkSpec
@@ -35,7 +35,7 @@ class A2CSettings(AlgorithmSettings):
     rollout_steps: Size = 16
     """Steps of each environment that an update learns from, on each rank; see `split_batches`."""
     sequence_length: Size = 16
-    """Steps through which a recurrent agent's gradient flows; without a memory it does not matter."""
+    """Steps through which a recurrent agent's gradient flows; without recurrence it does not matter."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 7e-4
     annealing: bool = False
     """Let the learning rate fall linearly to 0 at `training.max_steps`."""
@@ -48,7 +48,7 @@ class A2CSettings(AlgorithmSettings):
     normalize_advantage: bool = False
     """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
     critic: Literal["separate", "shared"] = "separate"
-    """Whether the value has hidden layers of its own. Encoders of images are always shared."""
+    """Give the value hidden layers of its own. Encoders of images are always shared."""
     normalize_observations: bool = False
     """Shift and scale vectors by each agent's running mean and variance."""
     normalize_rewards: bool = False
@@ -71,16 +71,16 @@ class A2CSettings(AlgorithmSettings):
     }
 
     @property
-    def rests_on(self) -> tuple[str, ...]:
+    def frozen_on_resume(self) -> tuple[str, ...]:
         return ("training.max_steps",) if self.annealing else ()
 
 
 class A2C:
-    """How a stack of actor-critic agents acts and what it minimises: one update with each fresh rollout."""
+    """A stack of actor-critic agents: their actions and their losses, with one update for each fresh rollout."""
 
     metrics: tuple[str, ...] = ("loss", "policy_loss", "value_loss", "entropy")
 
-    def __init__(self, config: Config[Any], interface: Interface) -> None:
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config
         self.settings = config.algorithm
         self.interface = interface
@@ -109,7 +109,7 @@ class A2C:
         return initial_architecture(self.config.network, self.interface.parts, streams)
 
     def initial_state(self) -> dict[str, float]:
-        """Return what acting moves: the steps made, by which the learning rate may fall."""
+        """Return the state that acting changes: the steps made, by which the learning rate may fall."""
         return {"steps": 0.0}
 
     def pace(self, copies: int) -> Pace:
@@ -118,14 +118,14 @@ class A2C:
         Raises UserError where so many ranks cannot share its rollouts.
         """
         settings, envs = self.settings, self.config.environment.num_envs
-        numbers = settings.first_hyperparameters()
+        hparams = settings.first_hyperparameters()
         shared = copies if settings.split_batches else 1
-        if wrong := check_rollout(settings.rollout_steps, envs, self._sequence, numbers.get("batch_size"), shared):
+        if wrong := check_rollout(settings.rollout_steps, envs, self._sequence, hparams.get("batch_size"), shared):
             raise UserError(wrong)
         rollout = settings.rollout_steps * envs
-        batch = int(numbers.get("batch_size", rollout))
+        batch = int(hparams.get("batch_size", rollout))
         ranks = copies // shared
-        return Pace(batch * ranks, updates=numbers.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
+        return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> RolloutExperience:
         """Return this rank's rollouts."""

@@ -19,7 +19,7 @@ from evorl.algorithms.returns import double_q_value, one_step_return
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
 from evorl.distributed import Placement
-from evorl.envs.spec import Interface
+from evorl.envs.spec import EnvSpec
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.spec import NetworkSpec, Polyak
@@ -74,11 +74,11 @@ class DQNSettings(AlgorithmSettings):
 
 
 class DQN:
-    """How a stack of DQN agents acts and what it minimises."""
+    """A stack of DQN agents: their actions and their loss."""
 
     metrics = ("loss", "td_error", "q_values")
 
-    def __init__(self, config: Config[DQNSettings], interface: Interface) -> None:
+    def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
         self.config = config
         self.settings = config.algorithm
         self.interface = interface
@@ -87,7 +87,9 @@ class DQN:
                 f"algorithm.name: dqn needs discrete actions; {interface.environment} has {interface.action}"
             )
         if config.network.recurrent:
-            raise UserError(f"network.recurrent: dqn has no memory; leave {config.network.recurrent!r} out, or use ppo")
+            raise UserError(
+                f"network.recurrent: dqn cannot be recurrent; leave {config.network.recurrent!r} out, or use ppo"
+            )
         self.actions = int(interface.action.n)
         heads = [Head("q_values", self.actions)]
         if self.settings.dueling:
@@ -104,7 +106,7 @@ class DQN:
         return initial_architecture(self.config.network, self.interface.parts, streams)
 
     def initial_state(self) -> dict[str, float]:
-        """Return what acting moves: the exploration rate."""
+        """Return the state that acting changes: the exploration rate."""
         return {"epsilon": self.settings.exploration.start}
 
     def pace(self, copies: int) -> Pace:

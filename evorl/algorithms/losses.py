@@ -1,4 +1,4 @@
-"""What is minimised: errors of predictions and objectives of policies. Pure functions, elementwise.
+"""Loss functions: errors of predictions and objectives of policies. Pure functions, elementwise.
 
 Axes: P agents, B batch.
 """
@@ -13,12 +13,12 @@ from torch.nn import functional
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """(prediction - target)^2, of the inputs' shape."""
+    """Return (prediction - target)^2, of the inputs' shape."""
     return (prediction - target).square()
 
 
 def huber(prediction: Tensor, target: Tensor) -> Tensor:
-    """Half the squared error up to 1, linear beyond (Huber 1964), of the inputs' shape."""
+    """Return half the squared error up to 1, linear beyond (Huber 1964), of the inputs' shape."""
     return functional.smooth_l1_loss(prediction, target, reduction="none")
 
 
@@ -26,12 +26,12 @@ REGRESSION_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": sq
 
 
 def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """-log_prob * advantage (REINFORCE with a baseline, Williams 1992), of the inputs' shape [P, B]."""
+    """Return -log_prob * advantage (REINFORCE with a baseline, Williams 1992), of the inputs' shape [P, B]."""
     return -log_prob * advantage
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
-    """The negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) [P, B].
+    """Return the negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) [P, B].
 
     `log_ratio` [P, B] is the new log-probability less the old one, `advantage` [P, B], `clip` [P].
     """
@@ -42,7 +42,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Ten
 
 
 def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Half the squared error [P, B], or that of the value kept within `clip` [P] of the old one where it is larger.
+    """Return half the squared error [P, B], or that of the value within `clip` [P] of the old one where it is larger.
 
     From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
     """
@@ -52,5 +52,5 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: 
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """An estimate [P, B] of KL(old || new) that is never negative: (ratio - 1) - log ratio (Schulman 2020)."""
+    """Return an estimate [P, B] of KL(old || new) that is never negative: (ratio - 1) - log ratio (Schulman 2020)."""
     return log_ratio.expm1() - log_ratio

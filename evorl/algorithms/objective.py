@@ -1,4 +1,4 @@
-"""What an algorithm minimises. Axes: P agents of a stack."""
+"""The objectives that an algorithm minimises. Axes: P agents of a stack."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class PPOSettings(A2CSettings):
     batch_size: Size = 64
     """Steps in a minibatch of an agent, on each rank; see `split_batches`."""
     clip: Positive = 0.2
-    """How far the ratio of new to old probability may move before its gradient vanishes."""
+    """The distance from 1 at which the ratio of new to old probability is clipped."""
     value_clip: Positive | None = None
     """The same for the value."""
     target_kl: Positive | None = None

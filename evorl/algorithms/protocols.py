@@ -1,4 +1,4 @@
-"""What an experience and an algorithm have to offer, whatever they are. Axes: P agents, E environments, B batch."""
+"""The protocols of experiences and algorithms. Axes: P agents, E environments, B batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from evorl.algorithms.objective import Objective
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
-from evorl.envs.spec import Interface
+from evorl.envs.spec import EnvSpec
 from evorl.networks.spec import NetworkSpec
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace, Population
@@ -30,11 +30,11 @@ from evorl.types import (
 
 
 class Experience(Protocol):
-    """What the agents store between steps, and which batches are due."""
+    """Storage of what the agents experience, which gives the batches that are due."""
 
     @property
     def period(self) -> int:
-        """A generation has a multiple of so many steps of each environment."""
+        """Return the number of steps of each environment that a generation has a multiple of."""
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents."""
@@ -62,14 +62,14 @@ class Experience(Protocol):
 
 
 class Algorithm(Protocol):
-    """How a stack of agents acts, what it stores and what it minimises; it holds nothing of any agent."""
+    """A stack of agents: their actions, what they store and their losses; it holds nothing of any agent."""
 
     @property
     def settings(self) -> AlgorithmSettings:
         """Return what the configuration says of the algorithm."""
 
     @property
-    def interface(self) -> Interface:
+    def interface(self) -> EnvSpec:
         """Return what the environment shows and takes."""
 
     @property
@@ -88,7 +88,7 @@ class Algorithm(Protocol):
         """Return a new agent's architecture."""
 
     def initial_state(self) -> dict[str, float]:
-        """Return the numbers of a new agent that acting moves."""
+        """Return the part of a new agent's state that acting changes, by name."""
 
     def pace(self, copies: int) -> Pace:
         """Return how much and how often a new agent learns that so many ranks hold.

@@ -1,4 +1,4 @@
-"""What a value should have been. Pure functions. Axes: T time, P agents, B batch."""
+"""The targets of values: returns and advantages. Pure functions. Axes: T time, P agents, B batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def one_step_return(reward: Tensor, terminated: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """reward + discount * next_value, without the latter where the episode terminated (Sutton & Barto 2018, eq. 6.1).
+    """Return reward + discount * next_value, without the latter where terminated (Sutton & Barto 2018, eq. 6.1).
 
     `reward`, `terminated` and `next_value` are [P, B], `discount` is [P]. A truncated episode still bootstraps.
     """
@@ -15,7 +15,7 @@ def one_step_return(reward: Tensor, terminated: Tensor, discount: Tensor, next_v
 
 
 def double_q_value(online_next_q: Tensor, target_next_q: Tensor) -> Tensor:
-    """The target network's value of the action that the online network prefers (double Q-learning, arXiv 1509.06461).
+    """Return the target network's value of the online network's best action (double Q-learning, arXiv 1509.06461).
 
     Both are [P, B, actions]; the value is [P, B].
     """
@@ -31,7 +31,7 @@ def gae(
     discount: Tensor,
     gae_lambda: Tensor,
 ) -> Tensor:
-    """Generalised advantage estimates [T, P, B] (arXiv 1506.02438, eq. 16).
+    """Return generalised advantage estimates [T, P, B] (arXiv 1506.02438, eq. 16).
 
     `reward`, `value` of the state acted in, `next_value` of the state reached, and `terminated` are [T, P, B]; `ended`
     says where an episode ended in either way, so that nothing flows back over it. `discount` and `gae_lambda` are

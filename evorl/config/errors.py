@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said in one line."""
+"""Errors in a configuration, explained in one line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pydantic import BaseModel, ValidationError
 
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """The end of an error message: the known name most like `name`, or all that are known."""
+    """Return the end of an error message: the known name most like `name`, or all that are known."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
 
 
 def on_one_line(text: str, longest: int = 1_000) -> str:
-    """Text that others wrote as a part of an error message: nothing that moves the cursor, and not too long."""
+    """Return text that others wrote for use in an error message: without what moves the cursor, and not too long."""
     plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return plain if len(plain) <= longest else plain[:longest] + "…"
 
 
 def shown(value: object) -> str:
-    """A value as an error message quotes it."""
+    """Return a value as an error message quotes it."""
     try:
         return on_one_line(repr(value), 80)
     except (ValueError, RecursionError):
@@ -32,7 +32,7 @@ def shown(value: object) -> str:
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """The first thing that is wrong, in one line: its path, its value and what would be right."""
+    """Return the first error in one line: its path, its value and what would be right."""
     return on_one_line(_explanation(model, error))
 
 
@@ -79,7 +79,7 @@ def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseMod
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections in an annotation, also inside `dict[str, X] | None`."""
+    """Yield the sections in an annotation, also inside `dict[str, X] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -87,7 +87,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
-    """The range of the value at `location`, in words."""
+    """Return the range of the value at `location`, in words."""
     section = _section_at(model, location[:-1]) or _section_at(model, location[:-2])
     name = location[-1] if section and location[-1] in section.model_fields else location[-2]
     if section is None or name not in section.model_fields:
@@ -99,7 +99,7 @@ def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
 
 
 def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:
-    """The bounds on a field, also where they stand inside `X | None` or `tuple[X, ...]`."""
+    """Return the bounds on a field, also where they stand inside `X | None` or `tuple[X, ...]`."""
     found: list[Any] = []
     for item in metadata:
         nested = getattr(item, "metadata", None)

@@ -1,4 +1,4 @@
-"""What the sections of a configuration are made of, and what every algorithm's settings have."""
+"""The base of a configuration's sections, and the settings that every algorithm has."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Section(BaseModel):
 
 
 Initialisation = Literal["uniform", "orthogonal"]
-"""How the first weights of a network are drawn: `evorl.networks.parameters.ParameterSpec` says what they are."""
+"""The distribution of a network's first weights; `evorl.networks.parameters.ParameterSpec` says what they are."""
 Scale = Literal["log", "linear", "one_minus_log"]
 
 
 class HyperparameterRange(Section):
-    """How evolution may turn one hyperparameter. The range bounds what a mutation may choose, not the first value."""
+    """The range of one hyperparameter: it bounds what a mutation may choose, not the first value."""
 
     min: Finite
     max: Finite
@@ -64,7 +64,7 @@ class HyperparameterRange(Section):
         undoing = 2 - self.grow if self.scale == "linear" else 1 / self.grow
         return self.grow, undoing if self.shrink is None else self.shrink
 
-    def refusal(self) -> str | None:
+    def validation_error(self) -> str | None:
         """Return why these ends cannot bound a value on this scale, or None where they can."""
         if not self.min < self.max:
             return f"min {self.min:g} must be below max {self.max:g}"
@@ -76,43 +76,43 @@ class HyperparameterRange(Section):
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
-        if reason := self.refusal():
+        if reason := self.validation_error():
             raise ValueError(reason)
         return self
 
 
 class AlgorithmSettings(Section):
-    """What every algorithm's settings have; the rest stands in the algorithm's file."""
+    """The settings that every algorithm has; the rest stands in the algorithm's file."""
 
     name: str = "dqn"
     reward_clip: Positive | None = None
-    """Agents learn from rewards cut to this much on either side of zero; fitness and returns count the true ones."""
+    """Agents learn from rewards clipped to ± this much; fitness and returns count the true ones."""
     split_batches: bool = False
     """As in Accelerate: `batch_size`, `learn_step` and `rollout_steps` count over all ranks that hold an agent, so that
     any number of ranks makes the same updates. Without it they count on each rank, and R ranks make 1/R of the updates
     for each environment step, with R times the batch."""
 
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """What Adam adds to the root of the second moment."""
+    """The epsilon that Adam adds to the root of the second moment."""
 
     initialisation: ClassVar[Initialisation] = "uniform"
-    """How networks are initialised where `network.initialisation` does not say."""
+    """The initialisation of networks where `network.initialisation` is null."""
     layer_norm: ClassVar[bool] = False
-    """Whether hidden layers are normalised where `network.layer_norm` does not say."""
+    """Normalise hidden layers where `network.layer_norm` is null."""
     hyperparameters: ClassVar[tuple[str, ...]] = ()
-    """The settings that differ between agents and that evolution may turn."""
+    """The settings that differ between agents and that evolution may perturb."""
     near_one: ClassVar[tuple[str, ...]] = ()
-    """Those whose distance from 1 is what matters, so that evolution turns them on the scale `one_minus_log`."""
+    """Those whose distance from 1 is what matters, so that mutations use the scale `one_minus_log`."""
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {}
-    """How evolution turns them where the configuration gives no ranges."""
+    """The ranges within which evolution perturbs them where the configuration gives none."""
 
     @property
-    def rests_on(self) -> tuple[str, ...]:
-        """Settings of other sections that what was learned rests on, so that a resumed run may not change them."""
+    def frozen_on_resume(self) -> tuple[str, ...]:
+        """Return settings of other sections that a resumed run may not change: what was learned rests on them."""
         return ()
 
     def first_hyperparameters(self) -> dict[str, float]:
-        """An agent's hyperparameters as the configuration gives them; those that are null are left out."""
+        """Return an agent's hyperparameters as the configuration gives them; those that are null are left out."""
         values = {name: getattr(self, name) for name in self.hyperparameters}
         return {name: float(value) for name, value in values.items() if value is not None}
 
@@ -138,11 +138,11 @@ class AlgorithmSettings(Section):
                 continue
             wider = range.model_copy(update={"min": min(range.min, float(value)), "max": max(range.max, float(value))})
             # A trace of 1, which no logarithm reaches, moves into the range.
-            found[name] = range if wider.refusal() else wider
+            found[name] = range if wider.validation_error() else wider
         return found
 
-    def refusal(self, name: str, value: float) -> str | None:
-        """Why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
+    def validation_error(self, name: str, value: float) -> str | None:
+        """Return why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
         whole = isinstance(getattr(self, name), int) and type(self).model_fields[name].annotation is int
         try:
             type(self).model_validate(self.model_dump() | {name: round(value) if whole else value})

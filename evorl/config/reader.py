@@ -13,11 +13,11 @@ import yaml
 from evorl.config.errors import on_one_line, shown
 from evorl.types import UserError
 
-LARGEST = 2**17
+MAX_BYTES = 2**17
 """Bytes of a configuration; the largest that is shipped has some thousands."""
-MOST_VALUES = 10_000
-"""Values in a configuration, with its aliases written out: few lines of them can stand for more than memory holds."""
-DEEPEST = 50
+MAX_VALUES = 10_000
+"""Values in a configuration, with its aliases expanded: few lines of them can stand for more than memory holds."""
+MAX_DEPTH = 50
 """Brackets within each other; the parser takes seconds to give up on thousands."""
 
 
@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
     """YAML that reads 1e-3 as a number, and refuses tags, a key given twice and aliases without end."""
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        if self.flow_level >= DEEPEST:
+        if self.flow_level >= MAX_DEPTH:
             raise yaml.scanner.ScannerError(None, None, "it is nested too deeply", self.get_mark())
         super().fetch_flow_collection_start(token)
 
@@ -35,8 +35,8 @@ class _Loader(yaml.SafeLoader):
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
-        if node is not None and _values(node, {}) > MOST_VALUES:
-            raise yaml.constructor.ConstructorError(None, None, f"it stands for more than {MOST_VALUES} values")
+        if node is not None and _values(node, {}) > MAX_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, f"it stands for more than {MAX_VALUES} values")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -60,7 +60,7 @@ _Loader.add_implicit_resolver(
 
 
 def _values(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values a node stands for once its aliases are written out; a node inside itself has no end."""
+    """Count the values of a node once its aliases are written out; a node inside itself has no end."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -70,13 +70,13 @@ def _values(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises UserError where there is none."""
+    """Return the mapping in a YAML file. Raises UserError where there is none."""
     where = on_one_line(str(path))
     try:
         with path.open("rb") as file:
-            payload = file.read(LARGEST + 1)
-        if len(payload) > LARGEST:
-            raise UserError(f"{where}: cannot read the configuration: it has more than {LARGEST} bytes")
+            payload = file.read(MAX_BYTES + 1)
+        if len(payload) > MAX_BYTES:
+            raise UserError(f"{where}: cannot read the configuration: it has more than {MAX_BYTES} bytes")
         data = _parse(payload.decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -92,7 +92,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """`data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
+    """Return `data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         keys = path.split(".")
@@ -108,7 +108,7 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
 
 
 def _parse(text: str) -> Any:
-    """What YAML says. Raises yaml.YAMLError, also for what the parser itself gives up on."""
+    """Parse YAML. Raises yaml.YAMLError, also for what the parser itself gives up on."""
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError as error:

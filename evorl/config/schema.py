@@ -38,9 +38,9 @@ from evorl.config.fields import (
 )
 from evorl.types import UserError
 
-MOST_WEIGHTS = 2**28
+MAX_WEIGHTS = 2**28
 """Between the first layers of a network; with its target and Adam's moments that is 4 GiB for each agent."""
-MOST_COPIES = 2**16
+MAX_COPIES = 2**16
 
 
 class Run(Section):
@@ -79,16 +79,16 @@ class Environment(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
-    visible: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
+    observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
     """The numbers of a vector observation that agents see, by their positions; without it all."""
     image_channels: Literal["auto", "first", "last"] = "auto"
-    """Where images have their channels. `auto` takes two neighbouring axes of one length for rows and columns; else
+    """The axis of images' channels. `auto` takes two neighbouring axes of one length for rows and columns; else
     channels stand first if that axis is the shortest, and last if not."""
     life_loss_ends: bool = False
     """Atari: what is learned from ends with each life. Returns and evaluation count whole games. After a lost life FIRE
     is pressed, as it is in resets, where the game's actions include it."""
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
-    """How often each copy is made again after it raised an error; the episode it was in is dropped."""
+    """Restarts of each copy after it raised an error; the episode it was in is dropped."""
     carry_over: Literal["auto"] | bool = "auto"
     """Let episodes run on over a generation's end; a resumed run is then not bit-identical. `auto` does so unless a
     generation has twice as many steps of each environment as the longest episode that the environment allows."""
@@ -115,9 +115,9 @@ class Network(Section):
         ConvolutionalLayer(channels=64, kernel=4, stride=2),
         ConvolutionalLayer(channels=64, kernel=3, stride=1),
     )
-    """What reads images, where the environment shows any (Mnih et al. 2015)."""
+    """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
     recurrent: Text | None = None
-    """A memory after the hidden layers: `lstm` or `gru`."""
+    """A recurrent cell after the hidden layers: `lstm` or `gru`."""
     recurrent_size: Width = 64
     factory: Plain | None = None
     """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
@@ -128,7 +128,7 @@ class Network(Section):
         if (self.name == "module") != (self.factory is not None):
             raise ValueError("`factory` and `name: module` go together")
         if self.name == "module" and self.recurrent:
-            raise ValueError(f"a module has no memory; leave `recurrent: {self.recurrent}` out")
+            raise ValueError(f"a module has no recurrent state; leave `recurrent: {self.recurrent}` out")
         if self.name == "module" and self.initialisation:
             raise ValueError(f"a module initialises itself; leave `initialisation: {self.initialisation}` out")
         return self
@@ -141,8 +141,8 @@ class Network(Section):
             "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),
         }
         for name, count in weights.items():
-            if count > MOST_WEIGHTS:
-                raise ValueError(f"{name} have {count} weights between them; they may have at most {MOST_WEIGHTS}")
+            if count > MAX_WEIGHTS:
+                raise ValueError(f"{name} have {count} weights between them; they may have at most {MAX_WEIGHTS}")
         return self
 
 
@@ -188,7 +188,7 @@ class Mutation(BaseModel):
     """Standard deviation of parameter noise, relative to each weight."""
 
     def weights(self) -> dict[str, float]:
-        """The weight of each kind by its name."""
+        """Return the weight of each kind by its name."""
         return {name: value for name, value in self if name not in ("new_layer", "strength")}
 
     @model_validator(mode="after")
@@ -199,18 +199,18 @@ class Mutation(BaseModel):
 
 
 class ArchitectureLimits(Section):
-    """How far architecture mutations may go."""
+    """The limits of architecture mutations."""
 
     min_layers: Width = 1
     max_layers: Width = 3
     min_units: Width = 16
     max_units: Width = 256
     unit_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (16, 32)
-    """How many units a mutation adds to a layer or a memory, or removes."""
+    """The number of units that a mutation adds to a layer or a recurrent cell, or removes."""
     min_channels: Width = 8
     max_channels: Width = 128
     channel_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (8, 16)
-    """How many channels a mutation adds to a convolution or removes."""
+    """The number of channels that a mutation adds to a convolution or removes."""
     max_convolutions: Width = 6
     """The most convolutional layers that mutations may come to."""
     max_kernel: Width = 9
@@ -232,7 +232,7 @@ class Evolution(Section):
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: dict[str, HyperparameterRange] | None = None
-    """Those that mutations turn. Null stands for the algorithm's own ranges; `{}` are none."""
+    """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none."""
     architecture: ArchitectureLimits = ArchitectureLimits()
 
 
@@ -240,10 +240,10 @@ class Evaluation(Section):
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None
-    """Cut evaluation episodes after so many steps; without it the environment decides."""
+    """Truncate evaluation episodes after so many steps; without it the environment decides."""
     confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
     """Fresh episodes that decide between the best agent of a generation and the best so far, and on which the target
-    must be reached, since the best of noisy means is too high. 0 believes the means of `episodes`."""
+    must be reached, since the best of noisy means is too high. 0 trusts the means of `episodes`."""
     error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """The probability, over a whole run, of stopping at an agent whose true mean return is below the target."""
 
@@ -279,7 +279,7 @@ class Tracking(Section):
 
 class Checkpoint(Section):
     keep: Size = 2
-    """How many of the newest checkpoints stay; that of the generation with the best agent stays too."""
+    """The number of newest checkpoints that stay; that of the generation with the best agent stays too."""
     max_replay_mb: Weight = 1024.0
     """Replays that take more than so many MB, over all ranks, are not kept, and a resumed run is then not bit-exact."""
 
@@ -330,10 +330,10 @@ class Config(Section, Generic[Settings]):
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}; take evolution.selection.size={size}"
             )
-        if size * self.environment.num_envs > MOST_COPIES:
+        if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(
                 f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
-                f"{MOST_COPIES} environments"
+                f"{MAX_COPIES} environments"
             )
         if self.replay.learning_starts > self.replay.capacity:
             raise ValueError(
@@ -347,20 +347,20 @@ class Config(Section, Generic[Settings]):
                     + nearest(name, self.algorithm.hyperparameters)
                 )
             if getattr(self.algorithm, name) is None:
-                raise ValueError(f"algorithm.{name}: evolution can only turn it from a number, and it is null")
+                raise ValueError(f"algorithm.{name}: evolution can only perturb a number, and it is null")
             self._check_range(name, ends)
         return self
 
     def _check_range(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError unless the setting may take both ends of its range, and its scale too."""
         for end, value in (("min", ends.min), ("max", ends.max)):
-            if reason := self.algorithm.refusal(name, value):
+            if reason := self.algorithm.validation_error(name, value):
                 raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")
-        if reason := ends.refusal():
+        if reason := ends.validation_error():
             raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
 
     def to_yaml(self) -> str:
-        """The whole configuration, defaults included; it reproduces the run."""
+        """Return the whole configuration as YAML, defaults included; it reproduces the run."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
@@ -368,7 +368,7 @@ AnyConfig = Config[Any]
 
 
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
-    """The configuration that `data` describes; `algorithms` gives each algorithm's settings by its name.
+    """Return the configuration that `data` describes; `algorithms` gives each algorithm's settings by its name.
 
     Raises UserError with the path of the first key that is wrong and what would be right.
     """

@@ -1,4 +1,4 @@
-"""Signs of life that ranks leave for each other, so that the one that is missing can be named."""
+"""Heartbeats that ranks leave for each other, so that the one that is missing can be named."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from evorl.system.background import Background
 from evorl.system.processes import end_sibling, namespace, started_at
 
 INTERVAL = 1.0
-"""Seconds between two signs."""
+"""Seconds between two heartbeats."""
 SILENT = 4 * INTERVAL
 """A rank that has given none for so long is dead or stopped."""
 
 
-class SignsOfLife:
+class Heartbeat:
     """A thread that tells the other ranks every `interval` seconds that this one lives, and what it waits for."""
 
     def __init__(self, store: Store, rank: int, size: int, interval: float = INTERVAL) -> None:
@@ -35,10 +35,10 @@ class SignsOfLife:
         self._started_at = started_at(os.getpid())
         self._last_words = ""
         self._give()
-        Background(self._go_on, "signs of life").start()
+        Background(self._go_on, "heartbeats").start()
 
     def missing(self) -> str:
-        """Which of the others failed to come, in words; of those on this machine, the stopped ones are ended.
+        """Return in words which of the others failed to come; of those on this machine, the stopped ones are ended.
 
         A stopped process heeds nothing else, and its launcher would wait for it for another 30 seconds.
         """
@@ -47,14 +47,14 @@ class SignsOfLife:
             time.sleep(SILENT)
             after = self._read()
             words = []
-            for rank, sign in after.items():
-                if sign["last_words"]:
-                    words.append(f"rank {rank} on {sign['host']} ended: {sign['last_words']}")
-                elif sign == before[rank]:
-                    words.append(f"rank {rank} on {sign['host']} has given no sign of life for {SILENT:g} s or more")
-                    self._end(sign)
-                elif sign["waits_for"] is None:
-                    words.append(f"rank {rank} on {sign['host']} lives but did not come")
+            for rank, beat in after.items():
+                if beat["last_words"]:
+                    words.append(f"rank {rank} on {beat['host']} ended: {beat['last_words']}")
+                elif beat == before[rank]:
+                    words.append(f"rank {rank} on {beat['host']} has sent no heartbeat for {SILENT:g} s or more")
+                    self._end(beat)
+                elif beat["waits_for"] is None:
+                    words.append(f"rank {rank} on {beat['host']} lives but did not come")
             return " and ".join(words) or "another rank died"
         return "another rank died, and the launcher's store with it"
 
@@ -65,24 +65,24 @@ class SignsOfLife:
             self._give()
 
     def last_words(self) -> str:
-        """Why other ranks have ended, as far as they could tell."""
+        """Return why other ranks have ended, as far as they could tell."""
         with contextlib.suppress(RuntimeError):
-            told = {rank: sign["last_words"] for rank, sign in self._read().items()}
+            told = {rank: beat["last_words"] for rank, beat in self._read().items()}
             return "; ".join(f"rank {rank}: {words}" for rank, words in told.items() if words)
         return ""
 
-    def _end(self, sign: dict[str, Any]) -> None:
-        if sign["processes"] == self._processes:
-            end_sibling(sign["pid"], sign["started_at"])
+    def _end(self, beat: dict[str, Any]) -> None:
+        if beat["processes"] == self._processes:
+            end_sibling(beat["pid"], beat["started_at"])
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        """The last sign of every other rank that has ever given one."""
+        """Return the last heartbeat of every other rank that has ever sent one."""
         others = [rank for rank in range(self._size) if rank != self._rank]
         return {rank: json.loads(self._store.get(str(rank))) for rank in others if self._store.check([str(rank)])}
 
     def _give(self) -> None:
         self._count += 1
-        sign = {
+        beat = {
             "host": self._host,
             "processes": self._processes,
             "pid": os.getpid(),
@@ -91,7 +91,7 @@ class SignsOfLife:
             "count": self._count,
             "waits_for": self.waits_for,
         }
-        self._store.set(str(self._rank), json.dumps(sign))
+        self._store.set(str(self._rank), json.dumps(beat))
 
     def _go_on(self, over: threading.Event) -> None:
         with contextlib.suppress(RuntimeError):  # The store is gone, and with it whoever could read.

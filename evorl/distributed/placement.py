@@ -1,4 +1,4 @@
-"""Which rank holds which agents. Axes: P agents, D all values of a flat buffer."""
+"""The assignment of agents to ranks. Axes: P agents, D all values of a flat buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evorl.distributed.ranks import Ranks
 
 @dataclass(frozen=True)
 class Placement:
-    """Which agents a rank holds, and how numbers per agent come together.
+    """The agents that a rank holds, and the collectives over numbers per agent.
 
     `replicated`: every rank holds all P agents. `sharded`: rank r holds the r-th part of them, alone; P must be a
     multiple of the number of ranks.
@@ -30,17 +30,17 @@ class Placement:
 
     @property
     def local_size(self) -> int:
-        """How many agents this rank holds."""
+        """Return the number of agents that this rank holds."""
         return self.agents // self.ranks.size if self.is_sharded else self.agents
 
     @property
     def copies(self) -> int:
-        """The number of ranks that hold each agent."""
+        """Return the number of ranks that hold each agent."""
         return 1 if self.is_sharded else self.ranks.size
 
     @property
     def local(self) -> slice:
-        """The agents that this rank holds."""
+        """Return the agents that this rank holds."""
         if not self.is_sharded:
             return slice(0, self.agents)
         share = self.agents // self.ranks.size
@@ -52,10 +52,10 @@ class Placement:
             self.ranks.average_(flat)
 
     def gather_copies(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The numbers of every rank that holds the same agents, [copies, ...]."""
+        """Return the numbers of every rank that holds the same agents, [copies, ...]."""
         return numbers[None] if self.is_sharded else self.ranks.gather(numbers)
 
     def total(self, numbers: NDArray[np.float64], what: str) -> NDArray[np.float64]:
-        """[..., local agents] -> [..., P]: sums over the ranks that hold the same agent."""
+        """Return the sums over the ranks that hold the same agent: [..., local agents] -> [..., P]."""
         everyones = self.ranks.gather(numbers, what)
         return np.concatenate(list(everyones), axis=-1) if self.is_sharded else everyones.sum(0)

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from evorl.distributed.heartbeat import SILENT, SignsOfLife
+from evorl.distributed.heartbeat import SILENT, Heartbeat
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.system.processes import launcher
 from evorl.system.provenance import cpu
 from evorl.types import RunFailed, UserError
 
-MOST_GATHERED = 2**18
+MAX_GATHERED = 2**18
 """Gradients of up to so many values over all ranks are gathered rather than reduced."""
 
 
@@ -43,7 +43,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Peer:
-    """What a rank says of itself: its number on its host, the name of its GPU if any, and its kind of CPU."""
+    """A rank as it describes itself: its number on its host, the name of its GPU if any, and its kind of CPU."""
 
     local: int
     gpu: str
@@ -59,16 +59,16 @@ class Ranks:
     """
 
     def __init__(self, timeout: float = 300.0) -> None:
-        """Raises RankLost where the others do not come, UserError where they cannot be found."""
+        """Join the other ranks. Raises RankLost where they do not come, UserError where they cannot be found."""
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
-        self._signs: SignsOfLife | None = None
+        self._heartbeat: Heartbeat | None = None
         self.launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         self.backend = "cuda" if torch.cuda.device_count() else "cpu"
         self.peers = [Peer(0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
             meeting = _meet(int(os.environ["RANK"]), launched, timeout)
-            self._signs, self.launch, self.backend, self.peers = meeting
+            self._heartbeat, self.launch, self.backend, self.peers = meeting
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
         self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
@@ -84,7 +84,7 @@ class Ranks:
 
     @property
     def hosts(self) -> int:
-        """The number of machines that the ranks are on."""
+        """Return the number of machines that the ranks are on."""
         return sum(peer.local == 0 for peer in self.peers)
 
     @property
@@ -98,7 +98,7 @@ class Ranks:
         with self._waiting(what):
             # Gathering sends more than reducing but in one round instead of two: 1.3 against 2.0 ms for 6,000 values
             # (2 ranks over gloo, mean of 400).
-            if flat.numel() * self.size <= MOST_GATHERED and flat.device.type == "cpu":
+            if flat.numel() * self.size <= MAX_GATHERED and flat.device.type == "cpu":
                 everyones = flat.new_empty(self.size, flat.numel())
                 dist.all_gather(list(everyones), flat)
                 torch.sum(everyones, 0, out=flat)
@@ -107,7 +107,7 @@ class Ranks:
         flat.div_(self.size)
 
     def gather(self, numbers: NDArray[np.float64], what: str = "the other ranks' counts") -> NDArray[np.float64]:
-        """Every rank's numbers [R, ...]; all ranks give the same shape."""
+        """Return every rank's numbers [R, ...]; all ranks give the same shape."""
         if self.size == 1:
             return numbers[None]
         mine = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64)).to(self.device)
@@ -117,7 +117,7 @@ class Ranks:
             return torch.stack(everyones).cpu().numpy()
 
     def gather_bytes(self, payload: bytes, what: str) -> list[bytes]:
-        """Every rank's payload, on all ranks. Payloads may differ in length."""
+        """Return every rank's payload, on all ranks. Payloads may differ in length."""
         if self.size == 1:
             return [payload]
         lengths = self.gather(np.array([float(len(payload))]), what)[:, 0].astype(int)
@@ -129,7 +129,7 @@ class Ranks:
         return [values[:length].cpu().numpy().tobytes() for values, length in zip(everyones, lengths, strict=True)]
 
     def broadcast_bytes(self, payload: bytes | None, what: str) -> bytes:
-        """The main process's payload, on all ranks."""
+        """Return the main process's payload, on all ranks."""
         if self.size == 1:
             assert payload is not None
             return payload
@@ -140,7 +140,7 @@ class Ranks:
         return values.cpu().numpy().tobytes()
 
     def from_main(self, compute: Callable[[], bytes], what: str) -> bytes:
-        """What `compute` gives on the main process, on all ranks; a UserError there is raised on all ranks."""
+        """Return on all ranks what `compute` gives on the main process; a UserError there is raised on all ranks."""
         reply = b""
         if self.is_main:
             try:
@@ -149,24 +149,24 @@ class Ranks:
                 reply = b"-" + str(error).encode()
         reply = self.broadcast_bytes(reply, what)
         if reply[:1] == b"-":
-            raise UserError(reply[1:].decode(), told=not self.is_main)
+            raise UserError(reply[1:].decode(), reported_elsewhere=not self.is_main)
         return reply[1:]
 
     def differing(self, digest: str, what: str) -> list[int]:
-        """The ranks whose digest is not that of rank 0."""
+        """Return the ranks whose digest is not that of rank 0."""
         digests = self.gather_bytes(digest.encode(), f"digests of {what}")
         return [rank for rank, other in enumerate(digests) if other != digests[0]]
 
-    def agree(self, digest: str, what: str) -> None:
+    def assert_identical(self, digest: str, what: str) -> None:
         """Raise RuntimeError, naming the ranks, unless all ranks hold the same digest."""
         if different := self.differing(digest, what):
             raise RuntimeError(f"rank {', '.join(map(str, different))} holds other {what} than rank 0")
 
-    def all_well(self, problem: str, what: str) -> None:
+    def raise_if_any_failed(self, problem: str, what: str) -> None:
         """Raise UserError on all ranks where one has a problem; the first that has one prints it."""
         for rank, payload in enumerate(self.gather_bytes(problem.encode(), what)):
             if payload:
-                raise UserError(payload.decode(), told=rank != self.rank)
+                raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
 
     def _tensor(self, payload: bytes) -> Tensor:
         return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device) if payload else self._empty()
@@ -176,33 +176,33 @@ class Ranks:
 
     def end(self, last_words: str) -> None:
         """Tell the other ranks why this one ends, so that they can say it."""
-        if self._signs is not None:
-            self._signs.end(last_words)
+        if self._heartbeat is not None:
+            self._heartbeat.end(last_words)
 
     def last_words(self) -> str:
-        """Why other ranks have ended, as far as they could tell."""
-        return "" if self._signs is None else self._signs.last_words()
+        """Return why other ranks have ended, as far as they could tell."""
+        return "" if self._heartbeat is None else self._heartbeat.last_words()
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        signs = self._signs
-        if signs is not None:
-            signs.waits_for = what
+        heartbeat = self._heartbeat
+        if heartbeat is not None:
+            heartbeat.waits_for = what
         try:
             yield
         except RuntimeError as error:
-            missing = signs.missing() if signs is not None else "another rank"
+            missing = heartbeat.missing() if heartbeat is not None else "another rank"
             raise RankLost(
                 f"rank {self.rank} waited for {what}, but {missing} (every wait ends after {self._timeout:g} s, "
                 f"run.timeout; {' '.join(str(error).split())[:120]})"
             ) from error
         finally:
-            if signs is not None:
-                signs.waits_for = None
+            if heartbeat is not None:
+                heartbeat.waits_for = None
 
 
-def _meet(rank: int, size: int, timeout: float) -> tuple[SignsOfLife, Launch, str, list[Peer]]:
-    """Join the process group in which all ranks of this attempt meet; give its backend and who they are too.
+def _meet(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
+    """Join the process group in which all ranks of this attempt meet, and return its backend and its peers.
 
     Raises RankLost where they do not come.
     """
@@ -220,10 +220,10 @@ def _meet(rank: int, size: int, timeout: float) -> tuple[SignsOfLife, Launch, st
         backend = choose_backend([peer.gpu for peer in peers])
         joined = PrefixStore(f"evorl/{attempt}", store)
         dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
-        # With a connection and a short deadline of their own, signs are not held up by what else waits for the store.
+        # With a connection and a short deadline of their own, heartbeats need not wait for what else uses the store.
         short = timedelta(seconds=min(timeout, SILENT))
-        signs = TCPStore(address, port, None, False, short, wait_for_workers=False)
-        return SignsOfLife(PrefixStore(f"evorl/signs-{attempt}", signs), rank, size), launch, backend, peers
+        beats = TCPStore(address, port, None, False, short, wait_for_workers=False)
+        return Heartbeat(PrefixStore(f"evorl/heartbeats-{attempt}", beats), rank, size), launch, backend, peers
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "
@@ -240,18 +240,18 @@ def choose_backend(gpus: Sequence[str]) -> str:
 
 
 def _own_gpu(local: int) -> str:
-    """The name of the GPU that Accelerate would give this rank; empty without one."""
+    """Return the name of the GPU that Accelerate would give this rank; empty without one."""
     count = torch.cuda.device_count()
     # Where a cluster shows each rank one GPU only, that is number 0 for all of them, and its name tells them apart.
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
-def have_met() -> bool:
-    """Whether this process has joined the other ranks."""
+def is_initialized() -> bool:
+    """Return whether this process has joined the other ranks."""
     return dist.is_available() and dist.is_initialized()
 
 
-def leave() -> None:
-    """Part from the other ranks; nothing can be exchanged any more."""
-    if have_met():
+def shutdown() -> None:
+    """Leave the process group; nothing can be exchanged any more."""
+    if is_initialized():
         dist.destroy_process_group()

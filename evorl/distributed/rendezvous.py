@@ -1,4 +1,4 @@
-"""How the ranks of one attempt of a launch find each other in a store that outlives attempts.
+"""Rendezvous: the ranks of one attempt of a launch find each other in a store that outlives attempts.
 
 Launchers count restarts for themselves (`TORCHELASTIC_RESTART_COUNT` differs between hosts once a host has come or
 gone), and what dead attempts have written stays in the store. So the main process draws a name for the attempt, and

@@ -1,4 +1,4 @@
-"""How a process ends when it is told to: in order, and if it cannot, all the same."""
+"""Signal handling: a process ends in order when it is told to, and if it cannot, all the same."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from evorl.system.console import say
 GRACE = 20.0
 """Seconds from a signal to the end of a process that is stuck; launchers kill after 30."""
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
-"""What the environment of a process holds that `accelerate launch` started."""
+"""The environment variable of a process that `accelerate launch` started."""
 
 
-class Told(SystemExit):
+class Interrupted(SystemExit):
     """This process was told to end; the exit code is 128 and the signal's number, as shells have it."""
 
     def __init__(self, number: int) -> None:
@@ -29,8 +29,8 @@ class Told(SystemExit):
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
-    """Raise Told in the main thread at SIGTERM, Ctrl-C or a closed terminal, and treat a lost launcher like SIGTERM.
+def signal_handlers() -> Iterator[None]:
+    """Raise Interrupted in the main thread at SIGTERM, Ctrl-C or a closed terminal; a lost launcher is like SIGTERM.
 
     Only the first signal counts, so that ending in order is not itself broken off. Whoever has not ended GRACE seconds
     later is stuck where no signal reaches it, and is ended from a thread.
@@ -40,26 +40,26 @@ def heeded() -> Iterator[None]:
     def heed(number: int, frame: FrameType | None) -> None:
         if not told.is_set():
             told.set()
-            raise Told(number)
+            raise Interrupted(number)
 
     signals = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
     # What `nohup` had ignored stays ignored.
     before = {number: signal.getsignal(number) for number in signals}
-    heeded: list[int] = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    signal_handlers: list[int] = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     old_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    for number in heeded:
+    for number in signal_handlers:
         signal.signal(number, heed)
     active = [True]
-    os.register_at_fork(after_in_child=lambda: _forget(heeded) if active else None)
-    watch = threading.Thread(target=_watch, args=(reader, set(heeded)), name="signals", daemon=True)
+    os.register_at_fork(after_in_child=lambda: _forget(signal_handlers) if active else None)
+    watch = threading.Thread(target=_watch, args=(reader, set(signal_handlers)), name="signals", daemon=True)
     watch.start()
     try:
         yield
     finally:
         active.clear()
-        for number in heeded:
+        for number in signal_handlers:
             signal.signal(number, before[signal.Signals(number)])
         signal.set_wakeup_fd(old_descriptor)
         # Closing would not do while a forked child, such as an environment's process, still holds its copy.
@@ -69,10 +69,10 @@ def heeded() -> Iterator[None]:
         reader.close()
 
 
-def _forget(heeded: list[int]) -> None:
-    """In a forked child: end by signals as usual, and do not report them to the parent's thread."""
+def _forget(signal_handlers: list[int]) -> None:
+    """Let a forked child end by signals as usual, and do not report them to the parent's thread."""
     signal.set_wakeup_fd(-1)
-    for number in heeded:
+    for number in signal_handlers:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 

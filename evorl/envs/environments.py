@@ -19,14 +19,14 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.envs.episodes import Episodes, Returns
 from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
-from evorl.envs.spec import Interface, Parts, choices, parts_of, split
+from evorl.envs.spec import EnvSpec, ObservationSpecs, choices, observation_specs, split
 from evorl.envs.vector import discard, make_vector, serving_action, stacked_frames
 from evorl.envs.watch import Watch
 from evorl.types import Agent, Observation, Tensors, Transition, UserError
 
 TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
 MASK = "action_mask"
-"""What the environment calls its mask, and the observation's part that holds it."""
+"""The name of the environment's mask, and of the observation's part that holds it."""
 
 
 class Environments:
@@ -38,7 +38,7 @@ class Environments:
     - where the vector environment resets within the step (SAME_STEP), the true last observation is put back;
     - where it spends a step on the reset (NEXT_STEP), that step is marked as not valid; `always_valid` is then false;
     - where a lost life has ended what is learned from, the step that presses FIRE for the next one is not valid;
-    - where an environment raises, it is made again, and that step is not valid whatever `always_valid` says.
+    - where an environment raises, it is restarted, and that step is not valid whatever `always_valid` says.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Environments:
         *,
         whole_games: bool = False,
     ) -> None:
-        """With `whole_games`, as in evaluation, a lost life ends nothing; FIRE is pressed after it all the same."""
+        """Make environments. With `whole_games`, as in evaluation, a lost life ends nothing, but FIRE follows it."""
         serves = settings.life_loss_ends
         if whole_games:
             settings = settings.model_copy(update={"life_loss_ends": False})
@@ -79,7 +79,7 @@ class Environments:
         self._id = settings.id
         self._seed = 0
         self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
-        self._visible = None if settings.visible is None else list(settings.visible)
+        self._observation_indices = None if settings.observation_indices is None else list(settings.observation_indices)
         self.observation: Observation
         self._started: Tensor
         _, info = self._reset()
@@ -87,7 +87,7 @@ class Environments:
         self._masked = MASK in info
         if self._masked:
             self._mask(info)
-        self.interface = Interface(settings.id, self._parts(settings), self._actions_of, self._masked)
+        self.interface = EnvSpec(settings.id, self._parts(settings), self._actions_of, self._masked)
 
     @property
     def started(self) -> Tensor:
@@ -161,13 +161,13 @@ class Environments:
         return transition
 
     def pop_steps(self) -> NDArray[np.float64]:
-        """Transitions [P] made since the last call."""
+        """Return the transitions [P] made since the last call."""
         steps = self._steps.copy()
         self._steps[:] = 0.0
         return steps
 
     def pop_returns(self) -> Returns:
-        """Returns of episodes since the last call; those that began too lately to count wait for a later one."""
+        """Return the returns since the last call; episodes that began too lately to count wait for a later one."""
         return self._episodes.pop()
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class Environments:
         return observation, info
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
-        """The seeds of all copies as the vector environment takes them: most native ones only know a single one."""
+        """Return the seeds of all copies as the vector environment takes them: most native ones only know one."""
         if seeds and isinstance(self._vector, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
             return list(seeds)
         return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
@@ -201,7 +201,7 @@ class Environments:
             return observation, none, none.astype(bool), none.astype(bool), info
 
     def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Make all copies again, where one error has hit them all, and begin new episodes."""
+        """Restart all copies, where one error has hit them all, and begin new episodes."""
         copies, failures = self.agents * self.num_envs, 1
         observation: Any = None
         info: dict[str, Any] = {}
@@ -225,18 +225,11 @@ class Environments:
             FAILURES: info.get(FAILURES, 0) + np.full(copies, failures),
         }
 
-    def _parts(self, settings: Environment) -> Parts:
+    def _parts(self, settings: Environment) -> ObservationSpecs:
         space = self._space
-        if self._visible is not None:
-            if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-                raise UserError(f"environment.visible: it picks numbers of a vector; {settings.id} shows {space}")
-            if max(self._visible) >= space.shape[0]:
-                raise UserError(
-                    f"environment.visible: there is no number {max(self._visible)}; {settings.id} shows 0 to "
-                    f"{space.shape[0] - 1}"
-                )
-            space = gym.spaces.Box(space.low[self._visible], space.high[self._visible], dtype=space.dtype.type)
-        parts = parts_of(space)
+        if self._observation_indices is not None:
+            space = _picked(space, self._observation_indices, settings.id)
+        parts = observation_specs(space)
         if MASK in parts:
             raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
         if frames := stacked_frames(settings):
@@ -254,13 +247,13 @@ class Environments:
         }
 
     def _stored(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
-        """Copies of the parts of a batch of observations, or of that of one `copy`, in the types they are kept in.
+        """Return copies of the parts of a batch of observations, or of one `copy`'s, in the types they are kept in.
 
         Copies, because vector environments may reuse the array that they return.
         """
         parts = split(self._space, observation)
-        if self._visible is not None:
-            parts = {name: array[..., self._visible] for name, array in parts.items()}
+        if self._observation_indices is not None:
+            parts = {name: array[..., self._observation_indices] for name, array in parts.items()}
         types = {name: TYPES[part.dtype] for name, part in self.interface.parts.items()}
         stored = {name: np.array(array, dtype=types[name]) for name, array in parts.items()}
         which = "the observation" if copy is None else "the last observation"
@@ -272,7 +265,7 @@ class Environments:
         return stored
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, dict[str, NDArray[Any]]]:
-        """The true last observations of copies that the step also reset."""
+        """Return the true last observations of copies that the step also reset."""
         if not (self._resets_in_step and ended.any()):
             return {}
         last = {int(copy): self._stored(info["final_obs"][copy], int(copy)) for copy in np.flatnonzero(ended)}
@@ -284,7 +277,7 @@ class Environments:
         return last
 
     def _with_last(self, seen: Tensors, last: dict[int, dict[str, NDArray[Any]]]) -> Tensors:
-        """What the step led to: where it also reset the environment, what was seen last and not what is seen next."""
+        """Return the observations after the step: where it also reset, the last ones of the episode that ended."""
         if not last:
             return seen
         result = {name: value.clone() for name, value in seen.items()}
@@ -300,7 +293,7 @@ class Environments:
         return seen
 
     def _mask(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """The allowed actions [N, A] of all copies; an environment that gives no mask at a step allows all."""
+        """Return the allowed actions [N, A] of all copies; an environment that gives no mask at a step allows all."""
         copies = self.agents * self.num_envs
         mask = np.array(info.get(MASK, np.ones((copies, 1))), dtype=bool).reshape(copies, -1)
         given = info.get(f"_{MASK}", np.ones(copies, dtype=bool)) if MASK in info else np.zeros(copies, dtype=bool)
@@ -328,7 +321,7 @@ class Environments:
             )
 
     def _actions(self, action: Tensor) -> NDArray[Any]:
-        """The actions [N, ...] of all copies as a new array that the space holds."""
+        """Return the actions [N, ...] of all copies as a new array that the space holds."""
         values = action.detach().cpu().numpy()
         values = values.reshape(self.agents * self.num_envs, *values.shape[2:])
         space = self._actions_of
@@ -356,3 +349,13 @@ class Environments:
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array).to(self.device)
         return tensor.view(self.agents, self.num_envs, *array.shape[1:])
+
+
+def _picked(space: gym.Space[Any], indices: list[int], id: str) -> gym.Space[Any]:
+    """Return the space of some numbers of a vector. Raises UserError where it has none at these places."""
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        raise UserError(f"environment.observation_indices: these are of a vector; {id} shows {space}")
+    if max(indices) >= space.shape[0]:
+        last = space.shape[0] - 1
+        raise UserError(f"environment.observation_indices: there is no number {max(indices)}; {id} shows 0 to {last}")
+    return gym.spaces.Box(space.low[indices], space.high[indices], dtype=space.dtype.type)

@@ -69,7 +69,7 @@ class Episodes:
             self._begin(dropped)
 
     def pop(self) -> Returns:
-        """What counts now and did not count before, and how many episodes ended since the last call."""
+        """Return what counts now and did not count before, and how many episodes ended since the last call."""
         ages = np.where(self._owned, self._clock - self._began, 0).reshape(self._agents, -1)
         self._longest = np.maximum(self._longest, ages.max(1))
         sums, episodes, ended = np.zeros(self._agents), np.zeros(self._agents), self._ended

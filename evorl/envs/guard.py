@@ -12,11 +12,11 @@ from evorl.randomness import derive_seed
 from evorl.types import UserError
 
 FAULT, FAILURES = "evorl.fault", "evorl.failures"
-"""What the information of a step or reset says where an environment raised: the last error, and how many there were."""
+"""The keys of a step's or reset's info where an environment raised: the last error, and the number of errors."""
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that is made again by `make` when it raises, and begins another episode.
+    """An environment that is restarted by `make` when it raises, and begins another episode.
 
     The step that raised then gives the new episode's first observation, and says so under `FAULT`. Only a UserError
     leaves it, so that the other copies in a vector environment have made whole steps. It tries `restarts` times in a
@@ -48,7 +48,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             return self._another(error)
 
     def _another(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """The first observation of an episode in an environment made anew."""
+        """Restart an environment and return the first observation of its next episode."""
         failures = 1
         while failures <= self._restarts:
             self._seed = another_seed(self._seed)
@@ -68,11 +68,11 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def another_seed(seed: int) -> int:
-    """A seed for what is made again: the next ones in a row belong to the other copies."""
+    """Return a seed for what is restarted: the next ones in a row belong to the other copies."""
     return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
 
 
 def in_words(error: Exception) -> str:
-    """An error on one line."""
+    """Return an error on one line."""
     text = " ".join(str(error).split())
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:300]

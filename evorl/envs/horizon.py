@@ -1,4 +1,4 @@
-"""How long a generation is beside an environment's longest episode, and what follows from it."""
+"""The length of a generation beside an environment's longest episode, and its consequences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Horizon:
     carries_over: bool
 
     def sentence(self) -> str:
-        """What becomes of episodes at a generation's end, and what that means for a resumed run."""
+        """Return what becomes of episodes at a generation's end, and what that means for a resumed run."""
         bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
         numbers = f"a generation has {self.steps:,} steps of each environment, and episodes {bound}"
         if self.carries_over:
@@ -36,7 +36,7 @@ class Horizon:
         return f"Each generation begins new episodes ({numbers}): resuming is bit-exact on the same number of ranks."
 
     def shortfall(self, evaluated: int | None) -> str | None:
-        """Which states are evaluated and never trained on, if any; evaluation cuts episodes after `evaluated` steps."""
+        """Return in words which states are evaluated (up to `evaluated` steps) and never trained on, if any."""
         bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
         if self.carries_over or self.longest is None or self.steps >= min(bounds):
             return None
@@ -48,7 +48,7 @@ class Horizon:
 
 
 def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
-    """The horizon of a run in which `copies` ranks train each agent, `period` steps of each environment at a time."""
+    """Return the horizon of a run: `copies` ranks train each agent, `period` steps of each environment at a time."""
     environment = config.environment
     each = environment.num_envs * copies * period
     steps = -(-config.evolution.steps // each) * period
@@ -61,7 +61,7 @@ def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
 
 
 def longest_episode(settings: Environment) -> int | None:
-    """The most steps that the environment's registration lets an episode have; None where that says nothing."""
+    """Return the registration's limit on an episode's steps; None where there is none."""
     spec = gym.spec(settings.id.rpartition(":")[2])
     options = {**spec.kwargs, **settings.kwargs}
     bounds = [options.get("max_episode_steps", spec.max_episode_steps)]

@@ -1,4 +1,4 @@
-"""What environments show and take: observation spaces as named parts that a network can read. Axes: N environments."""
+"""Specifications of environments: observation spaces as named parts that a network can read. Axes: N environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHOLE = "observation"
 
 
 @dataclass(frozen=True)
-class Part:
+class ObservationSpec:
     """One part of an observation, as it is stored.
 
     - `vector`: numbers of any shape, read as a flat vector;
@@ -41,28 +41,28 @@ class Part:
 
     @property
     def width(self) -> int:
-        """How many numbers a network reads."""
+        """Return the number of inputs that a network reads."""
         return sum(self.sizes) if self.kind == "categories" else math.prod(self.shape)
 
     @property
     def channels(self) -> int:
-        """The number of an image's channels."""
+        """Return the number of an image's channels."""
         if len(self.shape) == 2:
             return 1
         return self.shape[-1] if self.channels_last else self.shape[0]
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Rows and columns of an image."""
+        """Return the rows and columns of an image."""
         rows, columns = self.shape[:2] if self.channels_last or len(self.shape) == 2 else self.shape[1:]
         return rows, columns
 
 
-Parts = Mapping[str, Part]
+ObservationSpecs = Mapping[str, ObservationSpec]
 
 
-def as_numbers(x: torch.Tensor, part: Part) -> torch.Tensor:
-    """A vector or image [..., *shape] as networks read it: bytes scaled from the part's bounds to 0 and 1."""
+def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
+    """Return a vector or image [..., *shape] as networks read it: bytes scaled from the part's bounds to 0 and 1."""
     if x.dtype != torch.uint8:
         return x.float()
     values = x.float()
@@ -72,24 +72,24 @@ def as_numbers(x: torch.Tensor, part: Part) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Interface:
-    """What an algorithm must fit: the parts that agents see, the action space, and whether actions can be forbidden."""
+class EnvSpec:
+    """The interface of an environment: the parts of observations, the action space, and if actions can be masked."""
 
     environment: str
-    parts: Parts
+    parts: ObservationSpecs
     action: gym.Space[Any]
     masked: bool = False
 
 
-def parts_of(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, Part]:
-    """The parts of an observation space by name: `camera`, `arm.angles`, or `observation` where there is only one.
+def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:
+    """Return the parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
 
     Raises UserError, naming `key`, where a part has no encoder.
     """
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts: dict[str, Part] = {}
+        parts: dict[str, ObservationSpec] = {}
         for child, inner in _children(space):
-            found = parts_of(inner, key, f"{name}.{child}" if name else child)
+            found = observation_specs(inner, key, f"{name}.{child}" if name else child)
             if twice := parts.keys() & found.keys():
                 raise UserError(f"{key}: two parts of the observation are called {min(twice)!r}; rename one")
             parts |= found
@@ -103,7 +103,7 @@ def parts_of(space: gym.Space[Any], key: str = "environment.id", name: str = "")
 
 
 def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDArray[Any]]:
-    """A batch of observations [N, ...] of a space as its parts, each [N, ...] as it is stored."""
+    """Return the parts of a batch of observations [N, ...] of a space, each [N, ...] as it is stored."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: dict[str, NDArray[Any]] = {}
         for child, inner in _children(space):
@@ -117,7 +117,7 @@ def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDAr
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
-    """The number of actions in each of a discrete action space's choices; none for other spaces."""
+    """Return the number of actions in each of a discrete action space's choices; none for other spaces."""
     if isinstance(space, gym.spaces.Discrete):
         return (int(space.n),)
     return tuple(map(int, space.nvec.flatten())) if isinstance(space, gym.spaces.MultiDiscrete) else ()
@@ -129,7 +129,7 @@ def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[tuple[str,
     return [(str(index), inner) for index, inner in enumerate(space.spaces)]
 
 
-def _box(space: gym.spaces.Box) -> Part:
+def _box(space: gym.spaces.Box) -> ObservationSpec:
     bytes_ = space.dtype == np.uint8
     dtype = torch.uint8 if bytes_ else torch.float32
     shape = tuple(space.shape)
@@ -140,7 +140,9 @@ def _box(space: gym.spaces.Box) -> Part:
     if 0 in shape:
         raise UserError(f"environment.id: an observation of shape {list(shape)} holds no numbers")
     image = len(shape) == 3 or (len(shape) == 2 and bytes_)
-    part = Part("image" if image else "vector", shape, dtype, channels_last=len(shape) == 3 and _channels_last(shape))
+    part = ObservationSpec(
+        "image" if image else "vector", shape, dtype, channels_last=len(shape) == 3 and _channels_last(shape)
+    )
     if not (bytes_ and space.low.size):
         return part
     # One scale for all elements, from the lowest bound of any to the highest: pixels are of one kind.
@@ -149,7 +151,7 @@ def _box(space: gym.spaces.Box) -> Part:
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Guess where an image's channels stand.
+    """Guess which axis of an image holds its channels.
 
     Two neighbouring axes of one length are rows and columns. Where that does not tell, channels stand first if that is
     the shortest axis, else last, as Gymnasium has them.
@@ -160,12 +162,12 @@ def _channels_last(shape: tuple[int, ...]) -> bool:
     return first >= min(second, third)
 
 
-PARTS: Mapping[type, Callable[[Any], Part]] = {
+PARTS: Mapping[type, Callable[[Any], ObservationSpec]] = {
     gym.spaces.Box: _box,
-    gym.spaces.Discrete: lambda space: Part("categories", (), torch.int64, sizes=(int(space.n),)),
-    gym.spaces.MultiDiscrete: lambda space: Part(
+    gym.spaces.Discrete: lambda space: ObservationSpec("categories", (), torch.int64, sizes=(int(space.n),)),
+    gym.spaces.MultiDiscrete: lambda space: ObservationSpec(
         "categories", tuple(space.shape), torch.int64, sizes=tuple(int(n) for n in space.nvec.flatten())
     ),
-    gym.spaces.MultiBinary: lambda space: Part("vector", tuple(space.shape), torch.float32),
+    gym.spaces.MultiBinary: lambda space: ObservationSpec("vector", tuple(space.shape), torch.float32),
 }
-"""How each kind of space is read."""
+"""The function that reads each kind of space."""

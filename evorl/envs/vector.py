@@ -25,7 +25,7 @@ PATIENCE = 5.0
 
 
 def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
-    """The vector environment that the configuration asks for. Raises UserError where there is none."""
+    """Return the vector environment that the configuration asks for. Raises UserError where there is none."""
     try:
         module, _, name = settings.id.rpartition(":")
         if module:
@@ -91,7 +91,7 @@ def for_evaluation(settings: Environment) -> Environment:
 
 
 def stacked_frames(settings: Environment) -> int:
-    """How many successive frames an Atari environment shows at once, the newest last; 0 for other environments.
+    """Return how many successive frames an Atari environment stacks, the newest last; 0 for other environments.
 
     Its episodes start with frames of zeros before the first one.
     """
@@ -102,7 +102,7 @@ def stacked_frames(settings: Environment) -> int:
 
 
 def serving_action(settings: Environment, vector: VectorEnv[Any, Any, Any]) -> NDArray[Any] | None:
-    """What to do after a lost life in an Atari game that goes on only once FIRE is pressed; None for other games.
+    """Return the action after a lost life in an Atari game that needs FIRE to go on; None for other games.
 
     ALE takes a game for such a one, and presses FIRE in its resets, where its actions include FIRE.
     """
@@ -126,7 +126,7 @@ def _mode(settings: Environment, name: str) -> Any:
 
 
 def _atari_options(settings: Environment) -> dict[str, Any]:
-    """Preprocessing as usual, but true scores; each process of this machine takes its share of the cores."""
+    """Return the usual preprocessing, but true scores; each process of this machine takes its share of the cores."""
     cores, ranks = os.cpu_count() or 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {
         "reward_clipping": False,

@@ -1,4 +1,4 @@
-"""What goes wrong in copies of an environment, counted and said by name."""
+"""Faults of copies of an environment, counted and reported by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evorl.types import EvorlWarning, UserError
 
 
 class Watch:
-    """Knows how often each of N copies, `num_envs` of each agent, has failed and how far its episode is."""
+    """A record of the failures of each of N copies, `num_envs` of each agent, and of the steps of its episode."""
 
     def __init__(self, id: str, copies: int, num_envs: int, restarts: int) -> None:
         self._id = id
@@ -26,7 +26,7 @@ class Watch:
         self._began = np.zeros(copies, dtype=np.int64)
 
     def tick(self) -> None:
-        """One more step of all copies."""
+        """Count one more step of all copies."""
         self._clock += 1
 
     def begin(self, copies: NDArray[np.bool_] | slice) -> None:
@@ -34,7 +34,7 @@ class Watch:
         self._began[copies] = self._clock
 
     def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Which copies [N] raised, which is said aloud. Raises UserError where one did so too often."""
+        """Return which copies [N] raised, and report it. Raises UserError where one did so too often."""
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
         self._failures += np.where(faulty, info[FAILURES], 0)
         beyond = self._failures > self._restarts
@@ -44,7 +44,7 @@ class Watch:
             raise UserError(
                 f"environment.max_restarts: {what}; after {self._restarts} restarts, which is all that each may have"
             )
-        warnings.warn(f"{what}; made again; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
+        warnings.warn(f"{what}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
         return faulty
 
     def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:

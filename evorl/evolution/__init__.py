@@ -2,6 +2,6 @@
 
 from evorl.evolution.evolve import evolve
 from evorl.evolution.mutation import MUTATIONS, Context, mutate
-from evorl.evolution.selection import SELECTIONS, Place, elite
+from evorl.evolution.selection import SELECTIONS, Offspring, elite
 
-__all__ = ["MUTATIONS", "SELECTIONS", "Context", "Place", "elite", "evolve", "mutate"]
+__all__ = ["MUTATIONS", "SELECTIONS", "Context", "Offspring", "elite", "evolve", "mutate"]

@@ -36,7 +36,7 @@ def mutate_layers(agent: Agent, networks: Networks, limits: ArchitectureLimits, 
 
 
 def mutate_units(agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator) -> str | None:
-    """Make a layer, a memory or a kernel larger or smaller; None where the limits allow neither."""
+    """Make a layer, a recurrent cell or a kernel larger or smaller; None where the limits allow neither."""
     choices: list[Callable[[], str]] = []
     rules = {
         "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),

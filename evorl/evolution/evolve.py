@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from evorl.evolution.mutation import Context, mutate
-from evorl.evolution.selection import SELECTIONS, Place, elite
+from evorl.evolution.selection import SELECTIONS, Offspring, elite
 from evorl.types import Agent
 
 
@@ -30,7 +30,7 @@ def evolve(
     evolved = []
     for place in SELECTIONS[selection.name](fitness, len(archive), selection, rng):
         if candidates[place.parent].fault:
-            place = Place(elite(fitness), child=True)
+            place = Offspring(elite(fitness), child=True)
         agent = candidates[place.parent]
         if place.child or place.parent < len(archive):
             agent = agent.child(next_id)

@@ -1,4 +1,4 @@
-"""What makes a child differ from its parent: functions on one agent, plain code with no agent axis."""
+"""Mutations: functions on one agent that make a child differ from its parent, plain code with no agent axis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evorl.types import Agent
 
 @dataclass(frozen=True)
 class Context:
-    """What a mutation may look at besides the agent."""
+    """The values that a mutation may read besides the agent."""
 
     settings: Evolution
     networks: Networks
@@ -27,12 +27,12 @@ Mutate = Callable[[Agent, Context, np.random.Generator], str | None]
 
 
 def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
-    """The child goes on from its parent's state."""
+    """Keep the parent's state."""
     return ""
 
 
 def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
-    """A layer more or less in a `new_layer` share of cases, else some units more or less."""
+    """Add or remove a layer in a `new_layer` share of cases, else some units."""
     limits = context.settings.architecture
     if rng.random() < context.settings.mutation.new_layer:
         return mutate_layers(agent, context.networks, limits, rng)
@@ -40,7 +40,7 @@ def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator
 
 
 def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
-    """Gaussian noise on every weight, `strength` times the weight's own magnitude."""
+    """Add Gaussian noise to every weight, `strength` times the weight's own magnitude."""
     strength = context.settings.mutation.strength
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     for roles in agent.tensors.values():
@@ -51,7 +51,7 @@ def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) 
 
 
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
-    """Another activation, the same in all hidden layers."""
+    """Change the activation, the same in all hidden layers."""
     before = agent.architecture.activation
     others = [name for name in context.settings.architecture.activations if name != before]
     if before is None or not others:
@@ -61,23 +61,23 @@ def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) 
 
 
 def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
-    """One hyperparameter grows or shrinks inside its range; where one way is closed it goes the other."""
+    """Grow or shrink one hyperparameter inside its range; where one way is closed it goes the other."""
     ranges = context.settings.hyperparameters
     if not ranges:
         return None
     name = str(rng.choice(list(ranges)))
     before = agent.hyperparameters[name]
-    up, down = (turned(before, ranges[name], factor) for factor in ranges[name].factors)
+    up, down = (perturbed(before, ranges[name], factor) for factor in ranges[name].factors)
     first, second = (up, down) if rng.random() < 0.5 else (down, up)
     agent.hyperparameters[name] = second if first == before else first
     return f"{name}: {before:.6g} -> {agent.hyperparameters[name]:.6g}"
 
 
-def turned(value: float, range: HyperparameterRange, factor: float) -> float:
-    """Return `value` turned by `factor` on the range's scale. It stays continuous, so an integer setting never sticks.
+def perturbed(value: float, range: HyperparameterRange, factor: float) -> float:
+    """Return `value` perturbed by `factor` on the range's scale.
 
-    A number near one, such as a discount, is turned by its distance from one: on a log scale 0.99 would jump to one end
-    of its range or the other for ever.
+    It stays continuous, so an integer setting never sticks. A value near one, such as a discount, is perturbed by its
+    distance from one: on a log scale 0.99 would jump to one end of its range or the other for ever.
     """
     if range.scale == "linear":
         moved = value + (factor - 1) * (range.max - range.min)

@@ -1,4 +1,4 @@
-"""Which agents go on. A selection is a pure function of the fitness and a generator."""
+"""Selection of the agents that go on: pure functions of the fitness and a generator."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from numpy.typing import NDArray
 from evorl.config import Selection
 
 
-class Place(NamedTuple):
+class Offspring(NamedTuple):
     """A place in the next generation: which candidate fills it, and whether as a child that may mutate or as itself."""
 
     parent: int
     child: bool
 
 
-Select = Callable[[NDArray[np.float64], int, Selection, np.random.Generator], list[Place]]
+Select = Callable[[NDArray[np.float64], int, Selection, np.random.Generator], list[Offspring]]
 """Fills the places of the next generation, given the fitness of the candidates, how many of those are `archived`, the
 settings and a generator. Archived candidates stand first; they are parents, and do not count for the population."""
 
 
 def tournament(
     fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
-) -> list[Place]:
+) -> list[Offspring]:
     """Keep the elite as itself, then take children of the winners of tournaments of `size` different candidates.
 
     The best of `size` candidates drawn without replacement wins (Miller & Goldberg 1995).
     """
-    places = [Place(elite(fitness), child=False)] if settings.elitism else []
+    places = [Offspring(elite(fitness), child=False)] if settings.elitism else []
     while len(places) < len(fitness) - archived:
         entrants = np.sort(rng.choice(len(fitness), size=settings.size, replace=False))
-        places.append(Place(int(entrants[elite(fitness[entrants])]), child=True))
+        places.append(Offspring(int(entrants[elite(fitness[entrants])]), child=True))
     return places
 
 
 def truncation(
     fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
-) -> list[Place]:
+) -> list[Offspring]:
     """Replace the worst `share` by children of as many of the best (population-based training, arXiv 1711.09846).
 
     All others go on as themselves. At least one agent is replaced where there are two.
@@ -48,8 +48,8 @@ def truncation(
     count = min(max(1, round(settings.share * size)), size // 2)
     best_first = np.lexsort((-np.arange(len(fitness)), -_ranked(fitness)))
     population = best_first[best_first >= archived]
-    survivors = [Place(int(index), child=False) for index in population[: size - count]]
-    return survivors + [Place(int(rng.choice(best_first[: max(1, count)])), child=True) for _ in range(count)]
+    survivors = [Offspring(int(index), child=False) for index in population[: size - count]]
+    return survivors + [Offspring(int(rng.choice(best_first[: max(1, count)])), child=True) for _ in range(count)]
 
 
 def elite(fitness: NDArray[np.float64]) -> int:
@@ -59,7 +59,7 @@ def elite(fitness: NDArray[np.float64]) -> int:
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Fitness in which an agent without a number is worse than any other."""
+    """Return the fitness, in which an agent without a number is worse than any other."""
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 

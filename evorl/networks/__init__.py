@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from evorl.config import Network as NetworkSettings
-from evorl.envs.spec import Parts
+from evorl.envs.spec import ObservationSpecs
 from evorl.networks.base import Network, initial_architecture
 from evorl.networks.layers import ACTIVATIONS
 from evorl.networks.layout import Layout
@@ -14,7 +14,7 @@ from evorl.networks.recurrent import CELLS
 from evorl.networks.standard import StandardNetwork
 from evorl.types import Head
 
-NETWORKS: Mapping[str, Callable[[NetworkSettings, Parts, Sequence[Head], bool], Network]] = {
+NETWORKS: Mapping[str, Callable[[NetworkSettings, ObservationSpecs, Sequence[Head], bool], Network]] = {
     "standard": lambda settings, parts, heads, normalize: StandardNetwork(
         parts, heads, normalize, settings.initialisation or "uniform"
     ),

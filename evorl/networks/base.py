@@ -1,4 +1,4 @@
-"""What a network has to offer, and the architecture that a configuration asks for. Axes: P agents."""
+"""The protocol of networks, and the architecture that a configuration asks for. Axes: P agents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evorl.config import Network as NetworkSettings
-from evorl.envs.spec import Parts
+from evorl.envs.spec import ObservationSpecs
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import Specs
 from evorl.types import Architecture, Convolution, Observation, RecurrentInput, Streams, Tensors
@@ -19,32 +19,36 @@ class Network(Protocol):
     """The description of a network; the parameters live with the agents."""
 
     def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
-        """The parameters of one agent of this architecture, or their padded room in a stack."""
+        """Return the parameters of one agent of this architecture, or their padded shapes in a stack."""
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Fresh parameters of one agent."""
+        """Return fresh parameters of one agent."""
 
     def cost(self, architecture: Architecture) -> float:
-        """Multiplications for one observation. Raises UserError where the shapes do not fit."""
+        """Count the multiplications for one observation. Raises UserError where the shapes do not fit."""
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """How many numbers each unit of the memory has, and how many units there are; zeros without a memory."""
+        """Return how many numbers each unit of the recurrent state has, and how many units; zeros without a state."""
 
     def forward(
         self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
     ) -> tuple[Tensors, Tensor | None]:
-        """The heads' outputs [P, B, outputs] for observations [P, B, ...], and the memory after them.
+        """Return the heads' outputs [P, B, outputs] for observations [P, B, ...], and the next recurrent state.
 
         `p` are the stack's parameters, each [P * copies, read, produced].
         """
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """`tensors` of one agent after hidden layer `index`, not the last, went out, and which of the next layer's
-        tensors each new one replaces, by their names."""
+        """Return one agent's `tensors` without hidden layer `index`, which is not the last.
+
+        Also return which of the next layer's tensors each new one replaces, by their names.
+        """
 
 
-def initial_architecture(settings: NetworkSettings, parts: Parts, streams: Streams = "shared") -> Architecture:
-    """The architecture that the configuration asks for."""
+def initial_architecture(
+    settings: NetworkSettings, parts: ObservationSpecs, streams: Streams = "shared"
+) -> Architecture:
+    """Return the architecture that the configuration asks for."""
     if settings.name == "module":
         return Architecture()
     images = any(part.kind == "image" for part in parts.values())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evorl.config.fields import Initialisation
-from evorl.envs.spec import Part, as_numbers
+from evorl.envs.spec import ObservationSpec, as_numbers
 from evorl.networks.layers import Span, activate
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
@@ -20,20 +20,20 @@ RESIDUAL_KERNEL = 3
 
 
 class ImageEncoder:
-    """[P, B, ...] images of one part -> [P, B, C * H * W] features of the last convolutional layer."""
+    """The convolutional layers of one part: images [P, B, ...] -> features [P, B, C * H * W] of the last layer."""
 
-    def __init__(self, name: str, part: Part, initialisation: Initialisation) -> None:
+    def __init__(self, name: str, part: ObservationSpec, initialisation: Initialisation) -> None:
         self.initialisation = initialisation
         self.name = f"encoder.{name}"
         self.part = part
 
     def reads(self, architecture: Architecture) -> tuple[str | int, ...]:
-        """The axes that the features have for the layer that reads them."""
+        """Return the axes that the features have for the layer that reads them."""
         rows, columns = self.sizes(architecture)[-1]
         return f"channels.{len(architecture.convolutions) - 1}", rows * columns
 
     def sizes(self, architecture: Architecture) -> list[tuple[int, int]]:
-        """Rows and columns of what each layer puts out. Raises UserError where a kernel does not fit."""
+        """Return the rows and columns of each layer's output. Raises UserError where a kernel does not fit."""
         sizes: list[tuple[int, int]] = []
         size = self.part.image_size
         for index, layer in enumerate(architecture.convolutions):
@@ -49,7 +49,7 @@ class ImageEncoder:
         return sizes
 
     def specs(self, architecture: Architecture) -> Specs:
-        """The parameters of one agent."""
+        """Return the parameters of one agent."""
         specs: Specs = {}
         fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         source: str | int = self.part.channels
@@ -67,7 +67,7 @@ class ImageEncoder:
         return specs
 
     def cost(self, architecture: Architecture) -> float:
-        """Multiplications for one image."""
+        """Count the multiplications for one image."""
         layers, sizes = architecture.convolutions, self.sizes(architecture)
         channels = [self.part.channels, *(layer.channels for layer in layers)]
         cost = 0
@@ -77,7 +77,7 @@ class ImageEncoder:
         return cost
 
     def forward(self, layout: Layout, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """[P, B, ...] -> [P, B, features]."""
+        """Compute the features: [P, B, ...] -> [P, B, features]."""
         if len(self.part.shape) == 2:
             x = x.unsqueeze(2)
         elif self.part.channels_last:
@@ -103,7 +103,7 @@ class ImageEncoder:
         return torch.stack(features).flatten(2)
 
     def _layers(self, architecture: Architecture, p: Mapping[str, Tensor], spans: Sequence[Span], x: Tensor) -> Tensor:
-        """[B, G * C, H, W] images of G agents -> [B, G * features], laid out as C, H, W."""
+        """Compute the features [B, G * features], laid out as C, H, W, of images [B, G * C, H, W] of G agents."""
         x = as_numbers(x, self.part)
         for index, layer in enumerate(architecture.convolutions):
             name = f"{self.name}.{index}"
@@ -117,7 +117,7 @@ class ImageEncoder:
 
 
 def _convolve(p: Mapping[str, Tensor], name: str, x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """One layer of G agents; weights are [G, in * kernel * kernel, out]."""
+    """Convolve with one layer of G agents; weights are [G, in * kernel * kernel, out]."""
     weight, bias = p[f"{name}.weight"], p[f"{name}.bias"]
     groups, _, out = weight.shape
     filters = weight.view(groups, -1, kernel, kernel, out).permute(0, 4, 1, 2, 3).flatten(0, 1)
@@ -125,7 +125,7 @@ def _convolve(p: Mapping[str, Tensor], name: str, x: Tensor, kernel: int, stride
 
 
 def _activated(x: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Each agent's own activation of [B, G * C, H, W]."""
+    """Apply each agent's own activation to [B, G * C, H, W]."""
     if len(spans) == 1:
         return activate(x, spans)
     agents = x.unflatten(1, (spans[-1][2], -1)).transpose(0, 1)

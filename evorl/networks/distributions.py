@@ -1,7 +1,7 @@
 """Distributions over actions, as heads of a network put them out. Axes: P agents, B batch, A action numbers, K choices.
 
-A distribution's `raw` actions are what it samples and what log-probabilities are of; `to_environment` makes of them
-what the environment takes.
+A distribution samples unclipped actions, and log-probabilities are theirs; `to_environment` clips and shapes them for
+the environment.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Distribution(Protocol):
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """What a network must put out."""
+        """Return the heads that a network must have."""
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Raw actions [P, B, ...]."""
+        """Sample unclipped actions [P, B, ...]."""
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """The most likely raw actions [P, B, ...]."""
+        """Return the most likely unclipped actions [P, B, ...]."""
 
-    def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
-        """Of raw actions [P, B, ...]."""
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
+        """Return the log-probability and the entropy of unclipped actions [P, B, ...]."""
 
-    def to_environment(self, raw: Tensor) -> Tensor:
-        """What the environment takes [P, B, ...], counted from 0 where it is a choice."""
+    def to_environment(self, unclipped_action: Tensor) -> Tensor:
+        """Return the environment's actions [P, B, ...], counted from 0 where they are choices."""
 
 
 class Categorical:
@@ -59,7 +59,7 @@ class Categorical:
         self.heads = (Head("action", sum(sizes), near_zero=True),)
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
+        """Sample whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
         logits = self._logits(outputs, mask)
         gumbel = -torch.empty_like(logits).exponential_(generator=generator).log()
         return self._best(logits + gumbel)
@@ -67,16 +67,17 @@ class Categorical:
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return self._best(self._logits(outputs, mask))
 
-    def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
-        logits, columns = self._logits(outputs, mask), raw.unsqueeze(-1) if self.single else raw
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
+        logits = self._logits(outputs, mask)
+        columns = unclipped_action.unsqueeze(-1) if self.single else unclipped_action
         parts = [
             _choice(some, column)
             for some, column in zip(logits.split(self.sizes, -1), columns.split(1, -1), strict=True)
         ]
         return reduce(lambda one, other: Likelihood(*map(torch.add, one, other)), parts)
 
-    def to_environment(self, raw: Tensor) -> Tensor:
-        return raw if self.single else raw.view(*raw.shape[:-1], *self.shape)
+    def to_environment(self, unclipped_action: Tensor) -> Tensor:
+        return unclipped_action if self.single else unclipped_action.view(*unclipped_action.shape[:-1], *self.shape)
 
     def _logits(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         logits = outputs["action"]
@@ -89,7 +90,7 @@ class Categorical:
 
 
 def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
-    """Of one choice among the last axis of `logits`."""
+    """Return the likelihood of one choice among the last axis of `logits`."""
     logs = logits.log_softmax(-1)
     return Likelihood(logs.gather(-1, chosen).squeeze(-1), -(logs.exp() * logs).sum(-1))
 
@@ -97,8 +98,8 @@ def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
 class Gaussian:
     """Independent normal distributions with learned means, and a learned scale that is the same in every state.
 
-    Raw actions are unbounded. Where a dimension has two bounds, -1 and 1 stand for them; what lies beyond a bound acts
-    as the bound. Cutting is the environment's side of the matter: densities are those of the raw actions, so they are
+    Unclipped actions are unbounded. Where a dimension has two bounds, -1 and 1 stand for them; what lies beyond a bound
+    acts as the bound. Only the environment sees clipped actions: densities are those of unclipped ones, so they are
     exact.
     """
 
@@ -125,17 +126,18 @@ class Gaussian:
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return outputs["action"]
 
-    def likelihood(self, outputs: Tensors, mask: Tensor | None, raw: Tensor) -> Likelihood:
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
         log_scale = outputs["log_scale"]
-        z = (raw - outputs["action"]) * (-log_scale).exp()
+        z = (unclipped_action - outputs["action"]) * (-log_scale).exp()
         log_prob = (-0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)).sum(-1)
         entropy = (log_scale + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
         return Likelihood(log_prob, entropy.expand_as(log_prob))
 
-    def to_environment(self, raw: Tensor) -> Tensor:
-        centre, scale, low, high = (value.to(raw) for value in (self._centre, self._scale, self._low, self._high))
-        bounded = (centre + scale * raw).clamp(low, high)
-        return bounded.view(*raw.shape[:-1], *self.shape)
+    def to_environment(self, unclipped_action: Tensor) -> Tensor:
+        bounds = self._centre, self._scale, self._low, self._high
+        centre, scale, low, high = (value.to(unclipped_action) for value in bounds)
+        clipped = (centre + scale * unclipped_action).clamp(low, high)
+        return clipped.view(*unclipped_action.shape[:-1], *self.shape)
 
 
 DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {

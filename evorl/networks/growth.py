@@ -24,7 +24,7 @@ MOMENTS = ("mean", "square")
 
 
 def fresh_roles(specs: Specs, values: Tensors) -> Roles:
-    """The roles of new `values`: targets equal to the parameters, moments of zero."""
+    """Return the roles of new `values`: targets equal to the parameters, moments of zero."""
     parameters = {name: value for name, value in values.items() if specs[name].trained}
     return {
         "parameters": parameters,
@@ -35,7 +35,7 @@ def fresh_roles(specs: Specs, values: Tensors) -> Roles:
 
 
 def joined(roles: Roles, more: Roles) -> Roles:
-    """Both sets of tensors, role by role."""
+    """Return both sets of tensors, role by role."""
     return {role: tensors | more[role] for role, tensors in roles.items()}
 
 
@@ -70,7 +70,7 @@ def added_squares(added: Specs, specs: Specs, roles: Roles) -> Tensors:
 
 
 def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, generator: torch.Generator) -> Roles:
-    """`roles` with `group` as wide as `sizes` says.
+    """Return `roles` with `group` as wide as `sizes` says.
 
     New units read with fresh weights and are read with zero weights (Net2Net's goal, arXiv 1511.05641, by a shorter
     way): the output stays, and the first gradient step can use them.
@@ -93,7 +93,7 @@ def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, gener
 
 
 def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
-    """`roles` with only the `kept` units of `group`; the statistics of a layer norm then count all that are left."""
+    """Return `roles` with only the `kept` units of `group`; a layer norm's statistics then count all that are left."""
     shrunk = {role: dict(tensors) for role, tensors in roles.items()}
     for tensors in shrunk.values():
         for name in tensors:
@@ -107,7 +107,7 @@ def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
 
 
 def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
-    """How strongly each unit of `group` is read: the sum of the magnitudes of its outgoing weights [N]."""
+    """Return how strongly each unit of `group` is read: the sum of the magnitudes of its outgoing weights [N]."""
     read = [
         parameters[name].abs().movedim(axis, 0).flatten(1).sum(1)
         for name, spec in specs.items()
@@ -120,7 +120,7 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
 def _template(
     spec: ParameterSpec, sizes: Mapping[str, int], group: str, old: torch.Size, generator: torch.Generator
 ) -> Tensor:
-    """The grown parameter with the values of the new units; the old ones are written over the leading corner."""
+    """Return the grown parameter with the new units' values; the old ones are written over the leading corner."""
     template = spec.filled(spec.newborn or spec.fill, sizes, generator)
     for axis in spec.axes_read(group):
         template.narrow(axis, old[axis], template.shape[axis] - old[axis]).zero_()

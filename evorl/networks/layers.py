@@ -23,14 +23,14 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 IN_PLACE: Mapping[str, Activation] = {"relu": torch.relu_}
-"""Those that may overwrite what a layer put into them, where all agents share one: 11 to 16 % of a pass."""
+"""Activations that may overwrite their input, where all agents share one: 11 to 16 % of a pass."""
 
 Span = tuple[str, int, int]
 """An activation and the agents, from start to stop, that use it."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[P, B, in], [P, in, out], [P, 1, out] -> [P, B, out]."""
+    """Apply a linear map: [P, B, in], [P, in, out], [P, 1, out] -> [P, B, out]."""
     return torch.baddbmm(bias, x, weight)
 
 
@@ -44,7 +44,7 @@ def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
 
 
 def repeated(x: Tensor, copies: int) -> Tensor:
-    """[P, ...] -> [P * copies, ...], each agent's values `copies` times."""
+    """Repeat each agent's values `copies` times: [P, ...] -> [P * copies, ...]."""
     return x if copies == 1 else x.unsqueeze(1).expand(-1, copies, *x.shape[1:]).flatten(0, 1)
 
 
@@ -63,5 +63,5 @@ def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, share: Tensor | None, eps
 
 
 def shares(counted: Tensor) -> Tensor:
-    """The share [P, N, 1] that each unit has in a mean over those that are `counted` [P, 1, N]."""
+    """Return the share [P, N, 1] that each unit has in a mean over those that are `counted` [P, 1, N]."""
     return (counted / counted.sum(-1, keepdim=True).clamp(min=1)).transpose(1, 2).contiguous()

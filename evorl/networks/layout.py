@@ -1,4 +1,4 @@
-"""Which agents share a stack, and what the stack computes with."""
+"""The division of agents into stacks, and the padded architecture of each stack."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ and 30 ns on each weight of each agent (batch 128, one core)."""
 
 @dataclass(frozen=True)
 class Layout:
-    """The architecture that a stack computes with, wide and deep enough for all its agents, and who activates how."""
+    """The architecture that a stack computes with, wide and deep enough for all its agents, and their activations."""
 
     architecture: Architecture
     spans: tuple[Span, ...]
 
 
 def padded(width: int) -> int:
-    """The next multiple of 16, from 32, which batched products want."""
+    """Return the next multiple of 16, from 32, which batched products want."""
     return max(SMALLEST_WIDTH, -(-width // WIDTH_STEP) * WIDTH_STEP)
 
 
 def joint(architectures: Sequence[Architecture]) -> Architecture:
-    """The smallest padded architecture that has room for all of these, which are of one kind."""
+    """Return the smallest padded architecture that has room for all of these, which are of one kind."""
     first = architectures[0]
     widths = zip(*(a.hidden_sizes for a in architectures), strict=True)
     depths = zip(*(a.residual_layers for a in architectures), strict=True)
@@ -100,7 +100,7 @@ def _widths(architecture: Architecture) -> tuple[int, ...]:
 
 
 def _kind(architecture: Architecture) -> tuple[object, ...]:
-    """What agents of a stack have in common: a smaller kernel cannot be padded, as the padding would learn."""
+    """Return what agents of a stack have in common: a smaller kernel cannot be padded, as the padding would learn."""
     kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
     flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.streams, architecture.recurrent or ""
     return *flags, kernels

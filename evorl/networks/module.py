@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from evorl.envs.spec import Part, Parts, as_numbers
+from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.system.plugins import import_from_here
@@ -19,14 +19,14 @@ Factory = Callable[[Inputs, int], nn.Module]
 
 
 class ModuleNetwork:
-    """[P, B, inputs] -> all heads' outputs through copies of one module, which `factory(inputs, outputs)` makes.
+    """A network of copies of one module, made by `factory(inputs, outputs)`: [P, B, inputs] -> all heads' outputs.
 
     `inputs` is the width of a vector, or the shape of an image. The module runs in evaluation mode, with its buffers as
     the first copy made them; parameters that do not require gradients stay as they are. Its shapes are its own:
     architecture mutations leave it alone. It puts out the heads side by side; constant heads are kept beside it.
     """
 
-    def __init__(self, factory: Factory, name: str, part: Part, heads: Sequence[Head]) -> None:
+    def __init__(self, factory: Factory, name: str, part: ObservationSpec, heads: Sequence[Head]) -> None:
         self.factory = factory
         self.part = part
         self.heads = heads
@@ -41,7 +41,7 @@ class ModuleNetwork:
         self._forward = vmap(self._forward_one)
 
     def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
-        """The parameters of one agent, with nothing to pad."""
+        """Return the parameters of one agent, with nothing to pad."""
         specs = {
             name: ParameterSpec((), shape, "zeros", trained=name not in self._frozen)
             for name, shape in self._shapes.items()
@@ -50,30 +50,30 @@ class ModuleNetwork:
         return specs | {_constant(head): ParameterSpec((1,), (head.outputs,), "zeros") for head in constants}
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Fresh parameters of one agent, as the module itself initialises them."""
+        """Return fresh parameters of one agent, as the module itself initialises them."""
         module = self._make(seed=int(torch.randint(2**62, (), generator=generator)))
         values = {name: value.detach().float() for name, value in module.named_parameters()}
         return values | {_constant(head): torch.zeros(1, head.outputs) for head in self.heads if head.constant}
 
     def cost(self, architecture: Architecture) -> float:
-        """All copies are alike and share one stack, whatever they cost."""
+        """Return 0: all copies are alike and share one stack, whatever they cost."""
         return 0.0
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """It has none."""
+        """Return zeros: a module has no recurrent state."""
         return 0, 0
 
     def forward(
         self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
     ) -> tuple[Tensors, Tensor | None]:
-        """The heads' outputs [P, B, outputs] with the stack's parameters `p`."""
+        """Return the heads' outputs [P, B, outputs] with the stack's parameters `p`."""
         outputs = self.joined(p, x).split(self.outputs, -1)
         names = [head.name for head in self.heads if not head.constant]
         constants = {head.name: p[_constant(head)] for head in self.heads if head.constant}
         return dict(zip(names, outputs, strict=True)) | constants, None
 
     def joined(self, p: Mapping[str, Tensor], x: Observation) -> Tensor:
-        """What the modules put out, all heads side by side."""
+        """Return the modules' outputs, all heads side by side."""
         seen = x[self._part_name]
         if self._device != seen.device:
             self._device = seen.device
@@ -86,7 +86,7 @@ class ModuleNetwork:
         return outputs
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """A module has no layer that could go."""
+        """Raise ValueError: a module has no layer that could go."""
         raise ValueError("a user's module has no hidden layers to remove")
 
     def _forward_one(self, p: Tensors, x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def _constant(head: Head) -> str:
 
 
 def load_factory(path: str) -> Factory:
-    """The function that `package.module:function` names. Raises UserError."""
+    """Return the function that `package.module:function` names. Raises UserError."""
     module_name, colon, name = path.partition(":")
     if not colon:
         raise UserError(f"network.factory: {path!r} must have the form package.module:function")
@@ -121,8 +121,8 @@ def load_factory(path: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def module_network(factory: str, parts: Parts, heads: Sequence[Head], normalize: bool) -> ModuleNetwork:
-    """The network of a factory given by name. Raises UserError where it does not map one part to the heads."""
+def module_network(factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalize: bool) -> ModuleNetwork:
+    """Return the network of a factory given by name. Raises UserError where it does not map one part to the heads."""
     make = load_factory(factory)
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):
         raise UserError(f"network.name: a module reads one vector or image; the environment shows {', '.join(parts)}")

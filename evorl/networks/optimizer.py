@@ -68,11 +68,11 @@ class StackedAdam:
         parameters.addcdiv_(torch.mul(self.mean.flat, rates, out=scaled), denominator, value=-1)
 
     def rows(self, gradient: Tensor) -> list[Tensor]:
-        """The parts of a flat gradient [D], each [P, values of one parameter]."""
+        """Return the parts of a flat gradient [D], each [P, values of one parameter]."""
         return self.mean.rows(gradient)
 
     def norms(self, gradient: Tensor) -> Tensor:
-        """The norm [P] of each agent's part of a flat gradient [D]."""
+        """Return the norm [P] of each agent's part of a flat gradient [D]."""
         for norm, part in zip(self._norm_rows, self.mean.rows(gradient), strict=True):
             torch.linalg.vector_norm(part, dim=1, out=norm)
         norms: Tensor = torch.linalg.vector_norm(self._norms, dim=0)

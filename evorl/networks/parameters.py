@@ -16,13 +16,13 @@ from evorl.types import Tensors
 Fill = Literal["uniform", "orthogonal", "zeros", "ones"] | tuple[float, ...]
 Shape = tuple[int, ...]
 HIDDEN_GAIN: Mapping[Initialisation, float] = {"uniform": 1.0, "orthogonal": math.sqrt(2)}
-"""Of layers that an activation follows."""
+"""The gain of layers that an activation follows."""
 NEAR_ZERO_GAIN = 0.01
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What one parameter of one agent is: a linear map from the axes that it `reads` to those that it `produces`.
+    """One parameter of one agent: a linear map from the axes that it `reads` to those that it `produces`.
 
     Axes are group names, whose width the architecture gives, or fixed sizes. What grows on an axis that is read starts
     at zero, so that growth changes nothing. There may be several `copies`, on a first axis of their own. `fill` is the
@@ -47,7 +47,7 @@ class ParameterSpec:
         return (*(() if self.copies is None else (self.copies,)), *self.reads, *self.produces)
 
     def axes_read(self, group: str) -> list[int]:
-        """The positions of the axes on which this parameter reads `group`."""
+        """Return the positions of the axes on which this parameter reads `group`."""
         first = 0 if self.copies is None else 1
         return [first + position for position, axis in enumerate(self.reads) if axis == group]
 
@@ -55,11 +55,11 @@ class ParameterSpec:
         return _sizes(self.axes, sizes)
 
     def matrix(self, sizes: Mapping[str, int]) -> Shape:
-        """Copies, and how much is read and produced: the shape in which a stack computes with it."""
+        """Return the shape in which a stack computes with it: copies, and how much is read and produced."""
         return self.copies or 1, math.prod(_sizes(self.reads, sizes)), math.prod(_sizes(self.produces, sizes))
 
     def filled(self, fill: Fill, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
-        """New values."""
+        """Return new values."""
         shape = self.shape(sizes)
         if isinstance(fill, tuple):
             return torch.tensor(fill).unsqueeze(-1).expand(shape).clone()
@@ -88,7 +88,7 @@ def _sizes(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> Shape:
 
 
 def initialise(specs: Specs, sizes: Mapping[str, int], generator: torch.Generator) -> Tensors:
-    """Fresh parameters of one agent."""
+    """Return fresh parameters of one agent."""
     return {name: spec.filled(spec.fill, sizes, generator) for name, spec in specs.items()}
 
 
@@ -115,14 +115,14 @@ class FlatTensors:
             offset += size
 
     def matrices(self, shapes: Mapping[str, Shape]) -> Tensors:
-        """The same memory as [P * copies, read, produced], given each tensor's copies, read and produced."""
+        """Return views [P * copies, read, produced], given each tensor's copies, read and produced."""
         return {
             name: view.detach().view(self.agents * shapes[name][0], *shapes[name][1:])
             for name, view in self.views.items()
         }
 
     def rows(self, flat: Tensor) -> list[Tensor]:
-        """For each parameter a view [..., P, size] of a tensor [..., D] that is laid out like `flat`.
+        """Return for each parameter a view [..., P, size] of a tensor [..., D] that is laid out like `flat`.
 
         Numbers of each agent [P] are spread over its values by a copy into these: 34 us for 46,000 values where
         gathering by an index took 135 (4 agents), 68 for 185,000 where it took 768 (16 agents).
@@ -139,7 +139,7 @@ class FlatTensors:
                     room[_corner(tensors[name].shape)] = tensors[name].to(room)
 
     def unload(self, agent: int, shapes: Mapping[str, Shape]) -> Tensors:
-        """The values of one agent in its true shapes, on the CPU and in memory of their own."""
+        """Return the values of one agent in its true shapes, on the CPU and in memory of their own."""
         return {name: self.views[name][agent][_corner(shape)].detach().cpu().clone() for name, shape in shapes.items()}
 
 

@@ -1,6 +1,6 @@
 """Recurrent cells of a stack. Axes: P agents (times copies), T time, B sequences, N units, K numbers per unit.
 
-As in every layer, units beyond an agent's own width stay at zero: both cells map zero weights and zero memory to zero.
+As in every layer, units beyond an agent's own width stay at zero: both cells map zero weights and a zero state to zero.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Cell:
-    """`gates` numbers are computed for each unit, and `memory` [P, B, K, N] keeps `slots` of them, the output first.
+    """A recurrent cell of `gates` gates for each unit, whose state [P, B, K, N] has K = `slots`, the output first.
 
-    `biases` are the first biases of the gates; padded units have zeros, which keep their memory at zero just as well.
+    `biases` are the first biases of the gates; padded units have zeros, which keep their state at zero just as well.
     `step` maps what the input gives to the gates [P, B, gates * N], the recurrent weight [P, N, gates * N] and the
-    memory [P, B, K, N] to the next memory.
+    state [P, B, K, N] to the next state.
     """
 
     biases: tuple[float, ...]
@@ -30,17 +30,17 @@ class Cell:
         return len(self.biases)
 
 
-def _lstm(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
-    """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
-    output, state = memory.unbind(2)
+def _lstm(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+    """Step long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
+    output, cell = state.unbind(2)
     entry, forget, candidate, exit_ = torch.baddbmm(given, output, weight).chunk(4, -1)
-    state = torch.sigmoid(forget) * state + torch.sigmoid(entry) * torch.tanh(candidate)
-    return torch.stack((torch.sigmoid(exit_) * torch.tanh(state), state), 2)
+    cell = torch.sigmoid(forget) * cell + torch.sigmoid(entry) * torch.tanh(candidate)
+    return torch.stack((torch.sigmoid(exit_) * torch.tanh(cell), cell), 2)
 
 
-def _gru(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
-    """Gated recurrent unit (arXiv 1406.1078), the reset gate behind the product as in cuDNN."""
-    output = memory[:, :, 0]
+def _gru(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+    """Step a gated recurrent unit (arXiv 1406.1078), the reset gate behind the product as in cuDNN."""
+    output = state[:, :, 0]
     reset, update, candidate = given.chunk(3, -1)
     from_reset, from_update, from_candidate = torch.bmm(output, weight).chunk(3, -1)
     proposal = torch.tanh(candidate + torch.sigmoid(reset + from_reset) * from_candidate)
@@ -49,7 +49,7 @@ def _gru(given: Tensor, weight: Tensor, memory: Tensor) -> Tensor:
 
 
 FORGET = 1.0
-"""The first bias of an LSTM's forget gate: with 0 a unit would forget half of its memory in each step (Jozefowicz et
+"""The first bias of an LSTM's forget gate: with 0 a unit would forget half of its state in each step (Jozefowicz et
 al. 2015)."""
 
 CELLS: Mapping[str, Cell] = {
@@ -58,15 +58,15 @@ CELLS: Mapping[str, Cell] = {
 }
 
 
-def unroll(cell: Cell, given: Tensor, weight: Tensor, memory: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [P, T, B, N] and the memory [P, B, K, N] after them.
+def unroll(cell: Cell, given: Tensor, weight: Tensor, state: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs [P, T, B, N] and the recurrent state [P, B, K, N] after them.
 
     `given` [P, T, B, gates * N] is what the inputs contribute to the gates. Where `started` [P, T, B] an episode
-    begins, and what was remembered before is forgotten.
+    begins, and the state is reset to zero.
     """
     kept = (~started).to(given.dtype)[..., None, None]
     outputs = []
     for time in range(given.shape[1]):
-        memory = cell.step(given[:, time], weight, memory * kept[:, time])
-        outputs.append(memory[:, :, 0])
-    return torch.stack(outputs, 1), memory
+        state = cell.step(given[:, time], weight, state * kept[:, time])
+        outputs.append(state[:, :, 0])
+    return torch.stack(outputs, 1), state

@@ -1,4 +1,4 @@
-"""What an algorithm asks of a network: its description, and how a target copy follows it. Axes: P agents."""
+"""Network specifications of an algorithm: descriptions, and rules for target copies. Axes: P agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evorl.networks import Network
 
 
 class TargetRule(Protocol):
-    """How a target copy follows the network it was copied from."""
+    """The rule by which a target copy follows the network it was copied from."""
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         """Return the share [P] of the way that the copy goes after an update, given each agent's `updates` [P]."""

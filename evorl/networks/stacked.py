@@ -105,7 +105,7 @@ class StackedNetwork:
 
 @dataclass
 class Stack:
-    """Agents of compatible architectures: `members` of the population's agent axis, and their numbers as [P] tensors.
+    """Agents of compatible architectures: `members` of the population's agent axis, and their hparams as [P] tensors.
 
     `targets` are the slowly moving copies of the networks that have one, while the agents learn.
     """

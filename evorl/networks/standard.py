@@ -1,6 +1,6 @@
-"""The network that agents have unless they bring their own: encoders, hidden layers, a memory, heads.
+"""The network that agents have unless they bring their own: encoders, hidden layers, a recurrent cell, heads.
 
-Axes: P agents, B observations (T * S of them where S sequences have T steps), K numbers per unit of memory, N units.
+Axes: P agents, B observations (T * S of them where S sequences have T steps), K numbers per recurrent unit, N units.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evorl.config.fields import Initialisation
-from evorl.envs.spec import Part, Parts, as_numbers
+from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.convolution import ImageEncoder
 from evorl.networks.layers import activate, layer_norm, linear, repeated
 from evorl.networks.layout import Layout
@@ -23,19 +23,21 @@ from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]
 CLIP = 10.0
-"""Normalised observations are cut at so many standard deviations."""
+"""Normalised observations are clipped to so many standard deviations."""
 
 
 class StandardNetwork:
-    """The parts of an observation are encoded, joined, and read by hidden layers, a recurrent cell and heads.
+    """A network that encodes and joins the parts of an observation, then hidden layers, a recurrent cell and heads.
 
     Where streams part, heads have hidden layers of their own, as copies of one shape: the last one (`last`, as in a
     dueling network, arXiv 1511.06581) or all of them (`all`). Biases and the like are [1, N] in an agent,
     so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
     """
 
-    def __init__(self, parts: Parts, heads: Sequence[Head], normalize: bool, initialisation: Initialisation) -> None:
-        """With `normalize` vectors are shifted and scaled by each agent's own running statistics.
+    def __init__(
+        self, parts: ObservationSpecs, heads: Sequence[Head], normalize: bool, initialisation: Initialisation
+    ) -> None:
+        """Make a network. With `normalize` vectors are shifted and scaled by each agent's own running statistics.
 
         Under orthogonal `initialisation` the gains are sqrt 2 for hidden layers and convolutions, 1 for cells and
         heads, 0.01 for heads that begin near zero (arXiv 2006.05990); biases are zero but for a cell's own.
@@ -49,7 +51,7 @@ class StandardNetwork:
         self.normalized = [name for name, part in parts.items() if normalize and part.kind == "vector"]
 
     def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
-        """The parameters of one agent of this architecture; in a stack the heads have padded outputs."""
+        """Return the parameters of one agent of this architecture; in a stack the heads have padded outputs."""
         specs: Specs = {}
         for name in self.normalized:
             width = self.parts[name].width
@@ -77,11 +79,11 @@ class StandardNetwork:
         return specs | self._head_specs(sources[""], stacked)
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Fresh parameters of one agent."""
+        """Return fresh parameters of one agent."""
         return initialise(self.specs(architecture), architecture.sizes(), generator)
 
     def cost(self, architecture: Architecture) -> float:
-        """Multiplications for one observation."""
+        """Count the multiplications for one observation."""
         sizes = architecture.sizes()
         specs = self.specs(architecture)
         dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith("encoder.")]
@@ -91,7 +93,7 @@ class StandardNetwork:
         )
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """How many numbers each unit of the memory has, over all copies, and how many units there are."""
+        """Return how many numbers each unit of the recurrent state has, over all copies, and how many units."""
         if not architecture.recurrent:
             return 0, 0
         copies = self._copies(architecture) or 1
@@ -100,7 +102,7 @@ class StandardNetwork:
     def forward(
         self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
     ) -> tuple[Tensors, Tensor | None]:
-        """The heads' outputs [P, B, ...] for observations [P, B, ...], and the memory [P, S, K, N] after them."""
+        """Return the heads' outputs [P, B, ...] for observations [P, B, ...], and the next state [P, S, K, N]."""
         architecture = layout.architecture
         sources = {f".{name}": self._encoded(layout, p, name, x[name]) for name in self.parts}
         copies = 1
@@ -109,21 +111,22 @@ class StandardNetwork:
             sources = {name: repeated(value, now // copies) for name, value in sources.items()}
             copies = now
             sources = {"": self._block(layout, p, index, sources)}
-        hidden, memory = sources[""], None
+        hidden, state = sources[""], None
         if architecture.recurrent:
             assert recurrent is not None
-            hidden, memory = self._unroll(architecture, p, hidden, recurrent)
+            hidden, state = self._unroll(architecture, p, hidden, recurrent)
         streams = hidden.unflatten(0, (-1, copies)).unbind(1) if copies > 1 else [hidden] * len(self.streams)
         outputs = {
             head.name: linear(stream, p[f"{head.name}.weight"], p[f"{head.name}.bias"])[..., : head.outputs]
             for head, stream in zip(self.streams, streams, strict=True)
         }
         constants = {head.name: p[f"{head.name}.bias"][..., : head.outputs] for head in self.heads if head.constant}
-        return outputs | constants, memory
+        return outputs | constants, state
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """`tensors` of one agent after hidden layer `index`, not the last, went out, and which of the next layer's
-        tensors each new one replaces, by their names.
+        """Return one agent's `tensors` without hidden layer `index`, which is not the last.
+
+        Also return which of the next layer's tensors each new one replaces, by their names.
 
         The layer and the next become one linear map, their product: what is lost is the activation between them.
         """
@@ -144,7 +147,7 @@ class StandardNetwork:
         return {_moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
     def _copies(self, architecture: Architecture, index: int | None = None) -> int | None:
-        """How many copies hidden layer `index` has, or the recurrent cell without one; None where streams share it."""
+        """Count the copies of hidden layer `index`, or of the recurrent cell without one; None if streams share it."""
         last = len(architecture.hidden_sizes) - 1
         parted = architecture.streams == "all" or (architecture.streams == "last" and index in (last, None))
         return len(self.streams) if parted and len(self.streams) > 1 else None
@@ -180,7 +183,7 @@ class StandardNetwork:
         return specs
 
     def _encoded(self, layout: Layout, p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-        """[P, B, ...] -> [P, B, features] of one part."""
+        """Encode one part: [P, B, ...] -> [P, B, features]."""
         part = self.parts[name]
         if part.kind == "image":
             return self.images[name].forward(layout, p, x)
@@ -203,7 +206,7 @@ class StandardNetwork:
 
     @staticmethod
     def _layer(layout: Layout, p: Mapping[str, Tensor], name: str, sources: Mapping[str, Tensor]) -> Tensor:
-        """A layer that reads the sum of its sources, which is to read them joined."""
+        """Apply a layer to the sum of its sources, which is to read them joined."""
         y = p[f"{name}.bias"]
         for source, x in sources.items():
             y = linear(x, p[f"{name}.weight{source}"], y)
@@ -214,21 +217,21 @@ class StandardNetwork:
     def _unroll(
         self, architecture: Architecture, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [P * copies, B, N] of the recurrent cell, and the memory [P, S, K, N] after them."""
+        """Return the outputs [P * copies, B, N] of the recurrent cell, and its next state [P, S, K, N]."""
         assert architecture.recurrent is not None
         cell, copies = CELLS[architecture.recurrent], self._copies(architecture) or 1
         given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
         started = repeated(recurrent.started, copies)
         given = given.unflatten(1, started.shape[1:])
         # [P, S, copies * slots, N] -> [P * copies, S, slots, N]
-        memory = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
-        outputs, memory = unroll(cell, given, p["recurrent.weight"], memory, started)
-        memory = memory.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
-        return outputs.flatten(1, 2), memory
+        state = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
+        outputs, state = unroll(cell, given, p["recurrent.weight"], state, started)
+        state = state.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
+        return outputs.flatten(1, 2), state
 
 
-def _one_hot(part: Part, x: Tensor) -> Tensor:
-    """[P, B, ...] whole numbers -> [P, B, width]."""
+def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
+    """Encode whole numbers [P, B, ...] as one-hot vectors [P, B, width]."""
     columns = x.reshape(*x.shape[:2], len(part.sizes)).unbind(-1)
     return torch.cat(
         [functional.one_hot(column, size) for column, size in zip(columns, part.sizes, strict=True)], -1
@@ -236,12 +239,12 @@ def _one_hot(part: Part, x: Tensor) -> Tensor:
 
 
 def _padded_outputs(outputs: int) -> int:
-    """The next multiple of 16: batched products with 4 columns take 2.5 times as long as with 16 (MKL, AVX2)."""
+    """Return the next multiple of 16: batched products take 2.5 times as long with 4 columns as with 16 (MKL, AVX2)."""
     return -(-outputs // 16) * 16
 
 
 def _moved_up(name: str, index: int) -> str:
-    """The name of a hidden layer's parameter once layer `index` before it is gone."""
+    """Return the name of a hidden layer's parameter once layer `index` before it is gone."""
     kind, number, *rest = name.split(".")
     if kind == "hidden" and int(number) > index:
         return ".".join((kind, str(int(number) - 1), *rest))

@@ -1,4 +1,4 @@
-"""How good agents are: returns of whole, fresh episodes played without exploration. Axes: P agents, E environments."""
+"""Evaluation: returns of whole, fresh episodes played without exploration. Axes: P agents, E environments."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from evorl.population import Policy
 from evorl.randomness import numpy_generator
 from evorl.types import Agent
 
-MOST_COPIES = 32
+MAX_COPIES = 32
 """Environments of each agent that an evaluation steps at once."""
 Purpose = Literal["generation", "confirmation", "target"]
-"""What episodes are for: the fitness of all agents, who is the elite, or whether it reaches the target."""
+"""The purpose of episodes: the fitness of all agents, who is the elite, or whether it reaches the target."""
 
 
 def evaluate(
@@ -98,7 +98,7 @@ class Evaluator:
         ranks = self._placement.ranks
         seeds = self._seeds(generation, purpose, first, episodes)
         mine = seeds[ranks.rank :: ranks.size]
-        width = max(1, min(len(mine), MOST_COPIES))
+        width = max(1, min(len(mine), MAX_COPIES))
         environments = self._few.get((len(agents), width))
         if environments is None:
             environments = self._few[len(agents), width] = self._make(len(agents), width)
@@ -107,14 +107,14 @@ class Evaluator:
         return _interleaved(self._gathered(returns, len(seeds), ranks.size), len(seeds))
 
     def _make(self, agents: int, episodes: int) -> Environments:
-        columns = max(1, min(episodes, MOST_COPIES))
+        columns = max(1, min(episodes, MAX_COPIES))
         return Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
 
     def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> NDArray[np.float64]:
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps)
 
     def _gathered(self, returns: NDArray[np.float64], episodes: int, shares: int) -> NDArray[np.float64]:
-        """Every rank's returns [R, P, most episodes of a rank]; a rank with one episode fewer ends in NaN."""
+        """Return every rank's returns [R, P, most episodes of a rank]; a rank with one episode fewer ends in NaN."""
         padded = np.full((len(returns), -(-episodes // shares)), np.nan)
         padded[:, : returns.shape[1]] = returns
         return self._placement.ranks.gather(padded, "the other ranks' evaluation")

@@ -14,7 +14,7 @@ from evorl.algorithms import Objective
 from evorl.networks.optimizer import StackedAdam
 from evorl.networks.spec import TargetRule
 from evorl.networks.stacked import Stack, StackedNetwork
-from evorl.population.founding import not_finite
+from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, Loss, Tensors, UpdateResult

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.envs.spec import Interface, Part, choices
+from evorl.envs.spec import EnvSpec, ObservationSpec, choices
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay import Gather, Population
 from evorl.replay.ring import Field, memory_at_first
@@ -22,7 +22,7 @@ from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateR
 
 
 def make_replay(
-    capacity: int, streams: int, interface: Interface, action: Field, device: torch.device, ranks_on_host: int = 1
+    capacity: int, streams: int, interface: EnvSpec, action: Field, device: torch.device, ranks_on_host: int = 1
 ) -> Storage:
     """Return a replay of so many transitions of `streams` environments; a row of all of them is the least it keeps.
 
@@ -30,7 +30,7 @@ def make_replay(
     """
     parts = dict(interface.parts)
     if interface.masked:
-        parts["action_mask"] = Part("vector", (sum(choices(interface.action)),), torch.bool)
+        parts["action_mask"] = ObservationSpec("vector", (sum(choices(interface.action)),), torch.bool)
     columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
     rows = max(1, capacity // streams)
     size = memory_at_first(rows, streams, parts, columns)
@@ -158,7 +158,7 @@ class ReplayExperience:
         """Draws are uniform whatever became of a batch."""
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Steps [P] of each agent since the last call, over all ranks that hold it; notes all parts' sizes."""
+        """Return steps [P] of each agent since the last call, over all ranks that hold it; note all parts' sizes."""
         if self._lockstep:
             self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self._capacity)
             self._full = self._full or bool((self._sizes == self._capacity).all())
@@ -174,7 +174,7 @@ class ReplayExperience:
             agent.state.update_debt = float(debt)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """What a checkpoint keeps of this rank's part."""
+        """Return what a checkpoint keeps of this rank's part."""
         return self.storage.state()
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:

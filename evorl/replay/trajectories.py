@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from evorl.envs.spec import Part
+from evorl.envs.spec import ObservationSpec
 from evorl.replay.ring import Field, Found
 from evorl.replay.storage import Storage
 from evorl.types import Tensors, Transition
@@ -95,7 +95,7 @@ class Trajectories:
     def _allocate(self, transition: Transition, columns: Mapping[str, Tensor]) -> Storage:
         self._shape = transition.valid.shape[0], transition.valid.shape[1]
         parts = {
-            name: Part("vector", tuple(value.shape[2:]), value.dtype, frames=self._frames.get(name, 0))
+            name: ObservationSpec("vector", tuple(value.shape[2:]), value.dtype, frames=self._frames.get(name, 0))
             for name, value in transition.observation.items()
         }
         fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in columns.items()}

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: directories that appear by a rename, whole, and are believed only if they still are."""
+"""The checkpoints of a run: directories that appear by a rename, whole, and are validated before use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECKPOINT = re.compile(r"generation-([0-9]{6}|[1-9][0-9]{6,11})")
 FILE = re.compile(r"(agents|elite|replay-rank-[0-9]{3,6})\.safetensors|state\.json")
 MANIFEST = "manifest.json"
 Files = Mapping[str, Mapping[str, Any]]
-"""What a manifest says of each file, by its name."""
+"""A manifest's entry for each file, by its name."""
 
 
 class Checkpoints:
@@ -79,7 +79,7 @@ class Checkpoints:
         return self.directory / f"generation-{generation:06d}"
 
     def generations(self) -> list[int]:
-        """The generations there are checkpoints of, oldest first."""
+        """Return the generations there are checkpoints of, oldest first."""
         if not self.directory.is_dir():
             return []
         try:
@@ -89,7 +89,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def files(self, generation: int) -> Files:
-        """What the manifest lists. Raises UserError where it is not the one that was written."""
+        """Return what the manifest lists. Raises UserError where it is not the one that was written."""
         path = self.path(generation) / MANIFEST
         refuse_links(self.directory, self.path(generation), path)
         try:
@@ -109,7 +109,7 @@ class Checkpoints:
         return files
 
     def verify(self, generation: int) -> Files:
-        """What the manifest lists, once every file agrees with it. Raises UserError naming one that does not."""
+        """Return what the manifest lists, once every file agrees with it. Raises UserError naming one that does not."""
         files = self.files(generation)
         for name, listed in files.items():
             path = self.path(generation) / name
@@ -124,7 +124,7 @@ class Checkpoints:
         return files
 
     def read(self, generation: int, name: str) -> bytes:
-        """One file, checked against the manifest. Raises UserError where they do not agree."""
+        """Return one file, checked against the manifest. Raises UserError where they do not agree."""
         path = self.path(generation) / name
         listed = self.files(generation).get(name)
         if listed is None:
@@ -138,7 +138,7 @@ class Checkpoints:
         return payload
 
     def _gathering(self, generation: int) -> Path:
-        """The directory where a checkpoint is gathered. Raises OSError, also where that of the run was removed."""
+        """Return the directory where a checkpoint is gathered. Raises OSError, also where the run's was removed."""
         if not self.directory.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory.parent))
         partial = self.directory / f".partial-{generation:06d}"
@@ -147,6 +147,6 @@ class Checkpoints:
 
 
 def _manifest(generation: int, files: Files) -> bytes:
-    """A manifest; by its own digest, damage to it is not taken for damage to a file that it lists."""
+    """Return a manifest; by its own digest, damage to it is not taken for damage to a file that it lists."""
     told = {"generation": generation, "files": files}
     return json_bytes(told | {"sha256": digest(json_bytes(told))})

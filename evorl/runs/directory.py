@@ -46,7 +46,7 @@ FREE_TO_CHANGE = (
 
 @dataclass(frozen=True)
 class Owner:
-    """Who uses a run's directory: a process of a launch."""
+    """The process of a launch that uses a run's directory."""
 
     host: str
     pid: int
@@ -54,14 +54,14 @@ class Owner:
 
     @classmethod
     def here(cls, launch: Launch) -> Owner:
-        """This process."""
+        """Return the owner that is this process."""
         return cls(socket.gethostname(), os.getpid(), launch)
 
     def to_json(self) -> dict[str, Any]:
         return {"host": self.host, "pid": self.pid, "launch": self.launch.name}
 
     def had(self, directory: Path) -> bool:
-        """Whether an earlier attempt of this same launch used the directory."""
+        """Return whether an earlier attempt of this same launch used the directory."""
         return self.launch.restarted and read_owner(directory).get("launch") == self.launch.name
 
 
@@ -77,7 +77,7 @@ class RunDirectory:
 
     @classmethod
     def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
-        """The directory for this run, locked until the run's end. Raises UserError where it belongs to another run."""
+        """Claim and lock the run's directory until the run's end. Raises UserError where it belongs to another run."""
         path = config.run.directory
         try:
             path = _directory(config, owner)
@@ -144,12 +144,12 @@ class RunDirectory:
         write_json(directory / "agent.json", agent.describe())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """How the run ended."""
+        """Write how the run ended."""
         write_json(self.path / "summary.json", summary)
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
-    """The configuration and the best agent of the run in directory `path`. Raises UserError."""
+    """Return the configuration and the best agent of the run in directory `path`. Raises UserError."""
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path}: there is no run here (no config.yaml)")
     file = path / "elite" / "agent.safetensors"
@@ -169,7 +169,7 @@ def check_same_run(path: Path, config: AnyConfig) -> None:
 
 
 def _directory(config: AnyConfig, owner: Owner) -> Path:
-    """Where the run goes: by its name, where an earlier attempt of this launch was, or somewhere new."""
+    """Return the run's directory: by its name, where an earlier attempt of this launch was, or somewhere new."""
     directory, name = config.run.directory, config.run.name
     if name:
         return directory / name
@@ -190,10 +190,12 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
 
 
 def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
-    """The first setting, of those that may not change, in which two configurations differ."""
+    """Return the first setting, of those that may not change, in which two configurations differ."""
     before, after = (_leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
-        if (key in new.algorithm.rests_on or not key.startswith(FREE_TO_CHANGE)) and before.get(key) != after.get(key):
+        if (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)) and before.get(
+            key
+        ) != after.get(key):
             return f"{key} was {before.get(key)} and is now {after.get(key)}"
     return None
 

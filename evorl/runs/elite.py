@@ -1,4 +1,4 @@
-"""Which agent is the best so far, and whether the target is reached: decided on episodes that chose nobody.
+"""The best agent so far, and the test of the target: both use episodes that did not select the agent.
 
 The best of several noisy means is too high, and a test that is repeated in every generation is passed by luck in the
 end. So a candidate is measured again on fresh episodes, only those count for it, and the probability of stopping too
@@ -62,13 +62,13 @@ class Score(NamedTuple):
         return self.mean - quantile * self.std / math.sqrt(self.episodes)
 
     def _sums(self) -> tuple[int, float, float]:
-        """The number of episodes, and the sums of their deviations' squares and cubes."""
+        """Return the number of episodes, and the sums of their deviations' squares and cubes."""
         squares = self.std**2 * (self.episodes - 1)
         return self.episodes, squares, self.skewness * self.episodes * (squares / self.episodes) ** 1.5
 
 
 def _score(episodes: int, mean: float, squares: float, cubes: float) -> Score:
-    """The score whose deviations have these sums of squares and cubes."""
+    """Return the score whose deviations have these sums of squares and cubes."""
     variance = max(squares, 0.0) / episodes
     skewness = cubes / episodes / variance**1.5 if variance > 1e-12 * (1 + mean**2) else 0.0
     return Score(episodes, mean, math.sqrt(max(squares, 0.0) / max(episodes - 1, 1)), skewness)
@@ -101,7 +101,7 @@ def play_until_clear(play: Play, part: int, most: int) -> Returns:
 
 @dataclass
 class Elite:
-    """What is known of the best agent so far. `score` pools its episodes; those that made it a candidate do not count.
+    """The best agent so far. `score` pools its episodes; those that made it a candidate do not count.
 
     `tests` counts the generations in which the target seemed to be reached, `lower_bound` is that of the last one.
     """

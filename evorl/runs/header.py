@@ -1,4 +1,4 @@
-"""What a run says of itself before it trains."""
+"""The header that a run prints before it trains."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int,
 
 
 def _from_here(directory: Path) -> Path:
-    """A directory as people name it: from the working directory, where it is below that."""
+    """Return a directory as people name it: from the working directory, where it is below that."""
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
 def _frequency(pace: Pace) -> str:
-    """As in "one for every 4 environment steps"."""
+    """Return a frequency in words, as in "one for every 4 environment steps"."""
     updates, steps = pace.updates, pace.steps
     if steps < 1:
         updates, steps = updates / steps, 1.0

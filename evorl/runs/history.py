@@ -48,11 +48,11 @@ class JsonLines:
                 raise
 
     def read(self) -> list[dict[str, Any]]:
-        """The objects of all whole lines."""
+        """Return the objects of all whole lines."""
         return [row for _, row in self._rows()]
 
     def cut_back(self, generation: int) -> None:
-        """Drop what is of generations after `generation`, which are about to be lived again, and what is damaged."""
+        """Drop what is of generations after `generation`, which are re-run after resume, and what is damaged."""
         refuse_links(self.path)
         kept = [(line, row) for line, row in self._rows() if row["generation"] <= generation]
         if self.path.is_file():

@@ -19,12 +19,12 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
 from evorl.config.errors import on_one_line
 from evorl.config.options import refuse_options
-from evorl.distributed import have_met, leave
-from evorl.distributed.signals import Told, heeded
+from evorl.distributed import is_initialized, shutdown
+from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
-from evorl.runs.trackers import TRACKERS, told
+from evorl.runs.trackers import TRACKERS, shared_settings
 from evorl.system.background import end_background
 from evorl.system.console import say
 from evorl.types import EvorlWarning, RunFailed, UserError
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
-    """The configuration that a command line asks for, checked as far as one process can. Raises UserError."""
+    """Return the configuration that a command line asks for, checked as far as one process can. Raises UserError."""
     refuse_options()
     parser = Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
@@ -69,7 +69,7 @@ def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
 
 
 def _in_place(config: AnyConfig) -> AnyConfig:
-    """The configuration with an absolute directory: an environment may change the working directory."""
+    """Return the configuration with an absolute directory: an environment may change the working directory."""
     run = config.run.model_copy(update={"directory": config.run.directory.absolute()})
     return config.model_copy(update={"run": run})
 
@@ -87,7 +87,7 @@ def check(config: AnyConfig) -> AnyConfig:
         check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
-    told(config)
+    shared_settings(config)
     try:
         if config.run.directory.exists() and not config.run.directory.is_dir():
             raise UserError(f"run.directory: {config.run.directory} is not a directory")
@@ -108,14 +108,14 @@ def check(config: AnyConfig) -> AnyConfig:
 
 
 def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """The exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + its number for a signal."""
+    """Return the exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + n for signal n."""
     # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes to be told.
     atexit.register(gc.freeze)
     code = 1
     try:
         code = _code_of(main, arguments)
     finally:
-        leave()
+        shutdown()
         if end_background():
             atexit.register(_break_off, code)
     return code
@@ -124,7 +124,7 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
 def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Run `main`, say what went wrong, and give the exit code for it."""
     try:
-        with heeded(), _warnings_told():
+        with signal_handlers(), _warnings_told():
             main(arguments)
     except UserError as error:
         _tell(error)
@@ -132,7 +132,7 @@ def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
     except RunFailed as error:
         _say(on_one_line(str(error)))
         return 1
-    except (Told, Answered) as asked:
+    except (Interrupted, Answered) as asked:
         return int(asked.code or 0)
     except SystemExit as left:
         # Some environment's or library's: to end with its code would say that all was well.
@@ -160,7 +160,7 @@ def _warnings_told() -> Iterator[None]:
 
 
 def _place_of(error: BaseException) -> str:
-    """Where an exception was raised: its file, line and function."""
+    """Return where an exception was raised: its file, line and function."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename}:{last.lineno} ({last.name})"
 
@@ -171,17 +171,17 @@ def _tell(error: UserError) -> None:
     The launcher ends all ranks as soon as one of them has ended. So a rank that leaves the telling to another waits,
     and tells it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
     """
-    local = error.told is None and have_met() and os.environ.get("WORLD_SIZE", "1") != "1"
+    local = error.reported_elsewhere is None and is_initialized() and os.environ.get("WORLD_SIZE", "1") != "1"
     line = on_one_line(str(error)) + (f" (on rank {os.environ['RANK']})" if local else "")
     # Before the ranks have met, none of them knows who else has seen the mistake.
-    if not error.told and (have_met() or os.environ.get("RANK", "0") == "0"):
+    if not error.reported_elsewhere and (is_initialized() or os.environ.get("RANK", "0") == "0"):
         _say(line)
         return
     # The first rank of a host speaks for those that have seen the same.
     patience = TELLS_AFTER + int(os.environ.get("LOCAL_RANK", "0"))
-    with contextlib.suppress(Told), heeded():
+    with contextlib.suppress(Interrupted), signal_handlers():
         time.sleep(patience)
-        if not error.told:
+        if not error.reported_elsewhere:
             _say(line)
 
 

@@ -1,4 +1,4 @@
-"""What a generation looked like, as rows of files and points of curves. Axes: P agents."""
+"""Metrics of a generation, as rows of files and points of curves. Axes: P agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evorl.runs.elite import Elite, Score
 from evorl.types import Agent
 
 CURVES = ("fitness", "train_return", "train_episodes")
-"""What a generation's row lists for each agent and trackers draw."""
+"""The metrics of each agent that a generation's row lists and trackers draw."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ def generation_row(
 
 
 def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any]]:
-    """The lines of `lineage.jsonl`: who was there, and from whom they came."""
+    """Return the lines of `lineage.jsonl`: each agent and its parent."""
     return [{"generation": generation, **agent.describe()} for agent in agents]
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
-    """The points that trackers draw from a line of `metrics.jsonl`."""
+    """Return the points that trackers draw from a line of `metrics.jsonl`."""
     points = {
         "generation": row["generation"],
         "agent_steps": row["agent_steps"],
@@ -103,16 +103,16 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
     for place in range(len(row["agents"])):
         points |= {f"agent_{place}/{name}": row[name][place] for name in CURVES}
         points |= {f"agent_{place}/{name}": values[place] for name, values in row["metrics"].items()}
-        numbers = row["hyperparameters"][place] | row["state"][place]
-        points |= {f"agent_{place}/{name}": value for name, value in numbers.items()}
+        values = row["hyperparameters"][place] | row["state"][place]
+        points |= {f"agent_{place}/{name}": value for name, value in values.items()}
         architecture = row["architectures"][place]
         points[f"agent_{place}/layers"] = len(architecture["hidden_sizes"]) + sum(architecture["residual_layers"])
         points[f"agent_{place}/units"] = sum(architecture["hidden_sizes"])
-        points[f"agent_{place}/memory_units"] = architecture["recurrent_size"]
+        points[f"agent_{place}/recurrent_units"] = architecture["recurrent_size"]
         points[f"agent_{place}/channels"] = sum(layer["channels"] for layer in architecture["convolutions"])
     return {name: float(value) for name, value in points.items() if value is not None and np.isfinite(value)}
 
 
 def _list(values: NDArray[np.float64]) -> list[float | None]:
-    """Numbers as JSON knows them: it has no NaN."""
+    """Return numbers as JSON knows them: it has no NaN."""
     return [float(value) if np.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""What a run keeps of itself after each generation, over all ranks and hosts, and how it is taken up again."""
+"""Checkpoints of a run after each generation, over all ranks and hosts, and its resumption from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from evorl.types import Agent, EvorlWarning, UserError
 
 @dataclass
 class Progress:
-    """Where a run stands, as its checkpoint remembers it. `replay` says whether that holds all parts of the replay."""
+    """The progress of a run, as its checkpoint holds it. `replay` says whether that holds all parts of the replay."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -53,15 +53,15 @@ PROGRESS = TypeAdapter(Progress)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a checkpoint gives back, the same on all ranks; `elite` is a file of one agent."""
+class RestoredRun:
+    """The contents of a checkpoint, the same on all ranks; `elite` is a file of one agent."""
 
     progress: Progress
     agents: list[Agent]
     elite: bytes
 
 
-class Keeper:
+class CheckpointManager:
     """Writes the checkpoints of a run and finds the one to go on from, together with all ranks.
 
     Ranks that see the main process's directory write into it; every other host keeps its own ranks' parts of the replay
@@ -69,7 +69,7 @@ class Keeper:
     """
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm, experience: Experience) -> None:
-        """Raises UserError, on all ranks, where the run's directory cannot be used."""
+        """Claim the run's directory. Raises UserError, on all ranks, where it cannot be used."""
         self._config = config
         self._placement = placement
         self._ranks = placement.ranks
@@ -89,7 +89,7 @@ class Keeper:
     def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
         """Gather every rank's files in one place and make them a checkpoint; where a disk fails, say so and go on.
 
-        `agents` and `elite` are files of agents, on the main process. Gives what went wrong, the same on all ranks, or
+        `agents` and `elite` are files of agents, on the main process. Returns the problem, the same on all ranks, or
         nothing.
         """
         ranks, generation = self._ranks, progress.generation
@@ -120,13 +120,13 @@ class Keeper:
         if problem:
             self.checkpoints.discard()
             lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
-            self.say_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+            self.warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
-            self.is_over("checkpoint")
+            self.reset_warning("checkpoint")
         return problem
 
-    def restore(self) -> Taken | None:
-        """What the newest checkpoint holds that is whole on all hosts; None where there has never been one.
+    def restore(self) -> RestoredRun | None:
+        """Return what the newest checkpoint holds that is whole on all hosts; None where there has never been one.
 
         Raises UserError where there are checkpoints and none is whole; nothing has been changed then.
         """
@@ -136,22 +136,22 @@ class Keeper:
             replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
             problem = next((reply.decode() for reply in replies if reply), None)
             if problem is None:
-                taken = self._take(generation)
-                self._go_back(generation, taken.elite)
-                return taken
+                restored = self._take(generation)
+                self._rollback(generation, restored.elite)
+                return restored
             if ranks.is_main:
-                self.say_once(problem, f"{problem}; looking at the checkpoint before it")
+                self.warn_once(problem, f"{problem}; looking at the checkpoint before it")
         if generations:
             raise UserError(
                 f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
                 "another run.name training begins anew",
-                told=not ranks.is_main,
+                reported_elsewhere=not ranks.is_main,
             )
-        self._go_back(0, b"")
+        self._rollback(0, b"")
         return None
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
-        """The agents that the main process gives: from the checkpoint where that is seen, else from its bytes."""
+        """Return the main process's agents: from the checkpoint where that is seen, else from its bytes."""
         ranks, path = self._ranks, self.checkpoints.path(generation) / "agents.safetensors"
         expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
         if not ranks.is_main and path.is_file():
@@ -161,23 +161,23 @@ class Keeper:
             payload = ranks.broadcast_bytes(payload, "the evolved agents")
         return decode_agents(payload, str(path))
 
-    def say_once(self, about: str, message: str) -> None:
-        """Warn, from the process that has met the trouble, if this was not said yet."""
+    def warn_once(self, about: str, message: str) -> None:
+        """Warn, from the process that has met the trouble, if this was not reported yet."""
         if about not in self._said and (self._ranks.is_main or not self._shared):
             self._said.add(about)
             warnings.warn(message, EvorlWarning, stacklevel=3)
 
-    def is_over(self, about: str) -> None:
-        """Let the next trouble of this kind be said again."""
+    def reset_warning(self, about: str) -> None:
+        """Let the next trouble of this kind be reported again."""
         self._said.discard(about)
 
     @property
     def _tidies(self) -> bool:
-        """Whether this rank is the one that moves and removes what is in its directory."""
+        """Return whether this rank is the one that moves and removes what is in its directory."""
         return self._ranks.is_main or (self._ranks.leads_host and not self._shared)
 
     def _listed(self) -> bytes:
-        """The generations there are checkpoints of. Raises UserError where they are gone, and not what they led to."""
+        """Return the generations with checkpoints. Raises UserError where they are gone, and not what they led to."""
         generations = self.checkpoints.generations()
         if not generations and any(row["generation"] > 1 for row in self.directory.metrics.read()):
             raise UserError(
@@ -186,7 +186,7 @@ class Keeper:
             )
         return json_bytes(generations)
 
-    def _go_back(self, generation: int, elite: bytes) -> None:
+    def _rollback(self, generation: int, elite: bytes) -> None:
         """Make every host's directory what it was after a generation. Raises UserError, on all ranks."""
         problem = ""
         try:
@@ -198,7 +198,7 @@ class Keeper:
             problem = f"run.directory: cannot write to {reason(error, self.directory.path)}"
         except UserError as error:
             problem = str(error)
-        self._ranks.all_well(problem, "the hosts' run directories")
+        self._ranks.raise_if_any_failed(problem, "the hosts' run directories")
 
     def _claim(self) -> RunDirectory:
         """Agree on the directory; the hosts that do not see the main process's one make and lock their own."""
@@ -226,16 +226,16 @@ class Keeper:
                     problem = f"run.directory: cannot write to {reason(error, path)}"
                 except UserError as error:
                     problem = str(error)
-        self._ranks.all_well(problem, "the hosts' run directories")
+        self._ranks.raise_if_any_failed(problem, "the hosts' run directories")
         return claimed[0]
 
     def _replay_is_kept(self, size: int) -> bool:
-        """Whether all ranks' parts together, of which this one's takes `size` bytes, are within the limit."""
+        """Return whether all ranks' parts together, of which this one's takes `size` bytes, are within the limit."""
         total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
         limit = self._config.checkpoint.max_replay_mb
         if total > limit:
             what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
-            self.say_once("replay", f"{what}; a resumed run will not be bit-exact")
+            self.warn_once("replay", f"{what}; a resumed run will not be bit-exact")
         return total <= limit
 
     def _complete(self, progress: Progress, parts: Sequence[Files]) -> str:
@@ -248,7 +248,7 @@ class Keeper:
         return ""
 
     def _problem(self, generation: int) -> str:
-        """Why this host cannot go on from a generation's checkpoint. A host that has no checkpoints at all is new."""
+        """Return why this host cannot resume from a generation. A host that has no checkpoints at all is new."""
         checkpoints = self.checkpoints
         try:
             if self._ranks.is_main:
@@ -263,7 +263,7 @@ class Keeper:
             return str(error)
         return ""
 
-    def _take(self, generation: int) -> Taken:
+    def _take(self, generation: int) -> RestoredRun:
         ranks, checkpoints = self._ranks, self.checkpoints
         where = checkpoints.path(generation)
 
@@ -289,7 +289,7 @@ class Keeper:
         population = ranks.from_main(lambda: agents("agents.safetensors", size), "the checkpoint's agents")
         best = ranks.from_main(elite, "the checkpoint's elite")
         self._take_replay(generation, progress)
-        return Taken(progress, decode_agents(population, str(where)), best)
+        return RestoredRun(progress, decode_agents(population, str(where)), best)
 
     def _take_replay(self, generation: int, progress: Progress) -> None:
         """Give every rank its part of the replay, and say where the run will not be what it would have been."""
@@ -306,7 +306,7 @@ class Keeper:
                 self._experience.restore(rows, numbers)
             except UserError as error:
                 problem = f"{path}: {error}"
-        ranks.all_well(problem, "the replay")
+        ranks.raise_if_any_failed(problem, "the replay")
         missing = int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
         here, before, now = self._placement.kind, progress.vectorization, self._config.environment.vectorization
         reasons = {
@@ -322,7 +322,7 @@ class Keeper:
             reasons[f"{name} changed from {value} to {here_with.get(name)}"] = value != here_with.get(name)
         if ranks.is_main and any(reasons.values()):
             named = ", ".join(reason for reason, holds in reasons.items() if holds)
-            self.say_once("exact", f"this resume is not bit-exact: {named}")
+            self.warn_once("exact", f"this resume is not bit-exact: {named}")
 
 
 def _part(rank: int) -> str:
@@ -330,7 +330,7 @@ def _part(rank: int) -> str:
 
 
 def progress_of(payload: bytes, where: str) -> Progress:
-    """The progress that a checkpoint's `state.json` holds; errors say `where` it is. Raises UserError."""
+    """Return the progress in a checkpoint's `state.json`; errors say `where` it is. Raises UserError."""
     try:
         return PROGRESS.validate_json(payload)
     except ValidationError as error:

@@ -20,16 +20,16 @@ from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Peer, Placement
-from evorl.distributed.signals import Told
+from evorl.distributed.signals import Interrupted
 from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
-from evorl.population import Learner, found_population
+from evorl.population import Learner, initial_population
 from evorl.population.evaluation import Evaluator, Purpose
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.elite import Play, Score
 from evorl.runs.header import header
 from evorl.runs.metrics import Counts, curves, generation_row, lineage_rows
-from evorl.runs.recovery import Keeper, Progress
+from evorl.runs.recovery import CheckpointManager, Progress
 from evorl.runs.threads import use_threads
 from evorl.runs.trackers import History, Trackers
 from evorl.system.console import Terminal, say
@@ -40,7 +40,7 @@ from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
 class Run:
-    """What surrounds the training loop and concerns all ranks: files, evolution, progress and the end.
+    """The surroundings of the training loop that concern all ranks: files, evolution, progress and the end.
 
     `agents` are the whole population, the same on every rank. Only the main process writes and speaks.
     """
@@ -66,15 +66,15 @@ class Run:
         self._archive: list[Agent] = []
         self._returns: dict[int, NDArray[np.float64]] = {}
         self.horizon = horizon(config, placement.copies, experience.period)
-        self._keeper = Keeper(config, placement, algorithm, experience)
-        self._directory = self._keeper.directory
+        self._checkpoints = CheckpointManager(config, placement, algorithm, experience)
+        self._directory = self._checkpoints.directory
         self._trackers: Trackers | None = None
         self._bar: tqdm[Any] | None = None
-        taken = self._keeper.restore()
-        if taken is None:
-            self.agents = found_population(config, algorithm)
+        restored = self._checkpoints.restore()
+        if restored is None:
+            self.agents = initial_population(config, algorithm)
         else:
-            self.progress, self.agents, self._elite = taken.progress, taken.agents, taken.elite
+            self.progress, self.agents, self._elite = restored.progress, restored.agents, restored.elite
             # A target that was reached may have been raised since.
             target, bound = config.training.target_fitness, self.progress.elite.lower_bound
             self.progress.solved &= target is not None and bound is not None and bound >= target
@@ -88,20 +88,20 @@ class Run:
 
     @property
     def generation(self) -> int:
-        """The generation that trains now, from 1."""
+        """Return the generation that trains now, from 1."""
         return self.progress.generation + 1
 
     @property
     def finished(self) -> bool:
-        """Whether the target is reached or the steps are used up; all ranks decide from the same numbers."""
+        """Return whether the target is reached or the steps are used up; all ranks decide from the same numbers."""
         return self.progress.solved or self.progress.agent_steps >= self.config.training.max_steps
 
     def seed(self, purpose: str) -> int:
-        """This rank's seed for one purpose in this generation."""
+        """Return this rank's seed for one purpose in this generation."""
         return derive_seed(self.config.seed, generation=self.generation, rank=self.ranks.rank, purpose=purpose)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """This rank's generator for one purpose in this generation."""
+        """Return this rank's generator for one purpose in this generation."""
         rank, device = self.ranks.rank, self.ranks.device
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
@@ -119,12 +119,12 @@ class Run:
         return self
 
     def _history(self) -> History:
-        """What trackers should have of the generations before this process."""
+        """Return what trackers should have of the generations before this process."""
         try:
             rows = self._directory.metrics.read()
             return [(row["generation"], row["global_steps"], curves(row)) for row in rows]
         except Exception as error:  # Whatever stands in a file that others may have changed.
-            self._keeper.say_once(
+            self._checkpoints.warn_once(
                 "history", f"{self._directory.metrics.path}: a line is not as it was written: {error!r}"
             )
             return ()
@@ -132,12 +132,12 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        said = "" if error is None else _why(error)
-        if isinstance(error, Told):
+        because = "" if error is None else _why(error)
+        if isinstance(error, Interrupted):
             # A launcher ends all ranks once one has ended.
-            said = self.ranks.last_words()
+            because = self.ranks.last_words()
         elif error is not None and not getattr(error, "told", False):
-            self.ranks.end(said)
+            self.ranks.end(because)
         if not self.ranks.is_main:
             self._directory.release()
             return
@@ -152,8 +152,12 @@ class Run:
             "agent_steps": self.progress.agent_steps,
             "wall_clock_seconds": self._before + time.perf_counter() - self._began,
             "ranks": self.ranks.size,
-            "ended": "finished" if error is None else error.name if isinstance(error, Told) else type(error).__name__,
-            "because": said or None,
+            "ended": "finished"
+            if error is None
+            else error.name
+            if isinstance(error, Interrupted)
+            else type(error).__name__,
+            "because": because or None,
         }
         if error is None and self._unsaved:
             summary |= {"ended": "unsaved", "because": self._unsaved}
@@ -171,7 +175,7 @@ class Run:
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {self._unsaved}")
 
     def steps(self) -> Iterator[int]:
-        """The vector steps of one generation, shown on the bar."""
+        """Yield the vector steps of one generation, shown on the bar."""
         started = time.perf_counter()
         each = self.config.environment.num_envs * self.placement.copies
         for step in range(self.horizon.steps):
@@ -180,8 +184,8 @@ class Run:
                 self._bar.update(each)
         self._training_seconds = time.perf_counter() - started
 
-    def collect(self, learner: Learner) -> list[Agent]:
-        """All trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
+    def gather_agents(self, learner: Learner) -> list[Agent]:
+        """Return all trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
         payload = encode_agents(learner.to_agents())
         if not self.placement.is_sharded:
             different = self.ranks.differing(digest(payload), "trained agents")
@@ -194,7 +198,7 @@ class Run:
         parts = self.ranks.gather_bytes(payload, "the other ranks' trained agents")
         return [agent for part in parts for agent in decode_agents(part, "another rank's agents")]
 
-    def judge(self, trained: list[Agent], returns: NDArray[np.float64], evaluator: Evaluator) -> None:
+    def assign_fitness(self, trained: list[Agent], returns: NDArray[np.float64], evaluator: Evaluator) -> None:
         """Give each agent its fitness, the mean of its `returns` [P, episodes], and see who is the best so far.
 
         An agent that a fault kept from learning has no fitness. The elite is measured again on the same episodes; where
@@ -249,7 +253,7 @@ class Run:
         if not self.ranks.is_main:
             return
         if not counts.ended_episodes.any():
-            self._keeper.say_once(
+            self._checkpoints.warn_once(
                 "episodes",
                 f"no episode ended in generation {progress.generation}, which had {self.horizon.steps:,} steps of each "
                 "environment, so train_return has no numbers",
@@ -275,7 +279,7 @@ class Run:
             raise UserError(
                 f"all agents were lost in generation {self.progress.generation} ({faults}); a lower "
                 "algorithm.learning_rate or an algorithm.max_grad_norm would be gentler",
-                told=not self.ranks.is_main,
+                reported_elsewhere=not self.ranks.is_main,
             )
         payload = b""
         if self.ranks.is_main:
@@ -285,9 +289,9 @@ class Run:
             self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in agents))
             payload = encode_agents(agents)
         with self.stopwatch("checkpoint"):
-            self._unsaved = self._keeper.save(self.progress, payload, self._elite)
-        self.agents = self._keeper.reload(payload, self.progress.generation)
-        self.ranks.agree(digest(encode_agents(self.agents)), "evolved agents")
+            self._unsaved = self._checkpoints.save(self.progress, payload, self._elite)
+        self.agents = self._checkpoints.reload(payload, self.progress.generation)
+        self.ranks.assert_identical(digest(encode_agents(self.agents)), "evolved agents")
 
     def _write(self, row: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         """Write a generation's lines and a new elite; what the disk does not take now is tried again next time."""
@@ -298,23 +302,32 @@ class Run:
             if not self._elite_is_written:
                 self._directory.write_elite(self._elite)
                 self._elite_is_written = True
-            self._keeper.is_over("lines")
+            self._checkpoints.reset_warning("lines")
         except OSError as error:
-            self._keeper.say_once("lines", f"{reason(error, self.path)}; training goes on, and this is tried again")
+            self._checkpoints.warn_once(
+                "lines", f"{reason(error, self.path)}; training goes on, and this is tried again"
+            )
         for agent in lineage:
             if agent["fault"]:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
 
 
+def _end_name(error: BaseException | None) -> str:
+    """Return how a run ended, in a word."""
+    if error is None:
+        return "finished"
+    return error.name if isinstance(error, Interrupted) else type(error).__name__
+
+
 def _why(error: BaseException) -> str:
-    """Why a run ends, in one line."""
+    """Return why a run ends, in one line."""
     known = isinstance(error, UserError | RunFailed)
     return on_one_line(str(error) if known else f"{type(error).__name__}: {error}")
 
 
 def _drift(peers: Sequence[Peer], different: Sequence[int], generation: int) -> str:
-    """What to say where ranks hold other agents than rank 0."""
+    """Return the warning for ranks that hold other agents than rank 0."""
     others = sorted({peers[rank].cpu for rank in different} - {peers[0].cpu})
     cause = (
         f"{', '.join(others)} rounds otherwise than {peers[0].cpu}" if others else "although their CPUs are of a kind"
@@ -324,5 +337,5 @@ def _drift(peers: Sequence[Peer], different: Sequence[int], generation: int) -> 
 
 
 def _best(agents: Sequence[Agent]) -> Agent:
-    """The best agent; of several the newest."""
+    """Return the best agent; of several the newest."""
     return max(agents, key=lambda agent: (agent.fitness is not None, agent.fitness or 0.0, agent.id))

@@ -1,4 +1,4 @@
-"""How many threads of torch compute in this process."""
+"""The number of torch threads that compute in this process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import psutil
 import torch
 
 from evorl.distributed.signals import LAUNCHED
-from evorl.envs.spec import Parts
+from evorl.envs.spec import ObservationSpecs
 
 
-def use_threads(wanted: int | None, parts: Parts, ranks: int) -> int:
+def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
     """Let torch compute with as many threads as suit the observation; gives their number.
 
     `wanted` is `run.threads`, `parts` what the agents' networks read, `ranks` the number of processes on this machine.
@@ -25,7 +25,7 @@ def use_threads(wanted: int | None, parts: Parts, ranks: int) -> int:
 
 
 def choose_threads(wanted: int | None, images: bool, cores: int, ranks: int) -> int:
-    """The number wanted, if any is; else 1, or for images an equal share of the cores.
+    """Return the number of threads wanted, if any is; else 1, or for images an equal share of the cores.
 
     Small products are done sooner than a second thread has begun, and where another program holds that thread's core
     every one of them waits.
@@ -36,7 +36,7 @@ def choose_threads(wanted: int | None, images: bool, cores: int, ranks: int) -> 
 
 
 def _set_by_user() -> int | None:
-    """OMP_NUM_THREADS, if the user has set it: `accelerate launch` sets it for its processes where the user has not."""
+    """Return OMP_NUM_THREADS if the user has set it: where not, `accelerate launch` sets it for its processes."""
     variables: Mapping[str, str] = os.environ
     if any(name in variables for name in LAUNCHED):
         try:

@@ -1,4 +1,4 @@
-"""What a run says on the terminal, whose reader may leave before the run ends."""
+"""Output on the terminal, whose reader may leave before the run ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
-"""What says that nobody will read any more: the other end of a pipe or a terminal is closed."""
+"""Errors that mean that nobody reads any more: the other end of a pipe or a terminal is closed."""
 
 
 class Terminal:
@@ -29,7 +29,7 @@ class Terminal:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits: every write is followed by a flush."""
+        """Do nothing: every write is followed by a flush."""
 
     def isatty(self) -> bool:
         return sys.stderr.isatty()

@@ -42,7 +42,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON that a person can read; equal values give equal bytes."""
+    """Return JSON that a person can read; equal values give equal bytes."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
@@ -74,7 +74,7 @@ def settle(*directories: Path) -> None:
 
 
 def reason(error: OSError, path: Path) -> str:
-    """Where and why the system refused: of a lock it does not say where."""
+    """Return where and why the system refused; for a lock it does not say where."""
     return f"{error.filename or path}: {error.strerror}"
 
 
@@ -92,18 +92,18 @@ def digest(payload: bytes) -> str:
 
 
 def entry(payload: bytes) -> dict[str, Any]:
-    """What a manifest says about a file with these bytes."""
+    """Return a manifest's entry for a file with these bytes."""
     return {"size": len(payload), "sha256": digest(payload)}
 
 
 def entry_of(path: Path) -> dict[str, Any]:
-    """What a manifest says about this file, which is read piece by piece. Raises OSError."""
+    """Return a manifest's entry for this file, which is read piece by piece. Raises OSError."""
     with _open(path) as file:
         return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def read_bounded(path: Path) -> bytes:
-    """All bytes of a file that memory has room for. Raises OSError, and UserError where it is too large."""
+    """Return all bytes of a file that memory has room for. Raises OSError, and UserError where it is too large."""
     with _open(path) as file:
         check_room(os.fstat(file.fileno()).st_size, str(path))
         return file.read()
@@ -131,7 +131,7 @@ class Lock:
     """
 
     def __init__(self, directory: Path, wait: float) -> None:
-        """Raises UserError where another process keeps it for `wait` seconds."""
+        """Take the lock. Raises UserError where another process keeps it for `wait` seconds."""
         self.path = directory / ".lock"
         refuse_links(self.path)
         self._file: IO[str] = self.path.open("a+", encoding="utf-8")
@@ -167,7 +167,7 @@ class Lock:
 
 
 def read_owner(directory: Path) -> dict[str, Any]:
-    """Who holds the lock on a directory or held it last; empty where that is not known."""
+    """Return who holds the lock on a directory or held it last; empty where that is not known."""
     try:
         with _open(directory / ".lock") as file:
             owner = json.loads(file.read(10_000))

@@ -16,14 +16,14 @@ from evorl.types import DESCRIPTIONS, ROLES, Agent, Roles, Tensors, UserError
 
 Shape = tuple[int, ...]
 NUMBERS = TypeAdapter(dict[str, int])
-LONGEST_HEADER = 2**23
+MAX_HEADER_BYTES = 2**23
 """Bytes of a header: room for 60,000 tensors. Reading one takes 30 times its size and 0.2 s for each MB."""
 UNREADABLE = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
-"""What is raised for bytes that are no such file; a RuntimeError for shapes and nesting without bounds."""
+"""The errors for bytes that are no such file; a RuntimeError for shapes and nesting without bounds."""
 
 
 def encode_agents(agents: Sequence[Agent]) -> bytes:
-    """Agents as safetensors, with their descriptions in its header; `decode_agents` reads it back."""
+    """Encode agents as safetensors, with their descriptions in its header; `decode_agents` reads it back."""
     tensors = {
         f"{index}/{module}/{role}/{name}": value.contiguous()
         for index, agent in enumerate(agents)
@@ -41,7 +41,7 @@ def encode_agents(agents: Sequence[Agent]) -> bytes:
 
 
 def decode_agents(payload: bytes, where: str) -> list[Agent]:
-    """The agents in `payload`; errors say `where` it came from. Raises UserError."""
+    """Return the agents in `payload`; errors say `where` it came from. Raises UserError."""
     try:
         descriptions = DESCRIPTIONS.validate_json(_metadata(payload)["agents"])
         tensors: list[dict[str, Roles]] = [{} for _ in descriptions]
@@ -65,7 +65,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
 
 
 def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
-    """Tensors as safetensors, with numbers in its header; `decode_tensors` reads it back."""
+    """Encode tensors as safetensors, with numbers in its header; `decode_tensors` reads it back."""
     return save(
         {name: value.cpu().contiguous() for name, value in tensors.items()},
         metadata={"numbers": json.dumps(dict(numbers))},
@@ -73,7 +73,7 @@ def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
 
 
 def decode_tensors(payload: bytes, where: str) -> tuple[Tensors, dict[str, int]]:
-    """What `encode_tensors` made; errors say `where` it came from. Raises UserError."""
+    """Return what `encode_tensors` made; errors say `where` it came from. Raises UserError."""
     try:
         numbers = NUMBERS.validate_json(_metadata(payload)["numbers"])
         return load(payload), numbers
@@ -94,16 +94,16 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shap
 
 
 def _metadata(payload: bytes) -> dict[str, Any]:
-    """The metadata in the header of safetensors."""
+    """Return the metadata in the header of safetensors."""
     size = _header_size(payload)
     metadata: dict[str, Any] = json.loads(payload[8 : 8 + size])["__metadata__"]
     return metadata
 
 
 def _header_size(payload: bytes) -> int:
-    """The size of the header of safetensors. Raises ValueError where it is longer than any that is read."""
+    """Return the size of the header of safetensors. Raises ValueError where it is longer than any that is read."""
     size = int.from_bytes(payload[:8], "little")
-    if size > min(LONGEST_HEADER, len(payload) - 8):
+    if size > min(MAX_HEADER_BYTES, len(payload) - 8):
         raise ValueError(f"its header cannot have {size} bytes")
     return size
 

@@ -1,4 +1,4 @@
-"""How much memory there still is for this process: of the machine, of the group it is confined to, or of a GPU."""
+"""Free memory for this process: of the machine, of its control group, or of a GPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def free_memory(device: torch.device, groups: Path = GROUPS, membership: Path = 
 
 
 def _left_in_groups(groups: Path, membership: Path) -> list[int]:
-    """What is left of the limits of the control groups that this process is in, of both versions."""
+    """Return what is left of the limits of the control groups that this process is in, of both versions."""
     left = []
     for root, path, limit, usage, cache in _memory_groups(groups, membership):
         # A container may see its own group as the root, although its path is that of the host.
@@ -55,7 +55,7 @@ def _left_in_groups(groups: Path, membership: Path) -> list[int]:
 
 
 def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str, str, str]]:
-    """Where each version of control groups keeps this process's limit, usage and what of it is cache."""
+    """Return where each version of control groups keeps this process's limit, usage and what of it is cache."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:

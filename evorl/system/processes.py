@@ -1,4 +1,4 @@
-"""Which process is meant: numbers are given anew, and clocks are set."""
+"""The identity of processes: their ids are reused, and clocks are set."""
 
 from __future__ import annotations
 

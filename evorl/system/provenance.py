@@ -1,4 +1,4 @@
-"""What numbers depend on beside the configuration: versions, processors and threads."""
+"""Provenance of results beside the configuration: versions, processors and threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import metadata
 import torch
 
 PACKAGES = ("evorl-accelerate", "torch", "numpy", "gymnasium", "box2d", "ale-py")
-"""Those whose versions can change what a run computes."""
+"""The packages whose versions can change what a run computes."""
 
 
 def made_with(device: torch.device) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where the time goes: wall-clock seconds by name."""
+"""A stopwatch: wall-clock seconds by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stopwatch:
             self._inner[-1] += elapsed
 
     def shares(self, total: float) -> dict[str, float]:
-        """Each block's share of `total` seconds."""
+        """Return each block's share of `total` seconds."""
         return {name: seconds / total for name, seconds in self.seconds.items()} if total > 0 else {}
 
     def clear(self) -> None:

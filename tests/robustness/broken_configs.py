@@ -199,7 +199,7 @@ def combined(rng: random.Random, text: str, data: Data) -> bytes:
         "network": {"name": "module"},
         "network.factory": "os:getcwd",
         "environment.kwargs": {"nonsense": 1},
-        "environment.visible": rng.choice(([99], [], [-1], [0.5])),
+        "environment.observation_indices": rng.choice(([99], [], [-1], [0.5])),
         "algorithm": {"name": "a2c", "epochs": 3},
         "network.hidden_sizes": [65536] * 3,
         "network.convolutions": [{"channels": 4096, "kernel": 64}] * 2,

@@ -60,7 +60,7 @@ DQN = (
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 32}}",
 )  # fmt: skip
 PPO = (
-    "environment={id: CartPole-v1, num_envs: 2, visible: [0, 2], vectorization: sync, carry_over: false}",
+    "environment={id: CartPole-v1, num_envs: 2, observation_indices: [0, 2], vectorization: sync, carry_over: false}",
     "network.hidden_sizes=[16]",
     "algorithm={name: ppo, rollout_steps: 32, sequence_length: 8, batch_size: 32, epochs: 2, target_kl: 0.02,"
     " normalize_observations: true, normalize_rewards: true}",

@@ -170,11 +170,11 @@ def resume(run: Path, original: Path, whole: Path, damage: Sequence[tuple[Path, 
         one.do(place)
     hopeless = len(damage) == len(list((run / "checkpoints").iterdir()))
     before = (run / "metrics.jsonl").read_bytes()
-    code, errors, said = train(f"run.name={run.name}", LATER, "run.resume=auto")
+    code, errors, warned = train(f"run.name={run.name}", LATER, "run.resume=auto")
     for place, (_, one) in zip(places, damage, strict=True):
         named = one.named(place)
-        if not any(message.startswith(named) and "the checkpoint before it" in message for message in said):
-            return f"it does not warn of {named}but says {said}"
+        if not any(message.startswith(named) and "the checkpoint before it" in message for message in warned):
+            return f"it does not warn of {named}but says {warned}"
     if hopeless:
         untouched = (run / "metrics.jsonl").read_bytes() == before
         return "" if code == 2 and errors.count("error: ") == 1 and untouched else f"it ends with {code}: {errors}"
@@ -194,7 +194,7 @@ def verify_all(newest: Path, plan: Sequence[Damage]) -> list[str]:
         all_of[damage.kind, damage.file] += 1
         found[damage.kind, damage.file] += noticed
         if not noticed:
-            wrong.append(f"{damage.file}, {damage.kind}: {message or 'nothing was said'}")
+            wrong.append(f"{damage.file}, {damage.kind}: {message or 'no error'}")
     files = list(dict.fromkeys(damage.file for damage in plan))
     print("| noticed | " + " | ".join(files) + " |\n" + "|---" * (len(files) + 1) + "|")
     for kind in dict.fromkeys(damage.kind for damage in plan):

@@ -65,7 +65,7 @@ class Session:
     alone: Path
 
     def safe(self, count: int) -> int:
-        """Give the last generation that may not be lived again after so many calls."""
+        """Give the last generation that may not be re-run after so many calls."""
         return max((generation for generation, since in self.completed if since <= count), default=0)
 
 
@@ -183,7 +183,7 @@ def resume(session: Session, tree: Tree, directory: Path) -> End:
         problem = f"it leaves otherwise: {', '.join(names)}"
     metrics = run / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines(keepends=True) if metrics.is_file() else []
-    # What a clock measured tells a line that was kept from one of a generation that was lived again.
+    # What a clock measured tells a line that was kept from one of a generation that was re-run.
     alike = [line == other for line, other in zip(lines, session.lines, strict=False)]
     return End(problem, [*alike, False].index(False))
 
@@ -226,7 +226,7 @@ def fail_twice(session: Session, directory: Path, every: int = 1) -> list[tuple[
             again = record(place / "again", TWICE, to, killed, 0, session.alone, "run.resume=auto")
             end = resume(again, killed.after(again.calls).durable.tree(), place / "resumed")
         label = session.calls[count - 1].label if count else "nothing yet"
-        # The process has said that it is finished.
+        # The process has reported that it is finished.
         failure = Failure(TWICE, LOSSES[-1], label, to)
         done.append((failure, count, verdict(failure, end)))
     return done
@@ -274,7 +274,7 @@ def main() -> int:
         print(f"\n{session.phase}: {len(session.calls)} calls", *waiting(session), sep="\n- ")
     wrong = Counter((failure.phase, problem) for failure, _, problem in done if problem)
     for (phase, problem), count in wrong.items():
-        first = next(failure for failure, _, said in done if failure.phase == phase and said == problem)
+        first = next(failure for failure, _, found in done if failure.phase == phase and found == problem)
         print(f"\n{phase}: {count} times {problem}\n- first after `{first.call}`: {first.loss}")
     distinct = len({(failure.phase, number) for failure, number, _ in done})
     how = f"{sum(wrong.values())} ended otherwise" if wrong else "all ended as if nothing had happened"

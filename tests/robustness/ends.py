@@ -1,9 +1,9 @@
-"""End processes that give signs of life, in every way that a program can end, and count those that end otherwise.
+"""End processes that send heartbeats, in every way that a program can end, and count those that end otherwise.
 
     OMP_NUM_THREADS=1 python tests/robustness/ends.py [--count 200] [--interval 0.0005]
 
-Each process gives signs every `--interval` seconds to a store that another process keeps, as a launcher does, and ends
-through `run_program`. Exits with 1 if any has another exit code than its way of ending should give.
+Each process sends heartbeats every `--interval` seconds to a store that another process keeps, as a launcher does, and
+ends through `run_program`. Exits with 1 if any has another exit code than its way of ending should give.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from functools import partial
 from torch._C._distributed_c10d import TCPStore
 
 from evorl.distributed import RankLost
-from evorl.distributed.heartbeat import SignsOfLife
+from evorl.distributed.heartbeat import Heartbeat
 from evorl.runs.launch import run_program
 from evorl.types import UserError
 
@@ -76,7 +76,7 @@ def forked(program: Callable[[], int]) -> int:
 
 
 def keep_store(port: int) -> int:
-    """Hold the store that all signs go to, until a signal comes."""
+    """Hold the store that all heartbeats go to, until a signal comes."""
     store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=60), wait_for_workers=False)
     signal.pause()
     del store
@@ -84,11 +84,11 @@ def keep_store(port: int) -> int:
 
 
 def give_and_end(port: int, interval: float, number: int, end: Callable[[], None]) -> int:
-    """The exit code of a program that gives signs for some milliseconds and then ends."""
+    """The exit code of a program that sends heartbeats for some milliseconds and then ends."""
 
     def main(arguments: object) -> None:
         store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=10), wait_for_workers=False)
-        SignsOfLife(store, number, number + 1, interval)
+        Heartbeat(store, number, number + 1, interval)
         time.sleep(0.01 + 0.0001 * (number % 37))
         end()
 
@@ -115,7 +115,7 @@ def count_ends(count: int, interval: float, port: int) -> Counter[tuple[str, int
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--interval", type=float, default=0.0005, help="seconds between two signs")
+    parser.add_argument("--interval", type=float, default=0.0005, help="seconds between two heartbeats")
     parser.add_argument("--port", type=int, default=29_555)
     options = parser.parse_args()
     codes = count_ends(options.count, options.interval, options.port)

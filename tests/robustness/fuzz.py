@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further input after so many")
-    parser.add_argument("--only", type=int, metavar="N", help="try input N and show what it said")
+    parser.add_argument("--only", type=int, metavar="N", help="try input N and show its output")
     parser.add_argument("--family", default="", help="only families whose name has this text in it")
     options = parser.parse_args()
     tried: dict[str, list[Outcome]] = defaultdict(list)

@@ -241,8 +241,8 @@ class Bench:
         os.close(writer)
         with contextlib.closing(open(reader, "rb", buffering=0)) as pipe:  # noqa: PTH123
             outcome = _awaited(pid, pipe, limits)
-        said = [(room.path / name).read_bytes()[: 2**20].decode(errors="replace") for name in ("stdout", "stderr")]
-        outcome = replace(outcome, stdout=said[0], stderr=said[1])
+        output = [(room.path / name).read_bytes()[: 2**20].decode(errors="replace") for name in ("stdout", "stderr")]
+        outcome = replace(outcome, stdout=output[0], stderr=output[1])
         return replace(outcome, problems=[*outcome.problems, *complaints(outcome, limits, case.goes_on), *traces(room)])
 
 

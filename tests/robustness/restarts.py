@@ -57,7 +57,7 @@ def be_a_rank(arguments: Sequence[str]) -> int:
 
 
 def launch(directory: Path, name: str, kills: int) -> str:
-    """What a launch said, that was begun once. Raises CalledProcessError where it did not end well."""
+    """The output of a launch that was begun once. Raises CalledProcessError where it did not end well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -83,9 +83,9 @@ def main() -> int:
         directory = Path(name)
         launch(directory, "alone", 0)
         for number in range(runs):
-            said = launch(directory, f"killed-{number}", RESTARTS)
+            output = launch(directory, f"killed-{number}", RESTARTS)
             killed, training = (
-                [float(at) for at in re.findall(rf"{what} at ([\d.]+)", said)] for what in ("killed", "training")
+                [float(at) for at in re.findall(rf"{what} at ([\d.]+)", output)] for what in ("killed", "training")
             )
             seconds += [after - before for before, after in zip(killed, training[1:], strict=True)]
             same = not differences(directory / "runs" / "alone", directory / "runs" / f"killed-{number}")

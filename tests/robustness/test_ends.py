@@ -40,7 +40,7 @@ launch.end_background = functools.partial(end_background, patience=0.1)
 def stuck(end):
     def main(arguments):
         Background(lambda over: time.sleep(60), "stuck").start()
-        print("said")
+        print("printed")
         end()
     return launch.run_program(main, [])
 
@@ -54,10 +54,10 @@ print(json.dumps([codes, time.monotonic() - began]))
 def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
     program = STUCK.format(root=ROOT)
     done = subprocess.run([sys.executable, "-c", program], env=VARIABLES, capture_output=True, text=True, check=True)
-    *said, result = done.stdout.splitlines()
+    *printed, result = done.stdout.splitlines()
     codes, seconds = json.loads(result)
     assert codes == {"return": 0, "UserError": 2, "RankLost": 1, "SIGTERM": 143, "exception": 1}
-    assert said == ["said"] * len(codes)
+    assert printed == ["printed"] * len(codes)
     assert seconds < 20
 
 

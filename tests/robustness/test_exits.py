@@ -22,7 +22,7 @@ FAILING = (
 )
 
 
-def said(capsys):
+def errors_of(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
 
 
@@ -35,7 +35,7 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
 
 def test_an_environment_that_exits_ends_the_run_with_1(in_directory, capsys):
     assert train("run.name=a", FAILING.format(how="exit")) == 1
-    (error,) = said(capsys)
+    (error,) = errors_of(capsys)
     assert "evorl_faults.py:" in error
     assert "(_raise) called sys.exit(0)" in error
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "SystemExit"
@@ -89,7 +89,7 @@ def test_a_full_disk_is_no_success(kilobytes, small_disk, in_directory, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
         code = train(f"run.directory={place}", "run.name=a", "training.max_steps=400", "checkpoint.keep=20")
-    (error,) = said(capsys)
+    (error,) = errors_of(capsys)
     assert code in (1, 2)
     assert "No space left on device" in error
     if code == 2:
@@ -137,7 +137,7 @@ def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatc
 
     monkeypatch.setattr(RunDirectory, "write_summary", full)
     assert train("run.name=a") == 1
-    assert "summary.json: No space left on device" in said(capsys)[0]
+    assert "summary.json: No space left on device" in errors_of(capsys)[0]
 
 
 def test_a_directory_that_is_deleted_meanwhile_is_no_success(in_directory, monkeypatch, capsys):
@@ -154,7 +154,7 @@ def test_a_directory_that_is_deleted_meanwhile_is_no_success(in_directory, monke
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
         assert train("run.name=a") == 1
-    (error,) = said(capsys)
+    (error,) = errors_of(capsys)
     assert "No such file or directory" in error
 
 
@@ -214,13 +214,13 @@ def test_a_failure_is_one_line_and_1(capsys):
 
 
 def test_a_mistake_that_only_one_rank_has_met_names_it(monkeypatch, capsys):
-    monkeypatch.setattr("evorl.runs.launch.have_met", lambda: True)
+    monkeypatch.setattr("evorl.runs.launch.is_initialized", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
 
     def ended(told):
         def main(arguments):
-            raise UserError("environment.id: broken", told=told)
+            raise UserError("environment.id: broken", reported_elsewhere=told)
 
         assert run_program(main, []) == 2
         return capsys.readouterr().err
@@ -236,7 +236,7 @@ def test_a_mistake_that_only_one_rank_has_met_names_it(monkeypatch, capsys):
 def test_directories_that_cannot_be_are_one_line(directory, reason, in_directory, capsys):
     (in_directory / "file").write_text("")
     assert train(f"run.directory={directory}", "run.name=a") == 2
-    (error,) = said(capsys)
+    (error,) = errors_of(capsys)
     assert reason in error
 
 
@@ -246,7 +246,7 @@ def test_a_directory_that_may_not_be_searched_is_one_line(in_directory, monkeypa
 
     monkeypatch.setattr(Path, "exists", refused)
     assert train("run.directory=there", "run.name=a") == 2
-    (error,) = said(capsys)
+    (error,) = errors_of(capsys)
     assert "run.directory" in error
     assert "Permission denied" in error
 
@@ -257,7 +257,7 @@ def test_a_lock_that_fails_names_its_directory(in_directory, monkeypatch, capsys
 
     monkeypatch.setattr("evorl.system.files.fcntl.lockf", no_locks)
     assert train("run.name=a") == 2
-    (error,) = said(capsys)
+    (error,) = errors_of(capsys)
     assert "runs/a: No locks available" in error
 
 
@@ -265,7 +265,7 @@ def test_a_lock_that_fails_names_its_directory(in_directory, monkeypatch, capsys
 def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_directory, capsys):
     settings = f"environment={{id: 'evorl_faults:Outside-v0', num_envs: 2, vectorization: {vectorization}}}"
     assert train("run.name=a", settings) == 2
-    (error,) = said(capsys)
+    (error,) = errors_of(capsys)
     assert "environment 0 of agent 0" in error
     assert "step 3 of the episode" in error
     assert "gave [4]" in error
@@ -273,7 +273,7 @@ def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_direct
 
 def test_an_observation_of_no_numbers_is_refused(in_directory, capsys):
     assert train("run.name=a", "environment={id: 'evorl_faults:Empty-v0', num_envs: 2}") == 2
-    assert "an observation of shape [0] holds no numbers" in said(capsys)[0]
+    assert "an observation of shape [0] holds no numbers" in errors_of(capsys)[0]
 
 
 def test_directories_last_once_they_are_made(tmp_path, monkeypatch):

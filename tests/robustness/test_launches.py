@@ -182,8 +182,8 @@ def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert [row["drifts"] for row in rows] == [row["generation"] for row in rows]
-    said = [line for line in done.stderr.splitlines() if "warning: rank 1 trained other agents than rank 0" in line]
-    assert len(said) == len(rows) >= 3
+    warnings = [line for line in done.stderr.splitlines() if "warning: rank 1 trained other agents than rank 0" in line]
+    assert len(warnings) == len(rows) >= 3
 
 
 MEMBERS = """

@@ -16,7 +16,7 @@ from evorl.cli import resume_command, run_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import run_program
-from evorl.runs.trackers import told
+from evorl.runs.trackers import shared_settings
 from evorl.system.memory import check_room, free_memory
 from evorl.system.processes import end_sibling, started_at
 from evorl.types import UserError
@@ -119,9 +119,11 @@ def test_a_run_does_not_say_where_its_numbers_go(run):
 
 def test_what_is_excluded_is_not_told():
     secret = "environment={id: CartPole-v1, kwargs: {token: secret, size: 3}}"
-    assert "secret" in str(told(config(secret)))
-    assert told(config(secret, "tracking.exclude=[environment.kwargs.token]"))["environment"]["kwargs"] == {"size": 3}
-    assert "secret" not in str(told(config(secret, "tracking.exclude=[environment.kwargs]")))
+    assert "secret" in str(shared_settings(config(secret)))
+    assert shared_settings(config(secret, "tracking.exclude=[environment.kwargs.token]"))["environment"]["kwargs"] == {
+        "size": 3
+    }
+    assert "secret" not in str(shared_settings(config(secret, "tracking.exclude=[environment.kwargs]")))
 
 
 def test_what_is_excluded_has_to_be_there(in_directory, capsys):

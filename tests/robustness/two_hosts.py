@@ -85,7 +85,7 @@ def lose(process: subprocess.Popen[bytes]) -> None:
     process.wait(30)
 
 
-def said(directory: Path, name: str, text: str) -> bool:
+def logged(directory: Path, name: str, text: str) -> bool:
     return text in (directory / f"{name}.log").read_text(errors="replace")
 
 
@@ -101,7 +101,7 @@ def scenario(directories: Sequence[Path], kind: str, port: int) -> list[str]:
     code = first.wait(120)
     seconds = time.monotonic() - started
     print(f"{kind}: host b lost; host a ended with {code} after {seconds:.1f} s", flush=True)
-    if code == 0 or not said(directories[0], "lost", "rank 0 waited for"):
+    if code == 0 or not logged(directories[0], "lost", "rank 0 waited for"):
         wrong.append("host a did not notice the loss")
     for process in both(directories, "lost", port + 2):
         wrong += [f"the resumed run ended with {process.returncode}"] if process.wait(300) else []
@@ -116,8 +116,8 @@ def without_its_disk(directories: Sequence[Path], port: int) -> list[str]:
     """What went wrong when a host came back empty: the run goes on and says what it lacks."""
     shutil.rmtree(directories[1])
     codes = [process.wait(300) for process in both(directories, "lost", port, "training.max_steps=9920")]
-    told = said(directories[0], "lost", "1 parts of the replay are not on these hosts")
-    print(f"host b came back without its disk: ended with {codes}, and said so: {told}")
+    told = logged(directories[0], "lost", "1 parts of the replay are not on these hosts")
+    print(f"host b came back without its disk: ended with {codes}, and reported it: {told}")
     return [] if codes == [0, 0] and told else ["a host without its disk was not taken back"]
 
 

@@ -1,9 +1,9 @@
-"""Where curves go."""
+"""Trackers of curves."""
 
 from evorl.runs.trackers.base import Row, Tracker
 from evorl.runs.trackers.history import History
 from evorl.runs.trackers.registry import TRACKERS
-from evorl.runs.trackers.told import told
+from evorl.runs.trackers.shared import shared_settings
 from evorl.runs.trackers.trackers import Trackers
 
-__all__ = ["TRACKERS", "History", "Row", "Tracker", "Trackers", "told"]
+__all__ = ["TRACKERS", "History", "Row", "Tracker", "Trackers", "shared_settings"]

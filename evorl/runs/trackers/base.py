@@ -1,4 +1,4 @@
-"""What a tracker has to offer."""
+"""The protocol of trackers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """Somewhere that a run's numbers go."""
+    """A destination of a run's metrics."""
 
     def log(self, generation: int, step: int, scalars: Points) -> None:
         """Add a generation's points at `step`, the environment steps of all agents; both only grow."""

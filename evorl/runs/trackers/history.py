@@ -1,4 +1,4 @@
-"""What a run recorded before it was taken up again, and what of it a tracker lacks."""
+"""The records of a run before it was resumed, and those of them that a tracker lacks."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ History = Sequence[tuple[int, int, Points]]
 
 
 def lacking(history: History, first: int) -> History:
-    """The generations that a tracker lacks which has all those before `first`."""
+    """Return the generations that a tracker lacks which has all those before `first`."""
     return [entry for entry in history if entry[0] >= first]

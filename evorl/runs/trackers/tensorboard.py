@@ -10,7 +10,7 @@ import yaml
 
 from evorl.config import AnyConfig
 from evorl.runs.trackers.history import History, Points, lacking
-from evorl.runs.trackers.told import told
+from evorl.runs.trackers.shared import shared_settings
 
 
 class TensorBoard:
@@ -26,11 +26,11 @@ class TensorBoard:
         first = next((generation for generation, _, _ in history if generation not in known), len(history) + 1)
         missing = lacking(history, first)
         last = history[-1][1] if history else -1
-        # TensorBoard forgets everything from here on: it is logged again below, or about to be lived again.
+        # TensorBoard forgets everything from here on: it is logged again below, or about to be re-run after resume.
         begin = missing[0][1] if missing else last + 1
         self._writer = SummaryWriter(str(events), purge_step=begin)
         self._step = last
-        self._note("config", f"```yaml\n{yaml.safe_dump(told(config), sort_keys=False)}```")
+        self._note("config", f"```yaml\n{yaml.safe_dump(shared_settings(config), sort_keys=False)}```")
         for entry in missing:
             self.log(*entry)
 
@@ -54,7 +54,7 @@ class TensorBoard:
 
 
 def _generations(events: Path) -> set[int]:
-    """The generations that event files already hold."""
+    """Return the generations that event files already hold."""
     if not events.is_dir():
         return set()
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 
 from evorl.config import AnyConfig
 from evorl.runs.trackers.history import History, Points, lacking
-from evorl.runs.trackers.told import told
+from evorl.runs.trackers.shared import shared_settings
 from evorl.system.files import read_bounded, write_json
 from evorl.types import EvorlWarning, UserError
 
@@ -54,13 +54,13 @@ class WeightsAndBiases:
             entity=settings.entity,
             name=directory.name,
             id=run_id(directory),
-            # An offline run that said so would be appended to what an earlier upload left, and that doubled.
+            # An offline run with such metrics would be appended to what an earlier upload left, and that doubled.
             resume=None if mode == "offline" else "allow",
             # W&B's helper process keeps the working directory of the program's first run.
             dir=str(directory.resolve()),
             mode=mode,
             tags=list(settings.tags),
-            config=told(config),
+            config=shared_settings(config),
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -76,14 +76,14 @@ class WeightsAndBiases:
             self.log(*entry)
 
     def log(self, generation: int, step: int, scalars: Points) -> None:
-        # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are lived again.
+        # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are re-run after resume.
         if generation >= self._first:
             self._run.log({**scalars, "global_steps": step}, step=generation, commit=True)
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         data = [[_cell(row[column]) for column in LINEAGE_COLUMNS] for row in lineage]
         try:
-            # In the summary, since a point of its own would take the step of a generation that may yet be lived.
+            # In the summary, since a point of its own would take the step of a generation that may yet be run.
             self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)
             self._run.summary.update(dict(summary))
         finally:
@@ -91,7 +91,7 @@ class WeightsAndBiases:
 
 
 def run_id(directory: Path) -> str:
-    """The W&B id of the run in `directory`: drawn once, and kept in its `tracking.json`."""
+    """Return the W&B id of the run in `directory`: drawn once, and kept in its `tracking.json`."""
     path = directory / "tracking.json"
     try:
         kept = json.loads(read_bounded(path))["wandb"]
@@ -110,7 +110,7 @@ def run_id(directory: Path) -> str:
 
 
 def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
-    """The mode of W&B: what is asked for, else what W&B's own variable says, else online where there is a key."""
+    """Return the mode of W&B: what is asked for, else W&B's own variable, else online where there is a key."""
     if asked != "auto":
         return asked
     variable = os.environ.get("WANDB_MODE")
@@ -120,7 +120,7 @@ def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
 
 
 def _has_key(address: str) -> bool:
-    """Whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
+    """Return whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(address).hostname or ""

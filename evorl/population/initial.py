@@ -1,4 +1,4 @@
-"""Where agents come from: a first generation, or files that have to be checked first."""
+"""Initial agents, and checks of agents that are read from files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from evorl.randomness import torch_generator
 from evorl.types import Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
-"""What nothing that an agent counts comes to."""
+"""A bound above all that an agent counts."""
 
 
-def found_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
+def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
     """Return the first generation: agents that differ only in their random weights."""
     agents = []
     for id in range(config.population.size):
@@ -51,7 +51,7 @@ def _kind(shape: Architecture) -> tuple[object, ...]:
 
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
-    numbers, acting = algorithm.settings.first_hyperparameters(), algorithm.initial_state()
+    hparams, acting = algorithm.settings.first_hyperparameters(), algorithm.initial_state()
     initial = algorithm.initial_architecture()
     if len({agent.id for agent in agents}) < len(agents):
         raise UserError(f"{where}: two agents have the same id")
@@ -61,8 +61,8 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
             check_name(f"{here}: activation", shape.activation, ACTIVATIONS)
         if _kind(shape) != _kind(initial):
             raise UserError(f"{here}: has networks of another kind than the configuration asks for")
-        if agent.hyperparameters.keys() != numbers.keys():
-            raise UserError(f"{here}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(numbers)}")
+        if agent.hyperparameters.keys() != hparams.keys():
+            raise UserError(f"{here}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(hparams)}")
         if agent.tensors.keys() != algorithm.networks.keys():
             raise UserError(f"{here}: has the networks {sorted(agent.tensors)}, not {sorted(algorithm.networks)}")
         if agent.state.acting.keys() != acting.keys() or agent.state.updates.keys() != algorithm.networks.keys():
@@ -70,7 +70,7 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
         for name, spec in algorithm.networks.items():
             check_network(agent, name, spec, here)
         for name, value in agent.hyperparameters.items():
-            if reason := algorithm.settings.refusal(name, value):
+            if reason := algorithm.settings.validation_error(name, value):
                 raise UserError(f"{here}: {reason}")
         counts = *agent.state.acting.values(), *agent.state.updates.values()
         if not all(abs(count) <= MAX_COUNT for count in counts):

@@ -1,4 +1,4 @@
-"""What trackers are told of a configuration."""
+"""The settings that trackers are told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evorl.config.errors import shown
 from evorl.types import UserError
 
 
-def told(config: AnyConfig) -> dict[str, Any]:
+def shared_settings(config: AnyConfig) -> dict[str, Any]:
     """Return all settings but those that `tracking.exclude` names. Raises UserError where it names none."""
     settings: dict[str, Any] = config.model_dump(mode="json")
     for path in config.tracking.exclude:
