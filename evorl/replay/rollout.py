@@ -210,7 +210,7 @@ class RolloutExperience:
             self._trajectories.column(name).copy_(values)
 
     def _scaled(self, reward: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
-        """Return rewards [T, P, E] divided by the standard deviation of their running discounted sums, if that is wanted."""
+        """Return rewards [T, P, E] divided by the standard deviation of their running discounted sums, if so wanted."""
         if not self._settings.normalize_rewards:
             return reward
         before = torch.zeros_like(reward[0]) if self._reward_sums is None else self._reward_sums
