@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, FailFast, Field, TypeAdapter
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -201,7 +201,8 @@ class Description(TypedDict):
 
 
 Description.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-DESCRIPTIONS = TypeAdapter(list[Description])
+# Where it fails at once, millions of empty descriptions do not each leave an error in memory.
+DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
 """The validator of what a file says of its agents."""
 
 

@@ -67,7 +67,7 @@ class Ranks:
         self.backend = "cuda" if torch.cuda.device_count() else "cpu"
         self.peers = [Peer(0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
-            meeting = _meet(int(os.environ["RANK"]), launched, timeout)
+            meeting = _join(int(os.environ["RANK"]), launched, timeout)
             self._heartbeat, self.launch, self.backend, self.peers = meeting
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
@@ -201,7 +201,7 @@ class Ranks:
                 heartbeat.waits_for = None
 
 
-def _meet(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
+def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
     """Join the process group in which all ranks of this attempt meet, and return its backend and its peers.
 
     Raises RankLost where they do not come.

@@ -18,7 +18,7 @@ from evorl.types import Agent
 class Minibatches:
     """Each agent passes `epochs` times over its rollout, each time in a new order and in parts of `batch_size` steps.
 
-    Parts are as equal as they can be where evolution has turned the batch size to what does not divide. Agents with
+    Parts are as equal as they can be where evolution has perturbed the batch size to what does not divide. Agents with
     fewer updates than others sit the last ones out.
     """
 

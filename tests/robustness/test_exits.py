@@ -83,7 +83,7 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize("kilobytes", [16, 64, 300])
+@pytest.mark.parametrize("kilobytes", [16, 24, 32, 64, 128, 300, 600])
 def test_a_full_disk_is_no_success(kilobytes, small_disk, in_directory, capsys):
     place = small_disk(kilobytes)
     with warnings.catch_warnings():
