@@ -165,3 +165,17 @@ def test_an_action_that_is_no_number_breaks_no_environment():
     made.reset(1)
     reward = made.step(torch.tensor([[[float("nan")]], [[1.0]]])).reward
     assert reward.isfinite().all()
+
+
+def test_what_decides_about_a_transition_stands_where_looking_at_it_waits_for_no_device():
+    """Tensors on `meta` have no values: whoever looks at one raises."""
+    made = Environments(Environment(id="CartPole-v1", vectorization="sync"), P, E, "meta")
+    made.reset(7)
+    for _ in range(12):
+        transition = made.step(torch.zeros(P, E, dtype=torch.int64))
+        assert transition.reward.is_meta
+        assert transition.observation["observation"].is_meta
+        assert transition.started.shape == transition.valid.shape == (P, E)
+        assert transition.valid.all()
+        assert made.started.is_meta
+    assert not transition.started.is_meta

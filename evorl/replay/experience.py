@@ -158,7 +158,7 @@ class ReplayExperience:
         """Draws are uniform whatever became of a batch."""
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Steps [P] of each agent since the last call, over all ranks that hold it; notes all parts' sizes."""
+        """Return steps [P] of each agent since the last call, over all ranks that hold it; note all parts' sizes."""
         if self._lockstep:
             self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self._capacity)
             self._full = self._full or bool((self._sizes == self._capacity).all())
@@ -174,7 +174,7 @@ class ReplayExperience:
             agent.state.update_debt = float(debt)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """What a checkpoint keeps of this rank's part."""
+        """Return what a checkpoint keeps of this rank's part."""
         return self.storage.state()
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:

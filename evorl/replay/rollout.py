@@ -188,7 +188,7 @@ class RolloutExperience:
         """Nothing outlasts a generation."""
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """The transitions [P] of each agent in the rollout, over all ranks that hold it."""
+        """Return the transitions [P] of each agent in the rollout, over all ranks that hold it."""
         steps = self._trajectories.column("valid").sum((0, 2)).cpu().numpy().astype(np.float64)
         with self._stopwatch("communication"):
             return np.asarray(self._gather(steps).sum(0))
@@ -210,7 +210,7 @@ class RolloutExperience:
             self._trajectories.column(name).copy_(values)
 
     def _scaled(self, reward: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
-        """Rewards [T, P, E] divided by the standard deviation of their running discounted sums, if that is wanted."""
+        """Return rewards [T, P, E] divided by the standard deviation of their running discounted sums, if so wanted."""
         if not self._settings.normalize_rewards:
             return reward
         before = torch.zeros_like(reward[0]) if self._reward_sums is None else self._reward_sums
@@ -220,7 +220,7 @@ class RolloutExperience:
         return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
 
     def _moments(self, samples: Tensor, valid: Tensor) -> Moments:
-        """Moments of [T, P, E, D] over the steps and all ranks that hold the same agents."""
+        """Return the moments of [T, P, E, D] over the steps and all ranks that hold the same agents."""
         values, weight = (x.transpose(0, 1).flatten(1, 2).double().cpu().numpy() for x in (samples, valid))
         with self._stopwatch("communication"):
             first, *others = (Moments.unpacked(p) for p in self._gather(Moments.of(values, weight).packed()))
@@ -239,7 +239,7 @@ class RolloutExperience:
             self._policy.update_observation_stats(part, self._moments(seen.reshape(*seen.shape[:3], -1), valid))
 
     def _minibatch_batches(self, index: Tensor) -> Iterator[Batch]:
-        """The batches of all updates, given their sequences [U, P, B], gathered several at once."""
+        """Yield the batches of all updates, given their sequences [U, P, B], gathered several at once."""
         rows = index.shape[1] * index.shape[2] * self._settings.sequence
         at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
         for first in range(0, len(index), at_once):
@@ -248,7 +248,7 @@ class RolloutExperience:
             yield from batches
 
     def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
-        """The batches of some updates, given all updates' sequences [U, P, B]."""
+        """Return the batches of some updates, given all updates' sequences [U, P, B]."""
         index, counted = index[updates], self._minibatches.counted[updates]
         slots = self._trajectories.slots(index)
         seen, _, columns = self._trajectories.gather(slots.flatten(2), self._learned)
@@ -278,7 +278,7 @@ class RolloutExperience:
         ]
 
     def _united(self, counted: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and advantages [U, P, B] of this rank's part of minibatches that all ranks make together.
+        """Return the weights and advantages [U, P, B] of this rank's part of minibatches that all ranks make together.
 
         The mean over ranks of weighted sums is then the mean over the `counted` steps of all ranks, by whose mean and
         variance advantages are normalised, if that is wanted.
