@@ -106,7 +106,10 @@ def read_bounded(path: Path) -> bytes:
     """Return all bytes of a file that memory has room for. Raises OSError, and UserError where it is too large."""
     with _open(path) as file:
         check_room(os.fstat(file.fileno()).st_size, str(path))
-        return file.read()
+        try:
+            return file.read()
+        except MemoryError as error:  # There may be a limit that nothing tells of beforehand.
+            raise UserError(f"{path}: does not fit into the memory that there is") from error
 
 
 def _open(path: Path) -> BufferedReader:
