@@ -62,7 +62,7 @@ class Minibatches:
 
 
 def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> str | None:
-    """What does not divide into what, naming the key, or None; `copies` ranks share the steps and the batches."""
+    """Return what does not divide, naming the key, or None; `copies` ranks share the steps and the batches."""
     if steps % copies:
         return (
             f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks, as algorithm.split_batches "

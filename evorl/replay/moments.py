@@ -11,7 +11,7 @@ Array = NDArray[np.float64]
 
 
 class Moments(NamedTuple):
-    """How many samples there were [P], their mean [P, D] and their variance [P, D]."""
+    """Number of samples [P], their mean [P, D] and their variance [P, D]."""
 
     number: Array
     mean: Array
@@ -43,6 +43,6 @@ class Moments(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: Array) -> Moments:
-        """What `packed` gave."""
+        """Return the moments that `packed` gave as an array."""
         width = (packed.shape[1] - 1) // 2
         return cls(packed[:, 0], packed[:, 1 : 1 + width], packed[:, 1 + width :])

@@ -19,7 +19,7 @@ Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Pace:
-    """How much a new agent learns from and how often: `updates` with each `steps` of its environment steps.
+    """Amount and frequency of a new agent's learning: `updates` with each `steps` of its environment steps.
 
     A batch has `batch` transitions. Both steps and transitions are those of all ranks that hold the agent.
     """

@@ -46,7 +46,7 @@ MAX_REWARD = 10.0
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """How long rollouts and their sequences are, and what is normalised."""
+    """Lengths of rollouts and their sequences, and what is normalised."""
 
     steps: int
     num_envs: int

@@ -11,7 +11,7 @@ from torch import Tensor
 def share_of_draws(
     draws: NDArray[np.int64], sizes: NDArray[np.int64], rank: int, offset: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """How many of `draws` [...] fall on `rank`, whose part is sizes[rank] of sizes [R].
+    """Return how many of `draws` [...] fall on `rank`, whose part is sizes[rank] of sizes [R].
 
     Systematic sampling (Madow 1949): with one `offset` [...] in [0, 1) that all ranks share, rank r's count is the
     number of points of the grid (i + offset) on its stretch of the union. Counts sum to `draws`, differ from their

@@ -72,12 +72,12 @@ class Storage(Ring):
 
     @property
     def drawable(self) -> int:
-        """How many slots can be drawn."""
+        """Return how many slots can be drawn."""
         return (self.written - self.oldest) * self.streams - self.gaps.held
 
     @property
     def full(self) -> bool:
-        """Whether the oldest give way from now on."""
+        """Return whether the oldest give way from now on."""
         return self.written >= self.rows
 
     def write(
