@@ -25,6 +25,7 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs" / "a"
     rows = lines(run / "metrics.jsonl")
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
     last = len(rows)
     assert last >= 6
     kinds = {mutation.split(" ")[0] for row in rows for mutation in row["mutations"]}
@@ -56,6 +57,7 @@ def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path):
     done = launch(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
     assert all(len(row["fitness"]) == len(set(row["agents"])) == 4 for row in rows)
     assert sorted(rows[0]["agents"]) == [0, 1, 2, 3]
     # Each agent lives on one rank: 40 steps of it in 20 steps of its two environments.
@@ -94,6 +96,7 @@ def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs" / "a"
     rows = lines(run / "metrics.jsonl")
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
     assert len(rows) == 10
     changed = " ".join(mutation for row in rows for mutation in row["mutations"])
     assert all(word in changed for word in (("channels", "kernel") if kind == "images" else ("recurrent",)))
