@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, FailFast, Field, TypeAdapter
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -298,8 +300,8 @@ class Batch:
     """The input of one update of the population; everything leads with [P, B].
 
     A loss is the sum over B of `weight` times its elements, which makes it the mean over each agent's own batch
-    whatever its size. Agents whose `due` [P] is 0 sit this update out. `columns` are actions, rewards, and whatever
-    else was stored or computed of each transition.
+    whatever its size. Agents whose `due` [P] is 0 sit this update out; `all_due` says that none does. `columns` are
+    actions, rewards, and whatever else was stored or computed of each transition.
 
     Sequences for recurrent agents stand time-major in B = T * S, with their `recurrent` input.
     """
@@ -310,6 +312,7 @@ class Batch:
     weight: Tensor
     due: Tensor
     recurrent: RecurrentInput | None = None
+    all_due: bool = False
 
     def part(self, members: slice | Tensor, units: int = 0) -> Batch:
         """Return the batch of some of the agents, whose recurrent state has so many units."""
@@ -320,30 +323,44 @@ class Batch:
             self.weight[members],
             self.due[members],
             None if self.recurrent is None else self.recurrent.part(members, units),
+            self.all_due,
         )
 
 
 @dataclass
 class Loss:
-    """The loss of a stack of agents: `value` [P].
+    """The loss of a stack of agents: `elements` [P, B], whose sum by the batch's weights is each agent's own.
 
-    `metrics` [P] are for people, `errors` [P, B] for priorities. An agent whose `divergence` [P] from the policy that
-    gathered the batch, averaged over ranks, exceeds `limit` [P] is not updated and learns no more from this experience.
+    `metrics` [P, B] are for people, `errors` [P, B] for priorities. Where the metric named `divergence`, such as that
+    from the policy that gathered the batch, exceeds `limit` [P], averaged by the weights and over ranks, an agent is
+    not updated and learns no more from this experience.
     """
 
-    value: Tensor
+    elements: Tensor
     metrics: Tensors = field(default_factory=dict)
     errors: Tensor | None = None
-    divergence: Tensor | None = None
+    divergence: str | None = None
     limit: Tensor | None = None
 
 
 @dataclass
 class UpdateResult:
-    """The result of an update: which agents were updated (`active` [P], 1 or 0), and their errors [P, B] if any."""
+    """The result of an update: which agents were updated (`active` [P], 1 or 0), and their errors [P, B] if any.
 
-    active: Tensor
+    Without `active`, all of them were.
+    """
+
+    active: Tensor | None = None
     errors: Tensor | None = None
+
+
+@dataclass
+class UpdateMetrics:
+    """The metrics of updates: how many there were of each agent [P], and sums over `counts` [P] of them by name."""
+
+    updates: NDArray[np.float64]
+    sums: dict[str, NDArray[np.float64]]
+    counts: dict[str, NDArray[np.float64]]
 
 
 @dataclass

@@ -78,7 +78,7 @@ class A2CSettings(AlgorithmSettings):
 class A2C:
     """A stack of actor-critic agents: their actions and their losses, with one update for each fresh rollout."""
 
-    metrics: tuple[str, ...] = ("loss", "policy_loss", "value_loss", "entropy")
+    metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy")
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config
@@ -209,8 +209,8 @@ class A2C:
         return rate * (1 - stack.state["steps"] / self.config.training.max_steps).clamp(min=0)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the policy's objective, the value's error and the entropy bonus [P] of a batch."""
-        hparams, weight = stack.hyperparameters, batch.weight
+        """Return the policy's objective, the value's error and the entropy bonus of a batch."""
+        hparams = stack.hyperparameters
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
         likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
@@ -220,9 +220,7 @@ class A2C:
         objective = objective.addcmul(hparams["entropy_coefficient"].unsqueeze(-1), likelihood.entropy, value=-1)
         metrics = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
         metrics |= self.more_metrics(stack, batch, likelihood)
-        # One product and one sum for all of them: calls are what small networks spend their time on.
-        means = (torch.stack([values.detach() for values in metrics.values()]) * weight).sum(-1)
-        return Loss((objective * weight).sum(-1), dict(zip(metrics, means, strict=True)))
+        return Loss(objective, metrics)
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Return what improves the policy [P, B]."""

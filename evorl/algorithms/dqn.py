@@ -23,11 +23,14 @@ from evorl.envs.spec import EnvSpec
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.spec import NetworkSpec, Polyak
-from evorl.networks.stacked import Stack
+from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.replay import Pace
 from evorl.replay.experience import ReplayExperience, make_replay
 from evorl.system.timing import Stopwatch
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
+
+REPORT_EVERY = 16
+"""What an update reports costs a tenth of it where networks are small."""
 
 
 class Exploration(Section):
@@ -76,7 +79,7 @@ class DQNSettings(AlgorithmSettings):
 class DQN:
     """A stack of DQN agents: their actions and their loss."""
 
-    metrics = ("loss", "td_error", "q_values")
+    metrics = ("td_error", "q_values")
 
     def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
         self.config = config
@@ -98,7 +101,9 @@ class DQN:
         network.cost(self.initial_architecture())
         self.networks: Mapping[str, NetworkSpec] = {"q": NetworkSpec(network, target=Polyak("tau"))}
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
-        self.objectives = [Objective("q", self.loss, hyperparameter("learning_rate"), max_grad_norm=clip)]
+        self.objectives = [
+            Objective("q", self.loss, hyperparameter("learning_rate"), max_grad_norm=clip, report_every=REPORT_EVERY)
+        ]
 
     def initial_architecture(self) -> Architecture:
         """Return what the configuration asks for; dueling networks part before the last hidden layer."""
@@ -170,23 +175,27 @@ class DQN:
         stack.state["epsilon"].mul_(exploration.decay**steps).clamp_(min=exploration.end)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the temporal-difference loss [P] of a batch."""
-        q, columns = stack.networks["q"], batch.columns
-        following, mask = batch.next_observation, batch.next_observation.get("action_mask")
+        """Return the temporal-difference loss of a batch."""
+        columns, following = batch.columns, batch.next_observation
+        q, next_q = self._q_and_next_q(stack.networks["q"], batch)
         with torch.no_grad():
+            mask = following.get("action_mask")
             target_next = allowed(self.q_values(stack.targets["q"](following)), mask)
-            if self.settings.double:
-                next_value = double_q_value(allowed(self.q_values(q(following)), mask), target_next)
-            else:
-                next_value = target_next.amax(-1)
+            next_value = target_next.amax(-1) if next_q is None else double_q_value(allowed(next_q, mask), target_next)
             gamma = stack.hyperparameters["gamma"]
             target = one_step_return(columns["reward"], columns["terminated"], gamma, next_value)
-        chosen = self.q_values(q(batch.observation)).gather(-1, columns["action"].unsqueeze(-1)).squeeze(-1)
-        loss = (REGRESSION_LOSSES[self.settings.loss](chosen, target) * batch.weight).sum(-1)
-        with torch.no_grad():
-            errors = target - chosen
-            td_error, mean = (torch.stack((errors.abs(), chosen)) * batch.weight).sum(-1)
-        return Loss(loss, {"td_error": td_error, "q_values": mean}, errors)
+        chosen = q.gather(-1, columns["action"].unsqueeze(-1)).squeeze(-1)
+        values = chosen.detach()
+        errors = target - values
+        elements = REGRESSION_LOSSES[self.settings.loss](chosen, target)
+        return Loss(elements, {"td_error": errors.abs(), "q_values": values}, errors)
+
+    def _q_and_next_q(self, network: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the values [P, B, A] of all actions, and without gradients those after the step where needed."""
+        if not self.settings.double:
+            return self.q_values(network(batch.observation)), None
+        outputs, following = network.forward_pair(batch.observation, batch.next_observation)
+        return self.q_values(outputs), self.q_values(following)
 
 
 def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:

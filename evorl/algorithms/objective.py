@@ -20,7 +20,8 @@ class Objective:
     """One network's part of an update.
 
     `loss` may draw from the generator. `learning_rate` holds schedules too. The network is updated in every `every`-th
-    update (TD3's delay, arXiv 1802.09477). `max_grad_norm` clips each agent's gradient by its own norm.
+    update (TD3's delay, arXiv 1802.09477). `max_grad_norm` clips each agent's gradient by its own norm. What the loss
+    reports is taken from each `report_every`-th of its updates.
     """
 
     network: str
@@ -28,6 +29,7 @@ class Objective:
     learning_rate: PerAgent
     every: int = 1
     max_grad_norm: PerAgent | None = None
+    report_every: int = 1
 
 
 def hyperparameter(name: str) -> PerAgent:

@@ -63,7 +63,7 @@ class PPO(A2C):
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Return the loss, and how far the policy has come from the one that acted."""
         loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
-        loss.divergence = loss.metrics["approx_kl"]
+        loss.divergence = "approx_kl"
         loss.limit = None if limit is None else KL_MARGIN * limit
         return loss
 

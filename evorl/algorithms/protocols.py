@@ -82,7 +82,7 @@ class Algorithm(Protocol):
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Return the names of what its losses report, `loss` first."""
+        """Return the names of what its losses report."""
 
     def initial_architecture(self) -> Architecture:
         """Return a new agent's architecture."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from evorl.config import Network as NetworkSettings
 from evorl.envs.spec import ObservationSpecs
+from evorl.networks.dense import Tape
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import Specs
 from evorl.types import Architecture, Convolution, Observation, RecurrentInput, Streams, Tensors
@@ -18,8 +18,8 @@ from evorl.types import Architecture, Convolution, Observation, RecurrentInput, 
 class Network(Protocol):
     """The description of a network; the parameters live with the agents."""
 
-    def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
-        """Return the parameters of one agent of this architecture, or their padded shapes in a stack."""
+    def specs(self, architecture: Architecture) -> Specs:
+        """Return the parameters of one agent of this architecture."""
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """Return fresh parameters of one agent."""
@@ -31,18 +31,37 @@ class Network(Protocol):
         """Return how many numbers each unit of the recurrent state has, and how many units; zeros without a state."""
 
     def forward(
-        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
+        self,
+        layout: Layout,
+        p: Tensors,
+        x: Observation,
+        recurrent: RecurrentInput | None = None,
+        tape: Tape | None = None,
     ) -> tuple[Tensors, Tensor | None]:
         """Return the heads' outputs [P, B, outputs] for observations [P, B, ...], and the next recurrent state.
 
-        `p` are the stack's parameters, each [P * copies, read, produced].
+        A `tape` may record what gradients need. `p` are the stack's parameters, each [P * copies, read, produced].
         """
+
+    def forward_pair(
+        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
+    ) -> tuple[Tensors, Tensors]:
+        """Return the outputs for observations of one shape: for `x`, and without gradients for `following`."""
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Return one agent's `tensors` without hidden layer `index`, which is not the last.
 
         Also return which of the next layer's tensors each new one replaces, by their names.
         """
+
+
+def forward_apart(
+    network: Network, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
+) -> tuple[Tensors, Tensors]:
+    """Return what `forward_pair` does, in two passes."""
+    outputs, _ = network.forward(layout, p, x, None, tape)
+    with torch.no_grad():
+        return outputs, network.forward(layout, p, following)[0]
 
 
 def initial_architecture(

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
+from evorl.networks.base import forward_apart
+from evorl.networks.dense import Tape
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.system.plugins import import_from_here
@@ -40,7 +42,7 @@ class ModuleNetwork:
         self._device = torch.device("cpu")
         self._forward = vmap(self._forward_one)
 
-    def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
+    def specs(self, architecture: Architecture) -> Specs:
         """Return the parameters of one agent, with nothing to pad."""
         specs = {
             name: ParameterSpec((), shape, "zeros", trained=name not in self._frozen)
@@ -64,13 +66,24 @@ class ModuleNetwork:
         return 0, 0
 
     def forward(
-        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
+        self,
+        layout: Layout,
+        p: Tensors,
+        x: Observation,
+        recurrent: RecurrentInput | None = None,
+        tape: Tape | None = None,
     ) -> tuple[Tensors, Tensor | None]:
         """Return the heads' outputs [P, B, outputs] with the stack's parameters `p`."""
         outputs = self.joined(p, x).split(self.outputs, -1)
         names = [head.name for head in self.heads if not head.constant]
         constants = {head.name: p[_constant(head)] for head in self.heads if head.constant}
         return dict(zip(names, outputs, strict=True)) | constants, None
+
+    def forward_pair(
+        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
+    ) -> tuple[Tensors, Tensors]:
+        """Return the outputs for `x`, and without gradients those for `following`."""
+        return forward_apart(self, layout, p, x, following)
 
     def joined(self, p: Mapping[str, Tensor], x: Observation) -> Tensor:
         """Return the modules' outputs, all heads side by side."""

@@ -130,6 +130,19 @@ class FlatTensors:
         sizes = [view.numel() for view in self.views.values()]
         return [part.unflatten(-1, (self.agents, -1)) for part in flat.split(sizes, -1)] if sizes else []
 
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Return numbers [P] of each agent at each of its values [D]."""
+        spread = torch.empty_like(self.flat)
+        for row in self.rows(spread):
+            row.copy_(numbers.unsqueeze(-1))
+        return spread
+
+    def norms(self, flat: Tensor) -> Tensor:
+        """Return the norm [P] of each agent's part of a tensor [D] that is laid out like `flat`."""
+        parts = [torch.linalg.vector_norm(row, dim=1) for row in self.rows(flat)]
+        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        return norms
+
     def load(self, agents: Sequence[Tensors]) -> None:
         """Take over the agents' values, each in the leading corner of its padded room; the padding is zero."""
         self.flat.zero_()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from evorl.networks import Network
 class TargetRule(Protocol):
     """The rule by which a target copy follows the network it was copied from."""
 
+    changes: ClassVar[bool]
+    """Whether the rate depends on the updates."""
+
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         """Return the share [P] of the way that the copy goes after an update, given each agent's `updates` [P]."""
 
@@ -24,6 +27,7 @@ class Polyak:
     """Go a part of the way in each update (arXiv 1509.02971, section 3): the agents' own `hyperparameter`."""
 
     hyperparameter: str
+    changes: ClassVar[bool] = False
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         return hyperparameters[self.hyperparameter]
@@ -34,6 +38,7 @@ class Periodic:
     """Copy the network every so many updates (Mnih et al. 2015): the agents' own `hyperparameter`."""
 
     hyperparameter: str
+    changes: ClassVar[bool] = True
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         period = hyperparameters[self.hyperparameter].round().clamp(min=1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evorl.networks import Network
+from evorl.networks.dense import Tape
 from evorl.networks.growth import fresh_roles
 from evorl.networks.layers import shares
 from evorl.networks.layout import Layout
@@ -31,7 +32,7 @@ class Shapes:
     @classmethod
     def of(cls, network: Network, layout: Layout) -> Shapes:
         sizes = layout.architecture.sizes()
-        specs = network.specs(layout.architecture, stacked=True)
+        specs = network.specs(layout.architecture)
         shapes = {key: spec.shape(sizes) for key, spec in specs.items()}
         return cls(
             {key: shapes[key] for key, spec in specs.items() if spec.trained},
@@ -58,6 +59,8 @@ class StackedNetwork:
         self.buffers = buffers
         self.leaves = {key: view.requires_grad_() for key, view in parameters.matrices(shapes.matrices).items()}
         self._tensors = self.leaves | buffers.matrices(shapes.matrices)
+        self.tape: Tape | None = None
+        """Where calls are recorded, while a loss is computed whose gradient is wanted."""
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
 
     @classmethod
@@ -76,11 +79,15 @@ class StackedNetwork:
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
         """Return the heads' outputs [P, B, outputs] for observations [P, B, ...]."""
-        return self.network.forward(self.layout, self._tensors, x, recurrent)[0]
+        return self.network.forward(self.layout, self._tensors, x, recurrent, self.tape)[0]
 
     def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
         """Return the same, and the recurrent state [P, S, K, N] after the observations."""
-        return self.network.forward(self.layout, self._tensors, x, recurrent)
+        return self.network.forward(self.layout, self._tensors, x, recurrent, self.tape)
+
+    def forward_pair(self, x: Observation, following: Observation) -> tuple[Tensors, Tensors]:
+        """Return the outputs for `x`, and without gradients those for `following`, of one shape."""
+        return self.network.forward_pair(self.layout, self._tensors, x, following, self.tape)
 
     def load(self, roles: Sequence[Roles]) -> None:
         """Take over the agents' parameters and buffers."""

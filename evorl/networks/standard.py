@@ -14,8 +14,10 @@ from torch.nn import functional
 
 from evorl.config.fields import Initialisation
 from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
+from evorl.networks.base import forward_apart
 from evorl.networks.convolution import ImageEncoder
-from evorl.networks.layers import activate, layer_norm, linear, repeated
+from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
+from evorl.networks.layers import linear, repeated
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, initialise
 from evorl.networks.recurrent import CELLS, unroll
@@ -48,10 +50,11 @@ class StandardNetwork:
         self.initialisation = initialisation
         images = {name: part for name, part in parts.items() if part.kind == "image"}
         self.images = {name: ImageEncoder(name, part, initialisation) for name, part in images.items()}
+        self._plans: dict[Layout, DensePlan] = {}
         self.normalized = [name for name, part in parts.items() if normalize and part.kind == "vector"]
 
-    def specs(self, architecture: Architecture, stacked: bool = False) -> Specs:
-        """Return the parameters of one agent of this architecture; in a stack the heads have padded outputs."""
+    def specs(self, architecture: Architecture) -> Specs:
+        """Return the parameters of one agent of this architecture."""
         specs: Specs = {}
         for name in self.normalized:
             width = self.parts[name].width
@@ -76,7 +79,7 @@ class StandardNetwork:
             specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, copies=copies)
             specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, copies=copies)
             sources = {"": ("recurrent",)}
-        return specs | self._head_specs(sources[""], stacked)
+        return specs | self._head_specs(sources[""])
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """Return fresh parameters of one agent."""
@@ -100,28 +103,36 @@ class StandardNetwork:
         return copies * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
-        self, layout: Layout, p: Mapping[str, Tensor], x: Observation, recurrent: RecurrentInput | None = None
+        self,
+        layout: Layout,
+        p: Tensors,
+        x: Observation,
+        recurrent: RecurrentInput | None = None,
+        tape: Tape | None = None,
     ) -> tuple[Tensors, Tensor | None]:
         """Return the heads' outputs [P, B, ...] for observations [P, B, ...], and the next state [P, S, K, N]."""
-        architecture = layout.architecture
-        sources = {f".{name}": self._encoded(layout, p, name, x[name]) for name in self.parts}
-        copies = 1
-        for index in range(len(architecture.hidden_sizes)):
-            now = self._copies(architecture, index) or 1
-            sources = {name: repeated(value, now // copies) for name, value in sources.items()}
-            copies = now
-            sources = {"": self._block(layout, p, index, sources)}
-        hidden, state = sources[""], None
-        if architecture.recurrent:
-            assert recurrent is not None
-            hidden, state = self._unroll(architecture, p, hidden, recurrent)
-        streams = hidden.unflatten(0, (-1, copies)).unbind(1) if copies > 1 else [hidden] * len(self.streams)
-        outputs = {
-            head.name: linear(stream, p[f"{head.name}.weight"], p[f"{head.name}.bias"])[..., : head.outputs]
-            for head, stream in zip(self.streams, streams, strict=True)
-        }
-        constants = {head.name: p[f"{head.name}.bias"][..., : head.outputs] for head in self.heads if head.constant}
-        return outputs | constants, state
+        plan, state = self._plan(layout), None
+        sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
+        if recurrent is not None and layout.architecture.recurrent:
+            (hidden,) = dense(replace(plan, heads=()), p, sources)
+            hidden, state = self._unroll(layout.architecture, p, hidden, recurrent)
+            plan, sources = replace(plan, layers=()), [hidden]
+        outputs = dense(plan, p, sources, None, tape)
+        return dict(zip(plan.heads, outputs, strict=True)) | self._constants(p), state
+
+    def forward_pair(
+        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
+    ) -> tuple[Tensors, Tensors]:
+        """Return the outputs for `x`, and without gradients those for `following`; vectors go through in one pass."""
+        if self.images or layout.architecture.recurrent:
+            return forward_apart(self, layout, p, x, following, tape)
+        plan = self._plan(layout)
+        sources = [self._encoded(layout, p, name, torch.cat((x[name], following[name]), 1)) for name in self.parts]
+        rows = sources[0].shape[1] // 2
+        outputs = dense(plan, p, sources, rows, tape)
+        first, second = (dict(zip(plan.heads, outputs[half::2], strict=True)) for half in (0, 1))
+        constants = self._constants(p)
+        return first | constants, second | {name: value.detach() for name, value in constants.items()}
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Return one agent's `tensors` without hidden layer `index`, which is not the last.
@@ -155,14 +166,13 @@ class StandardNetwork:
     def _reads(self, architecture: Architecture, part: str) -> Axes:
         return self.images[part].reads(architecture) if part in self.images else (self.parts[part].width,)
 
-    def _head_specs(self, source: Axes, stacked: bool) -> Specs:
+    def _head_specs(self, source: Axes) -> Specs:
         specs: Specs = {}
         for head in self.heads:
-            width = _padded_outputs(head.outputs) if stacked and not head.constant else head.outputs
             if not head.constant:
                 gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
-                specs[f"{head.name}.weight"] = ParameterSpec(source, (width,), self.initialisation, gain=gain)
-            specs[f"{head.name}.bias"] = ParameterSpec((1,), (width,), "zeros")
+                specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), self.initialisation, gain=gain)
+            specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "zeros")
         return specs
 
     def _layer_specs(
@@ -196,23 +206,24 @@ class StandardNetwork:
         scale = torch.rsqrt(p[f"normal.{name}.variance"] + 1e-8)
         return ((x - p[f"normal.{name}.mean"]) * scale).clamp(-CLIP, CLIP)
 
-    def _block(self, layout: Layout, p: Mapping[str, Tensor], index: int, sources: Mapping[str, Tensor]) -> Tensor:
-        name = f"hidden.{index}"
-        x = self._layer(layout, p, name, sources)
-        for depth in range(layout.architecture.residual_layers[index]):
-            inner = f"{name}.residual.{depth}"
-            x = x + p[f"{inner}.scale"] * self._layer(layout, p, inner, {"": x})
-        return x
+    def _constants(self, p: Tensors) -> Tensors:
+        return {head.name: p[f"{head.name}.bias"] for head in self.heads if head.constant}
 
-    @staticmethod
-    def _layer(layout: Layout, p: Mapping[str, Tensor], name: str, sources: Mapping[str, Tensor]) -> Tensor:
-        """Apply a layer to the sum of its sources, which is to read them joined."""
-        y = p[f"{name}.bias"]
-        for source, x in sources.items():
-            y = linear(x, p[f"{name}.weight{source}"], y)
-        if layout.architecture.layer_norm:
-            y = layer_norm(y, p[f"{name}.gain"], p[f"{name}.shift"], p.get(f"{name}.counted"))
-        return activate(y, layout.spans)
+    def _plan(self, layout: Layout) -> DensePlan:
+        plan = self._plans.get(layout)
+        if plan is None:
+            architecture = layout.architecture
+            layers: list[DenseLayer] = []
+            for index, depth in enumerate(architecture.residual_layers):
+                name, copies = f"hidden.{index}", self._copies(architecture, index) or 1
+                suffixes = ("",) if index else tuple(f".{part}" for part in self.parts)
+                layers.append(DenseLayer(name, suffixes, copies))
+                layers += [DenseLayer(f"{name}.residual.{each}", ("",), copies, True) for each in range(depth)]
+            heads = tuple(head.name for head in self.streams)
+            copies = self._copies(architecture) or 1
+            plan = DensePlan(tuple(layers), heads, copies, layout.spans, architecture.layer_norm)
+            self._plans[layout] = plan
+        return plan
 
     def _unroll(
         self, architecture: Architecture, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
@@ -236,11 +247,6 @@ def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
     return torch.cat(
         [functional.one_hot(column, size) for column, size in zip(columns, part.sizes, strict=True)], -1
     ).float()
-
-
-def _padded_outputs(outputs: int) -> int:
-    """Return the next multiple of 16: batched products take 2.5 times as long with 4 columns as with 16 (MKL, AVX2)."""
-    return -(-outputs // 16) * 16
 
 
 def _moved_up(name: str, index: int) -> str:

@@ -7,30 +7,38 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import Objective
+from evorl.networks.dense import Tape
 from evorl.networks.optimizer import StackedAdam
+from evorl.networks.parameters import FlatTensors
 from evorl.networks.spec import TargetRule
 from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.system.timing import Stopwatch
-from evorl.types import Agent, Batch, Loss, Tensors, UpdateResult
+from evorl.types import Agent, Batch, Loss, Tensors, UpdateMetrics, UpdateResult
+
+COMMON = ("loss", "gradient_norm")
+"""What is reported of every objective."""
 
 
 class NetworkLearner:
     """The optimiser of one network of a stack, and its target copy where it has one."""
 
-    def __init__(self, network: StackedNetwork, rule: TargetRule | None, epsilon: float) -> None:
+    def __init__(self, network: StackedNetwork, rule: TargetRule | None, epsilon: float, gradient: Tensor) -> None:
+        """`gradient` [D] is the memory of its flat gradient."""
         self.network = network
         self.rule = rule
         self.target = network.target() if rule is not None else None
         flat = network.parameters
         self.adam = StackedAdam(dict(network.shapes.trained), flat.agents, epsilon, flat.flat.device)
-        self._rate = torch.empty_like(flat.flat)
-        self._rate_rows = flat.rows(self._rate)
+        self._pull = torch.zeros(0)
+        self.gradient = gradient
+        self._gradients = FlatTensors(network.shapes.trained, flat.agents, gradient.device, gradient).matrices(
+            network.shapes.matrices
+        )
 
     def load(self, name: str, agents: Sequence[Agent]) -> None:
         """Take over the agents' moments and targets."""
@@ -38,7 +46,7 @@ class NetworkLearner:
         self.adam.square.load([agent.tensors[name]["square"] for agent in agents])
         if self.target is not None:
             self.target.parameters.load([agent.tensors[name]["target"] for agent in agents])
-        self.adam.updates.copy_(torch.tensor([agent.state.updates[name] for agent in agents], dtype=torch.float64))
+        self.adam.load(torch.tensor([agent.state.updates[name] for agent in agents], dtype=torch.float64))
 
     def unload(self, name: str, index: int, agent: Agent) -> None:
         """Write what member `index` of the stack has learned into `agent`."""
@@ -56,21 +64,36 @@ class NetworkLearner:
             agent.tensors[name][role] = flat.unload(index, own)
         agent.state.updates[name] = float(self.adam.updates[index])
 
-    def gradient(self, loss: Tensor, out: Tensor) -> None:
-        """Write the flat gradient of the loss [P], summed over agents, into `out`."""
-        leaves = list(self.network.leaves.values())
-        gradients = torch.autograd.grad(loss, leaves, torch.ones_like(loss), allow_unused=True, materialize_grads=True)
-        torch.cat([gradient.reshape(-1) for gradient in gradients], out=out)
+    def loss(self, objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return an objective's loss, with its gradient in `gradient`."""
+        self.network.tape = tape = Tape()
+        try:
+            loss = objective.loss(stack, batch, generator)
+        finally:
+            self.network.tape = None
+        tape.gradient(loss.elements, batch.weight, self.network.leaves, self._gradients)
+        return loss
 
     @torch.no_grad()
-    def update_target(self, stack: Stack, active: Tensor) -> None:
-        """Let the target copies of the agents that were updated (`active` [P]) follow by their rule."""
-        if self.target is None or self.rule is None:
-            return
-        rate = self.rule.rate(stack.hyperparameters, self.adam.updates).float() * active
-        for row in self._rate_rows:
-            row.copy_(rate.unsqueeze(-1))
-        self.target.parameters.flat.lerp_(self.network.parameters.flat, self._rate)
+    def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:
+        """Update the agents that are `active` [P], or all, by `gradient` and rates [P]; targets follow.
+
+        `clip` [P] scales the gradient.
+        """
+        parameters, gradient = self.network.parameters, self.gradient
+        if active is not None:
+            # What is not active may have gradients that are no numbers, and 0 times those would be none either.
+            gradient.nan_to_num_(0.0, 0.0, 0.0)
+        if clip is not None:
+            gradient *= parameters.spread(clip)
+        self.adam.step(parameters.flat, gradient, rate, active)
+        if self.target is not None and self.rule is not None:
+            if active is not None or self.rule.changes or not len(self._pull):
+                pull = self.rule.rate(stack.hyperparameters, self.adam.updates).float()
+                self._pull = parameters.spread(pull if active is None else pull * active)
+            self.target.parameters.flat.lerp_(parameters.flat, self._pull)
+            if active is not None:
+                self._pull = self._pull[:0]
 
 
 class Learner:
@@ -87,137 +110,182 @@ class Learner:
         self._average = average
         self._stopwatch = stopwatch or Stopwatch()
         device, count = policy.generator.device, len(policy.agents)
-        epsilon = self._algorithm.settings.adam_epsilon
-        self._networks: list[dict[str, NetworkLearner]] = []
-        for stack in policy.stacks:
-            own = {
-                name: NetworkLearner(stack.networks[name], spec.target, epsilon)
-                for name, spec in self._algorithm.networks.items()
-            }
-            agents = [policy.agents[place] for place in policy.places(stack)]
-            for name, network in own.items():
-                network.load(name, agents)
-                if network.target is not None:
-                    stack.targets[name] = network.target
-            self._networks.append(own)
         # The last places of each buffer carry every agent's divergence, so that one collective averages both.
-        self._gradients = {
-            name: torch.zeros(
-                sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + count, device=device
-            )
+        sizes = {
+            name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
             for name in self._algorithm.networks
         }
-        self._sums: list[dict[tuple[str, ...], Tensor]] = [{} for _ in policy.stacks]
-        self._healthy = torch.ones(count, device=device)
-        self._faults: dict[int, str] = {}
+        self._gradients = {name: torch.zeros(sum(own) + count, device=device) for name, own in sizes.items()}
+        members = [len(policy.places(stack)) for stack in policy.stacks]
+        self._divergences = {name: flat[-count:].split(members) for name, flat in self._gradients.items()}
+        gradients = {name: flat[:-count].split(sizes[name]) for name, flat in self._gradients.items()}
+        self._networks = [
+            self._network_learners(stack, {name: parts[index] for name, parts in gradients.items()})
+            for index, stack in enumerate(policy.stacks)
+        ]
+        self._sums: list[dict[tuple[str, tuple[str, ...]], Tensor]] = [{} for _ in policy.stacks]
+        self._healthy = [torch.ones(size, device=device) for size in members]
+        # The update at which an agent's numbers were not finite for the first time; 0 without such a fault.
+        self._faults = [torch.zeros(size, dtype=torch.float64, device=device) for size in members]
+        self._suspicious = False
+        """Whether some agent's numbers may not be finite."""
         self._count = 0
-        # In double precision, as everything that counts: single stands still at 17 million.
+        # Updates of all agents, and beside them those of each. In double precision, as everything that counts: single
+        # stands still at 17 million.
+        self._common = 0
         self._updates = torch.zeros(count, dtype=torch.float64, device=device)
 
+    def _network_learners(self, stack: Stack, gradients: Tensors) -> dict[str, NetworkLearner]:
+        """Return what learns of a stack, by the name of the network, with the agents' moments and targets."""
+        agents = [self.policy.agents[place] for place in self.policy.places(stack)]
+        epsilon, learners = self._algorithm.settings.adam_epsilon, {}
+        for name, spec in self._algorithm.networks.items():
+            learner = NetworkLearner(stack.networks[name], spec.target, epsilon, gradients[name])
+            learner.load(name, agents)
+            if learner.target is not None:
+                stack.targets[name] = learner.target
+            learners[name] = learner
+        return learners
+
     def update(self, batch: Batch) -> UpdateResult:
-        """Update all agents that are due, each from its own part of the batch, which stays as it is."""
+        """Update all agents that are due, each from its own part of the batch, which stays as it is.
+
+        Nothing is read back from a GPU, which would be waited for.
+        """
         with self._stopwatch("learning"):
             stacks = self.policy.stacks
             # Slicing costs 12 us, 1 % of an update of small networks; one stack needs none.
             parts = [batch]
             if len(stacks) > 1 or not isinstance(stacks[0].members, slice):
                 parts = [batch.part(stack.members, stack.recurrent_units) for stack in stacks]
-            healthy = self._healthy if self._faults else None
-            active = [
-                part.due.clone() if healthy is None else part.due * healthy[stack.members]
-                for stack, part in zip(stacks, parts, strict=True)
-            ]
+            active: list[Tensor | None] = [None] * len(stacks)
+            if self._suspicious or not batch.all_due:
+                active = [part.due * health for part, health in zip(parts, self._healthy, strict=True)]
             errors: list[Tensor | None] = [None] * len(stacks)
-            due = [each for each in self._algorithm.objectives if self._count % each.every == 0]
-            for objective in due:
-                found = self._descend(objective, parts, active)
-                errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
-            for stack, networks, own in zip(stacks, self._networks, active, strict=True):
-                for name in {objective.network for objective in due}:
-                    networks[name].update_target(stack, own)
+            for objective in self._algorithm.objectives:
+                if self._count % objective.every == 0:
+                    found = self._descend(objective, parts, active)
+                    errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
             self._count += 1
             self.policy.version += 1
-            joined = self.policy.joined(active)
-            self._updates += joined
             known = [each for each in errors if each is not None]
-            return UpdateResult(joined, self.policy.joined(known) if len(known) == len(stacks) else None)
+            joined_errors = self.policy.joined(known) if len(known) == len(stacks) else None
+            if all(each is None for each in active):
+                self._common += 1
+                return UpdateResult(None, joined_errors)
+            joined = self.policy.joined(
+                [health if own is None else own for own, health in zip(active, self._healthy, strict=True)]
+            )
+            self._updates += joined
+            return UpdateResult(joined, joined_errors)
 
-    def metrics(self) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:
-        """Return sums of what losses report over each agent's updates in this generation, and their counts [P]."""
+    def metrics(self) -> UpdateMetrics:
+        """Return what the updates of this generation reported.
+
+        With several objectives, the loss and the norm of the gradient go by the name of the network, too.
+        """
         # All of them from the start: every rank must give equally many, also one that has not learned yet.
-        sums = {name: np.zeros(len(self.policy.agents)) for name in self._algorithm.metrics}
+        count, objectives = len(self.policy.agents), self._algorithm.objectives
+        names = {(each.network, name): self._reported(each.network, name) for each in objectives for name in COMMON}
+        sums = {name: np.zeros(count) for name in (*names.values(), *self._algorithm.metrics)}
+        counts = {name: np.zeros(count) for name in sums}
         for stack, own in zip(self.policy.stacks, self._sums, strict=True):
             places = self.policy.places(stack)
-            for names, values in own.items():
-                for name, value in zip(names, values.cpu().numpy().astype(np.float64), strict=True):
-                    sums[name][places] += value
-        return sums, self._updates.cpu().numpy().astype(np.float64)
+            for (network, given), values in own.items():
+                *rows, counted = values.cpu().numpy()
+                for name, row in zip(given, rows, strict=True):
+                    sums[names.get((network, name), name)][places] += row
+                    counts[names.get((network, name), name)][places] += counted
+        return UpdateMetrics(self._common + self._updates.cpu().numpy(), sums, counts)
+
+    def _reported(self, network: str, name: str) -> str:
+        return name if len(self._algorithm.objectives) == 1 else f"{network}_{name}"
 
     def to_agents(self) -> list[Agent]:
         """Return the agents with all that they have learned."""
         agents = self.policy.agents
-        for stack, networks in zip(self.policy.stacks, self._networks, strict=True):
+        for stack, networks, faults in zip(self.policy.stacks, self._networks, self._faults, strict=True):
             for index, place in enumerate(self.policy.places(stack)):
+                agent = agents[place]
                 for name, network in networks.items():
-                    network.unload(name, index, agents[place])
-                agents[place].state.acting |= {name: float(values[index]) for name, values in stack.state.items()}
-        for place, agent in enumerate(agents):
-            agent.fault = self._faults.get(place) or not_finite(agent)
+                    network.unload(name, index, agent)
+                agent.state.acting |= {name: float(values[index]) for name, values in stack.state.items()}
+                update = int(faults[index])
+                fault = f"loss or gradient not finite at update {update}" if update else None
+                agent.fault = fault or not_finite(agent)
         return agents
 
-    def _descend(self, objective: Objective, parts: list[Batch], active: list[Tensor]) -> list[Tensor | None]:
-        """Take one gradient step of an objective in every stack; return the errors [P, B] that its losses give."""
-        name, stacks, count = objective.network, self.policy.stacks, len(self.policy.agents)
-        losses = [objective.loss(stack, part, self.policy.generator) for stack, part in zip(stacks, parts, strict=True)]
-        networks = [own[name] for own in self._networks]
-        flat = self._gradients[name]
-        gradients = flat[:-count].split([network.network.parameters.flat.numel() for network in networks])
-        divergences = flat[-count:].split([len(own) for own in active])
-        for network, loss, gradient, divergence in zip(networks, losses, gradients, divergences, strict=True):
-            network.gradient(loss.value, out=gradient)
-            # A loss that is not a finite number makes its place NaN, on all ranks after the average.
-            torch.mul(loss.value.detach(), 0.0, out=divergence)
+    def _descend(self, objective: Objective, parts: list[Batch], active: list[Tensor | None]) -> list[Tensor | None]:
+        """Take one gradient step of an objective in every stack; return the errors [P, B] that its losses give.
+
+        Where not all agents of a stack take it, `active` says from then on which do.
+        """
+        name, stacks = objective.network, self.policy.stacks
+        networks, divergences = [own[name] for own in self._networks], self._divergences[name]
+        losses = [
+            network.loss(objective, stack, part, self.policy.generator)
+            for network, stack, part in zip(networks, stacks, parts, strict=True)
+        ]
+        reported = self._count // objective.every % objective.report_every == 0
+        metrics: list[Tensors] = [{}] * len(stacks)
+        for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
+            if reported or loss.divergence is not None:
+                metrics[index] = _means(loss, part.weight)
             if loss.divergence is not None:
-                divergence += loss.divergence
+                divergences[index].copy_(metrics[index][loss.divergence])
+        flat = self._gradients[name]
         with self._stopwatch("communication"):
             self._average(flat)
-        # One number read back for all agents: 4 us where every agent's norm takes 52 (4 agents, 5,000 values each).
-        if not math.isfinite(flat.sum()):
-            for stack, network, own, gradient, divergence in zip(
-                stacks, networks, active, gradients, divergences, strict=True
-            ):
-                self._quarantine(stack, network.adam, own, gradient, divergence)
+        # On a CPU one number tells that nothing is wrong, for 4 us where every agent's norm takes 25 to 60.
+        self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.sum())
+        no_norms = flat[:0]
         for index, (stack, network, loss) in enumerate(zip(stacks, networks, losses, strict=True)):
+            divergence, limit = divergences[index], objective.max_grad_norm
+            norms = no_norms
+            if self._suspicious or limit is not None or reported:
+                norms = network.network.parameters.norms(network.gradient)
+            if self._suspicious:
+                active[index] = self._quarantine(index, active[index], norms + divergence)
             if loss.limit is not None:
-                active[index].mul_(divergences[index] <= loss.limit)
-            limit = None if objective.max_grad_norm is None else objective.max_grad_norm(stack)
-            network.adam.step(
-                network.network.parameters.flat, gradients[index], objective.learning_rate(stack), active[index], limit
-            )
-            self._add_metrics(self._sums[index], loss, active[index])
+                own = self._healthy[index] if active[index] is None else active[index]
+                active[index] = own * (divergence <= loss.limit)
+            clip = None if limit is None else (limit(stack) / norms.clamp(min=1e-12)).clamp(max=1.0)
+            network.step(stack, objective.learning_rate(stack), active[index], clip)
+            if reported:
+                self._add_metrics(index, objective, {**metrics[index], "gradient_norm": norms}, active[index])
         return [loss.errors for loss in losses]
 
-    @torch.no_grad()
-    def _quarantine(self, stack: Stack, adam: StackedAdam, active: Tensor, gradient: Tensor, mark: Tensor) -> None:
-        """Keep agents whose gradient or `mark` [P] is not finite from this update and from all that follow."""
-        bad = ~(adam.norms(gradient).isfinite() & mark.isfinite())
-        places = self.policy.places(stack)
-        for index in (bad & (active > 0)).nonzero().flatten().tolist():
-            place = places[index]
-            self._faults[place] = f"loss or gradient not finite at update {int(self._updates[place]) + 1}"
-            self._healthy[place] = 0.0
-        active.mul_(~bad)
-        # A gradient that is not a number would spoil even moments that it has no weight in.
-        for row in adam.rows(gradient):
-            row.masked_fill_(bad.unsqueeze(-1), 0.0)
+    def _quarantine(self, index: int, active: Tensor | None, numbers: Tensor) -> Tensor:
+        """Return which agents [P] of a stack are left, without those whose `numbers` [P] are not finite.
 
-    @torch.no_grad()
-    def _add_metrics(self, sums: dict[tuple[str, ...], Tensor], loss: Loss, active: Tensor) -> None:
-        metrics: Tensors = {"loss": loss.value, **loss.metrics}
-        names = tuple(metrics)
-        if names not in sums:
-            sums[names] = torch.zeros(len(names), len(active), dtype=torch.float64, device=active.device)
-        values = torch.stack(list(metrics.values()))
-        if self._faults:
+        Those are kept from this update and from all that follow.
+        """
+        health, faults = self._healthy[index], self._faults[index]
+        due = health if active is None else active * health
+        bad = (due > 0) & ~numbers.isfinite()
+        updates = self._common + self._updates[self.policy.stacks[index].members]
+        faults.copy_(torch.where(bad, updates + 1, faults))
+        health.masked_fill_(bad, 0.0)
+        return due.masked_fill(bad, 0.0)
+
+    def _add_metrics(self, index: int, objective: Objective, means: Tensors, active: Tensor | None) -> None:
+        """Add up what an update reports, and for how many agents [P] it does."""
+        key = objective.network, tuple(means)
+        values = torch.stack(list(means.values()))
+        counted = self._healthy[index] if active is None else active
+        if active is not None:
             values = values.where(active > 0, 0.0)
-        sums[names].addcmul_(values, active)
+        if key not in self._sums[index]:
+            self._sums[index][key] = torch.zeros(
+                len(means) + 1, len(counted), dtype=torch.float64, device=values.device
+            )
+        self._sums[index][key] += torch.cat((values * counted, counted.unsqueeze(0)))
+
+
+@torch.no_grad()
+def _means(loss: Loss, weight: Tensor) -> Tensors:
+    """Return the loss and its metrics [P], each the sum of its elements by their weights [P, B]."""
+    # One product for all of them: calls are what small networks spend their time on.
+    values = {"loss": loss.elements, **loss.metrics}
+    means = torch.bmm(torch.stack(list(values.values()), 1), weight.unsqueeze(-1)).squeeze(-1)
+    return dict(zip(values, means.unbind(1), strict=True))

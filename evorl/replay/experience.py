@@ -152,7 +152,7 @@ class ReplayExperience:
             found = self.storage.gather(self.storage.nth(index))
         for update in range(updates):
             seen, following, columns = ({name: values[update] for name, values in group.items()} for group in found)
-            yield Batch(seen, following, columns, weight[update], due[update])
+            yield Batch(seen, following, columns, weight[update], due[update], all_due=bool((counts > update).all()))
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Draws are uniform whatever became of a batch."""

@@ -47,6 +47,8 @@ class Minibatches:
         self._position = torch.from_numpy(position).to(device)
         self.counted: Tensor = torch.from_numpy(counted).to(device)
         """Which of the drawn sequences [U, P, B] count."""
+        self.all_due: list[bool] = np.all(updates < epochs * parts, axis=1).tolist()
+        """Which updates concern all agents."""
         self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
         """Which agents an update concerns [U, P]."""
         self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)

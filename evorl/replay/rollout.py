@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -101,7 +101,7 @@ class RolloutExperience:
         self._learned: tuple[str, ...] = ()
         self._step = 0
         self._policy: Population
-        self._active: Tensor
+        self._left: Tensor | None
         self._minibatches: Minibatches
         self._generator: torch.Generator
         self._hparams: Tensors
@@ -160,18 +160,29 @@ class RolloutExperience:
         with self._stopwatch("sampling"):
             self._compute_targets()
             index = self._minibatches.draw(self._generator)
-        self._active = torch.ones_like(self._minibatches.due[0])
+        self._left = None
         for batch, later in zip(self._minibatch_batches(index), self._minibatches.later, strict=True):
-            batch.due = batch.due * self._active
-            yield batch
+            yield self._without_stopped(batch)
             # All ranks stop here or none does: what stops an agent is averaged over them.
-            if not (self._active * later).any():
+            if self._is_over(later):
                 break
         self._update_observation_stats()
 
+    def _without_stopped(self, batch: Batch) -> Batch:
+        """Return the batch as it concerns the agents that are left."""
+        if self._left is None:
+            return batch
+        return replace(batch, due=batch.due * self._left, all_due=False)
+
+    def _is_over(self, later: Tensor) -> bool:
+        """Return whether no agent that is left needs a batch after this one, of those that `later` [P] concerns."""
+        return self._left is not None and not bool((self._left * later).any())
+
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Leave agents out of the rest of this rollout's batches that should have been updated and were not."""
-        self._active = torch.where(batch.due > 0, result.active, self._active)
+        if result.active is not None:
+            before = torch.ones_like(batch.due) if self._left is None else self._left
+            self._left = torch.where(batch.due > 0, result.active, before)
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the statistics of its rewards."""
@@ -264,7 +275,7 @@ class RolloutExperience:
         if state is not None:
             started = columns.pop("started").view(slots.shape)
             inputs = [RecurrentInput(*pair) for pair in zip(state, started, strict=True)]
-        due = self._minibatches.due[updates]
+        due, all_due = self._minibatches.due[updates], self._minibatches.all_due[updates]
         return [
             Batch(
                 {name: value[u] for name, value in seen.items()},
@@ -273,6 +284,7 @@ class RolloutExperience:
                 weight[u],
                 due[u],
                 inputs[u],
+                all_due[u],
             )
             for u in range(len(index))
         ]

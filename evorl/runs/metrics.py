@@ -34,12 +34,16 @@ class Counts:
 
 def gather_metrics(learner: Learner, environments: Environments, placement: Placement) -> Counts:
     """Add up what the ranks counted since the last call; means of metrics and returns, NaN where there were none."""
-    sums, updates = learner.metrics()
-    local = np.stack([environments.pop_steps(), updates, *environments.pop_returns(), *sums.values()])
+    learned = learner.metrics()
+    reported = [*learned.sums.values(), *learned.counts.values()]
+    local = np.stack([environments.pop_steps(), learned.updates, *environments.pop_returns(), *reported])
     steps, updates, returns, episodes, ended, *totals = placement.total(local, "the other ranks' metrics")
     with np.errstate(invalid="ignore"):
+        half = len(learned.sums)
+        means = {
+            name: total / count for name, total, count in zip(learned.sums, totals[:half], totals[half:], strict=True)
+        }
         # Ranks that hold the same agents count the same joint updates.
-        means = {name: total / updates for name, total in zip(sums, totals, strict=True)}
         return Counts(steps, updates / placement.copies, returns / episodes, episodes, ended, means)
 
 
