@@ -132,9 +132,9 @@ def test_a_ball_is_served_after_each_life_although_the_agent_never_fires(whole_g
 def test_only_games_that_fire_in_resets_are_served():
     for kwargs in ({}, {"use_fire_reset": False}):
         made = Environments(Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs=kwargs), 1, 1)
-        assert (made._fire is None) == bool(kwargs)
-    assert Environments(Environment(id="ALE/Breakout-v5"), 1, 1)._fire is None
-    assert Environments(Environment(id="ALE/Freeway-v5", life_loss_ends=True), 1, 1)._fire is None
+        assert (made._resets.serving_action is None) == bool(kwargs)
+    assert Environments(Environment(id="ALE/Breakout-v5"), 1, 1)._resets.serving_action is None
+    assert Environments(Environment(id="ALE/Freeway-v5", life_loss_ends=True), 1, 1)._resets.serving_action is None
     continuous = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"continuous": True})
     made = Environments(continuous, 1, 1)
     made.reset(0)

@@ -125,7 +125,7 @@ def broken(self, *action, **options):
 @pytest.mark.parametrize("method", ["step", "reset"])
 def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, monkeypatch):
     made = environments("auto", 2, name)
-    kind = type(made._vector)
+    kind = type(made._vector.env)
     working = getattr(kind, method)
     first, now = made.observation["observation"], made.step(ACT)
     while not (now.terminated | now.truncated).any():
@@ -163,14 +163,14 @@ def test_all_failures_of_a_copy_count(restarts, failing_resets, monkeypatch):
     evorl_faults.Failing.failing_resets = failing_resets
     silently(made, 1)
     assert not evorl_faults.Failing.failing_resets
-    monkeypatch.setattr(type(made._vector), "step", broken)
+    monkeypatch.setattr(type(made._vector.env), "step", broken)
     with pytest.raises(UserError, match=rf"environment 1 of agent 0 \(.*out of order; after {restarts} restarts"):
         made.step(ACT)
 
 
 def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
     made = environments("async", how="die", seeds=[5])
-    old = made._vector.processes
+    old = made._vector.env.processes
     try:
         silently(made, 5)
         with pytest.warns(EvorlWarning, match="and 3 more .* raised (EOFError|ConnectionResetError|BrokenPipeError)"):
@@ -188,7 +188,7 @@ def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
 def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkeypatch):
     monkeypatch.setattr(vector, "PATIENCE", 0.5)
     made = environments("async", 0, how="die", seeds=[5], stuck=7)
-    old = made._vector.processes
+    old = made._vector.env.processes
     silently(made, 5)
     with pytest.raises(UserError, match=r"environment.max_restarts: environment 0 of agent 0 and 3 more"):
         made.step(ACT)
