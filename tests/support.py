@@ -18,8 +18,11 @@ from evorl.envs.spec import EnvSpec, ObservationSpec, observation_specs
 from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy
 from evorl.randomness import torch_generator
+from evorl.replay.experience import ReplayExperience
+from evorl.replay.n_step import OneStep
 from evorl.replay.storage import Storage
 from evorl.runs.launch import run_program
+from evorl.system.timing import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput
 
 ROOT = Path(__file__).parent.parent
@@ -124,6 +127,12 @@ REPLAYED = {"action": ((), torch.int64), "reward": ((), torch.float32), "termina
 def replay_of(rows, streams, part):
     """A storage of what a replay keeps, with one part of observations."""
     return Storage(rows, streams, {"observation": part}, REPLAYED, torch.device("cpu"))
+
+
+def replay_experience(storage, windows=None, **settings):
+    """The experience of this storage, of single transitions unless `windows` says otherwise."""
+    fixed = {"reward_clip": None, "split_batches": False, "seed": 0, "stopwatch": Stopwatch()}
+    return ReplayExperience(storage, windows or OneStep(storage), **(fixed | settings))
 
 
 def vector(size):

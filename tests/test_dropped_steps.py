@@ -7,14 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import agent, fields_of, kept, lines, output_of, replay_of, train, vector
+from support import agent, fields_of, kept, lines, output_of, replay_experience, replay_of, train, vector
 from worlds import PLAIN, E, P, T, World, check, flat, learned, played, remembered, worth
 
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.population.evaluation import evaluate
-from evorl.replay.experience import ReplayExperience
-from evorl.system.timing import Stopwatch
 from evorl.types import Transition, UserError
 
 
@@ -41,10 +39,8 @@ def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expec
 
 
 def replay(lockstep=True, rows=2, gather=lambda numbers: numbers[None]):
-    return ReplayExperience(
-        replay_of(rows, 4, vector(1)), learning_starts=1, gather=gather, lockstep=lockstep, part=0, reward_clip=None,
-        split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
-    )  # fmt: skip
+    storage = replay_of(rows, 4, vector(1))
+    return replay_experience(storage, learning_starts=1, gather=gather, lockstep=lockstep, part=0, rank=0)
 
 
 def remember(memory, step, valid, before=((True, True), (True, True))):

@@ -5,20 +5,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import agent, kept, output_of, replay_of, seen, vector
+from support import agent, kept, output_of, replay_experience, replay_of, seen, vector
 
 from evorl.envs.spec import ObservationSpec
-from evorl.replay.experience import ReplayExperience
-from evorl.system.timing import Stopwatch
 from evorl.types import Transition
 
 P, E = 2, 3
 
 
 def experience(gather, lockstep, part=0, starts=1, clip=None):
-    return ReplayExperience(
+    return replay_experience(
         replay_of(16, P * E, vector(2)), learning_starts=starts, gather=gather, lockstep=lockstep, part=part,
-        reward_clip=clip, split_batches=False, seed=0, rank=part, stopwatch=Stopwatch(),
+        reward_clip=clip, rank=part,
     )  # fmt: skip
 
 
@@ -87,9 +85,9 @@ def test_nothing_is_learned_before_the_union_holds_enough():
 @pytest.mark.parametrize(("others", "learns"), [((10.0, 1.0), True), ((10.0, 0.0), False)])
 def test_learning_starts_once_all_rings_are_full_though_resets_take_some_of_their_room(others, learns):
     ring = replay_of(4, P * E, ObservationSpec("vector", (2, 1), torch.uint8, frames=2))
-    memory = ReplayExperience(
+    memory = replay_experience(
         ring, learning_starts=34, gather=lambda numbers: np.stack([numbers, [*others, 6.0, 6.0][: len(numbers)]]),
-        lockstep=False, part=0, reward_clip=None, split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
+        lockstep=False, part=0, rank=0,
     )  # fmt: skip
     memory.begin(members(learn_step=3.0), 1)
     updates = []

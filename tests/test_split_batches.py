@@ -16,6 +16,7 @@ from support import (
     lines,
     output_of,
     population,
+    replay_experience,
     replay_of,
     seen,
     train,
@@ -24,7 +25,6 @@ from support import (
 from support import launch as launched
 from worlds import PLAIN, E, Group, P, T, World, experience, members, play
 
-from evorl.replay.experience import ReplayExperience
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.sampler import DistributedSampler
 from evorl.runs.launch import load_config
@@ -74,9 +74,9 @@ class Exchange:
 
 
 def replay(gather, lockstep, part):
-    return ReplayExperience(
+    return replay_experience(
         replay_of(16, 6, vector(2)), learning_starts=1, gather=gather, lockstep=lockstep, part=part,
-        reward_clip=None, split_batches=True, seed=0, rank=part, stopwatch=Stopwatch(),
+        split_batches=True, rank=part,
     )  # fmt: skip
 
 
