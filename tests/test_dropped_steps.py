@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import agent, fields_of, kept, lines, output_of, replay_experience, replay_of, train, vector
-from worlds import PLAIN, E, P, T, World, check, flat, learned, played, remembered, worth
+from helpers.support import agent, fields_of, kept, lines, output_of, replay_experience, replay_of, train, vector
+from helpers.worlds import PLAIN, E, P, T, World, check, flat, learned, played, remembered, worth
 
 from evorl.config import Environment
 from evorl.envs import Environments
@@ -31,7 +31,7 @@ class Still:
 def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expected):
     """One environment of each agent fails at step 3, and would return 6, or 2 had it been given up."""
     kwargs = {"episode": 0, "step": 3, "seeds": [5, 7]}
-    made = Environments(Environment(id="evorl_faults:Failing-v0", kwargs=kwargs), 2, 2)
+    made = Environments(Environment(id="helpers.faults:Failing-v0", kwargs=kwargs), 2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         returns = evaluate(Still(), made, (4, 5), max_steps)
@@ -188,7 +188,7 @@ def test_training_goes_on_with_as_many_updates(algorithm, in_directory):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kwargs = f"{{how: {how}, seeds: odd}}"
-            given = f"environment={{id: 'evorl_faults:Failing-v0', num_envs: 2, kwargs: {kwargs}, max_restarts: 99}}"
+            given = f"environment={{id: 'helpers.faults:Failing-v0', num_envs: 2, kwargs: {kwargs}, max_restarts: 99}}"
             assert train(f"run.name={name}", given, *common) == 0
     faulty, sound = (lines(in_directory / "runs" / name / "metrics.jsonl") for name in ("faulty", "sound"))
     assert [row["updates"] for row in faulty[:2]] == [row["updates"] for row in sound[:2]]

@@ -4,7 +4,7 @@ import itertools
 
 import broken_configs
 import pytest
-from support import train
+from helpers.support import train
 
 from evorl.runs.launch import load_config
 from evorl.types import UserError

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from support import ROOT, free_port, launch
+from helpers.support import ROOT, free_port, launch
 
 from evorl.runs.launch import run_program
 from evorl.types import UserError

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from support import ROOT, launch, lines, train
+from helpers.support import ROOT, launch, lines, train
 
 from evorl.runs.launch import run_program
 from evorl.system.console import Terminal
@@ -18,7 +18,8 @@ from evorl.system.files import Lock, make_directory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 FAILING = (
-    "environment={{id: 'evorl_faults:Failing-v0', num_envs: 2, carry_over: false, kwargs: {{how: {how}, seeds: all}}}}"
+    "environment={{id: 'helpers.faults:Failing-v0', num_envs: 2, carry_over: false,"
+    " kwargs: {{how: {how}, seeds: all}}}}"
 )
 
 
@@ -36,7 +37,7 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
 def test_an_environment_that_exits_ends_the_run_with_1(in_directory, capsys):
     assert train("run.name=a", FAILING.format(how="exit")) == 1
     (error,) = errors_of(capsys)
-    assert "evorl_faults.py:" in error
+    assert "faults.py:" in error
     assert "(_raise) called sys.exit(0)" in error
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "SystemExit"
 
@@ -263,7 +264,7 @@ def test_a_lock_that_fails_names_its_directory(in_directory, monkeypatch, capsys
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_directory, capsys):
-    settings = f"environment={{id: 'evorl_faults:Outside-v0', num_envs: 2, vectorization: {vectorization}}}"
+    settings = f"environment={{id: 'helpers.faults:Outside-v0', num_envs: 2, vectorization: {vectorization}}}"
     assert train("run.name=a", settings) == 2
     (error,) = errors_of(capsys)
     assert "environment 0 of agent 0" in error
@@ -272,7 +273,7 @@ def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_direct
 
 
 def test_an_observation_of_no_numbers_is_refused(in_directory, capsys):
-    assert train("run.name=a", "environment={id: 'evorl_faults:Empty-v0', num_envs: 2}") == 2
+    assert train("run.name=a", "environment={id: 'helpers.faults:Empty-v0', num_envs: 2}") == 2
     assert "an observation of shape [0] holds no numbers" in errors_of(capsys)[0]
 
 

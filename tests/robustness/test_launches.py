@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 import torch.distributed as dist
-from support import ROOT, free_port, launch, lines
+from helpers.support import ROOT, SMALL, free_port, launch, lines
 
 from evorl.config.options import processes_wanted, refuse_options
 from evorl.distributed import Launch
@@ -147,7 +147,7 @@ def test_the_launchers_arguments_say_how_many_processes_it_was_asked_for(tmp_pat
 def test_a_launcher_that_starts_one_process_of_two_is_an_error(tmp_path):
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2",
-        str(ROOT / "demos" / "online.py"), "--config", str(ROOT / "tests" / "small.yaml"),
+        str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -213,7 +213,7 @@ def node(directory, port, number):
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--max_restarts", "2",
         "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv_id", "evorl",
         "--rdzv_conf", "last_call_timeout=1", str(directory / "program.py"), "--config",
-        str(ROOT / "tests" / "small.yaml"), "run.name=a", "run.timeout=20",
+        str(SMALL), "run.name=a", "run.timeout=20",
     ]  # fmt: skip
     log = (directory / f"node-{number}.log").open("w")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

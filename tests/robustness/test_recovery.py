@@ -6,7 +6,7 @@ import time
 import chaos
 import numpy as np
 import pytest
-from support import ROOT, launch
+from helpers.support import ROOT, launch
 
 SHORT = (*chaos.CASES["dqn-replicated"], "training.max_steps=1600")
 
