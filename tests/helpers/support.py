@@ -105,11 +105,10 @@ def play(learner, experience, environments, steps, generation=0):
             experience.observe(batch, learner.update(batch))
 
 
-def output_of(values):
-    """The output of a policy with these values; `memory` and `next_memory` are the recurrent state before and after."""
-    none = torch.zeros(*values["action"].shape[:2], 0, 0)
-    extras = {name: value for name, value in values.items() if name not in ("action", "memory", "next_memory")}
-    return PolicyOutput(values["action"], extras, values.get("memory", none), values.get("next_memory", none))
+def output_of(action, state=None, next_state=None, **extras):
+    """The output of a policy with these values, without a recurrent state unless one is given."""
+    none = torch.zeros(*action.shape[:2], 0, 0)
+    return PolicyOutput(action, extras, none if state is None else state, none if next_state is None else next_state)
 
 
 PREFIXES = ("observation.", "next_observation.")

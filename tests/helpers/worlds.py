@@ -29,26 +29,28 @@ def members(**hyperparameters):
     return [SimpleNamespace(hyperparameters=values, state=AgentState()) for values in each]
 
 
-def remembered(observation, memory):
-    """What a world's agents remember [P, E, 1, 1] once they have seen this."""
-    return 0.5 * memory + observation["observation"][..., :1, None].sin()
+def next_state(observation, state):
+    """The recurrent state [P, E, 1, 1] of a world's agents once they have seen this."""
+    return 0.5 * state + observation["observation"][..., :1, None].sin()
 
 
-def worth(observation, memory):
-    """The value that they see in it [P, E], which depends on all that was seen in the episode."""
+def value_of(observation, state=None):
+    """The value that they see in it [P, E], which with a state depends on all that was seen in the episode."""
     # In double precision, since processors multiply batches of other sizes with other rounding.
     place = observation["observation"].double() @ torch.tensor([12.9, 78.2, 37.7, 3.3], dtype=torch.float64)
-    return place.sin().float() + (0.0 if memory is None else remembered(observation, memory)[..., 0, 0])
+    return place.sin().float() + (0.0 if state is None else next_state(observation, state)[..., 0, 0])
 
 
 class Group:
+    """A population that knows the value of everything, and writes down what it is told."""
+
     def __init__(self, agents):
         self.agents = agents
         self.events = []
         self.steps = np.zeros(len(agents))
 
-    def value(self, observation, memory):
-        return worth(observation, memory)
+    def value(self, observation, state):
+        return value_of(observation, state)
 
     def update_observation_stats(self, part, moments):
         self.events.append((part, moments))
@@ -63,7 +65,7 @@ class World:
     In `next_step` mode an environment spends a step on a reset, which brings a reward that must not be learned from.
     """
 
-    def __init__(self, seed=0, next_step=False, memory=False, ends=0.3, wide=False):
+    def __init__(self, seed=0, next_step=False, recurrent=False, ends=0.3, wide=False):
         generator = torch.Generator().manual_seed(seed)
         self.steps, resetting, started = [], torch.zeros(P, E, dtype=torch.bool), torch.ones(P, E, dtype=torch.bool)
         kept, left = torch.zeros(P, E, 1, 1), torch.zeros(P, E)
@@ -80,33 +82,15 @@ class World:
                 seen["picture"] = torch.randint(256, (P, E, 2, 3), generator=generator, dtype=torch.uint8)
                 seen["action_mask"] = torch.rand(P, E, 4, generator=generator) < 0.5
             number = seen["observation"] @ torch.tensor([100.0, 10.0, 1.0, 0.0])
-            decision = {
-                "action": number,
-                "unclipped_action": number + 0.25,
-                "log_prob": -number,
-                "value": worth(seen, None),
-            }
-            if memory:
+            values = {"unclipped_action": number + 0.25, "log_prob": -number, "value": value_of(seen)}
+            if recurrent:
                 before = torch.where(started[..., None, None], 0.0, kept)
-                # What is stored is not yet forgotten where an episode starts: `started` says so.
-                decision |= {"memory": kept, "next_memory": remembered(seen, before), "value": worth(seen, before)}
-                kept = decision["next_memory"]
-            self.steps.append(
-                (
-                    Transition(
-                        seen,
-                        started,
-                        reward,
-                        after,
-                        terminated,
-                        truncated,
-                        valid,
-                        bool(valid.all()),
-                        bool(truncated.any()),
-                    ),
-                    decision,
-                )
-            )
+                # The state is not reset where an episode starts: `started` says that it must be.
+                values |= {"value": value_of(seen, before), "state": kept, "next_state": next_state(seen, before)}
+                kept = values["next_state"]
+            flags = bool(valid.all()), bool(truncated.any())
+            step = Transition(seen, started, reward, after, terminated, truncated, valid, *flags)
+            self.steps.append((step, output_of(number, **values)))
             started, resetting = (resetting, ended) if next_step else (ended, resetting)
             left = left if next_step else torch.zeros(P, E)
 
@@ -116,13 +100,13 @@ class World:
         return torch.stack([torch.full((P, E), float(t)), agent.float(), env.float(), left], -1)
 
     def at(self, t, p, e):
-        step, decision = self.steps[t]
+        step, output = self.steps[t]
         flags = {name: bool(getattr(step, name)[p, e]) for name in ("terminated", "truncated", "valid")}
         after = {name: value[p : p + 1, e : e + 1] for name, value in step.next_observation.items()}
-        memory = decision["next_memory"][p : p + 1, e : e + 1] if "next_memory" in decision else None
+        state = output.next_state[p : p + 1, e : e + 1] if output.next_state.numel() else None
         return SimpleNamespace(
-            **flags, reward=float(step.reward[p, e]), value=float(decision["value"][p, e]),
-            next_value=float(worth(after, memory)),
+            **flags, reward=float(step.reward[p, e]), value=float(output.extras["value"][p, e]),
+            next_value=float(value_of(after, state)),
         )  # fmt: skip
 
     def advantage(self, t, p, e, reward):
@@ -144,28 +128,28 @@ class World:
         return {place for place in np.ndindex(2 * T, P, E) if first <= place[0] < last and self.at(*place).valid}
 
 
-def experience(settings=PLAIN, gather=lambda numbers: numbers[None], rank=0, seed=0):
+def rollout_experience(settings=PLAIN, gather=lambda numbers: numbers[None], rank=0, seed=0):
     return RolloutExperience(
         settings, PARTS, A2C.targets, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
         stopwatch=Stopwatch(),
     )  # fmt: skip
 
 
-def play(memory, world, first=0, last=2 * T):
+def play(experience, world, first=0, last=2 * T):
     """The batches of each rollout."""
     rollouts = []
-    for transition, decision in world.steps[first:last]:
-        memory.add(transition, output_of(decision))
-        batches = list(memory.batches())
+    for transition, output in world.steps[first:last]:
+        experience.add(transition, output)
+        batches = list(experience.batches())
         if batches:
             rollouts.append(batches)
     return rollouts
 
 
 def played(world, agents=None, settings=PLAIN, generation=1, **options):
-    memory = experience(settings, **options)
-    memory.begin(Group(agents or members()), generation)
-    return play(memory, world)
+    experience = rollout_experience(settings, **options)
+    experience.begin(Group(agents or members()), generation)
+    return play(experience, world)
 
 
 def flat(lists):

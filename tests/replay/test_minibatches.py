@@ -6,10 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers.worlds import (
-    P,
-    members,
-)
+from helpers.worlds import P, members
 
 from evorl.replay.minibatches import Minibatches, check_rollout
 
@@ -75,3 +72,8 @@ def test_what_is_refused_names_its_key_and_all_that_would_fit(steps, num_envs):
                 key, fitting = "batch_size", [n for n in range(1, most + 1) if whole(sequence, n)]
             assert message.startswith(f"algorithm.{key}: ")
             assert ast.literal_eval(re.search(r"take one of (\[.*\])$", message)[1]) == fitting
+
+
+def test_of_many_sizes_that_fit_the_nearest_are_named():
+    message = check_rollout(2**20, 2**6, sequence=1, batch_size=100)
+    assert "minibatches of 100; take one of [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]" in message

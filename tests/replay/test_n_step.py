@@ -151,20 +151,20 @@ def test_an_experience_gives_windows_by_each_agents_own_discount():
         9, 4, {"position": part()},
         {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}, CPU,
     )  # fmt: skip
-    memory = replay_experience(
+    experience = replay_experience(
         store, NStep(store, 3, n_step_return), learning_starts=1, gather=lambda numbers: numbers[None],
         lockstep=True, part=0, rank=0,
     )  # fmt: skip
     members = [agent(id=id, gamma=gamma, batch_size=64.0, learn_step=2.0) for id, gamma in enumerate((0.5, 0.1))]
-    memory.begin(SimpleNamespace(agents=members, acted=lambda steps: None), 1)
+    experience.begin(SimpleNamespace(agents=members, acted=lambda steps: None), 1)
     never, everywhere = torch.zeros(2, 2, dtype=torch.bool), torch.ones(2, 2, dtype=torch.bool)
     for step in range(5):
         shown = {"position": torch.full((2, 2, 2), float(step))}
         after = {"position": torch.full((2, 2, 2), step + 1.0)}
         started = everywhere if step == 0 else never
         made = Transition(shown, started, torch.full((2, 2), 2.0**step), after, never, never, everywhere)
-        memory.add(made, output_of({"action": torch.zeros(2, 2, dtype=torch.int64)}))
-        batches = list(memory.batches())
+        experience.add(made, output_of(torch.zeros(2, 2, dtype=torch.int64)))
+        batches = list(experience.batches())
     (due,) = batches
     first, reached = (seen["position"][..., 0] for seen in (due.observation, due.next_observation))
     steps = (5 - first).clamp(max=3)

@@ -1,345 +1,229 @@
-"""Rollouts: what an update learns from is what happened, and every rank makes the same number of updates."""
+"""Rollouts of small worlds against loops that follow each episode by itself: what is learned from, and when."""
 
-import re
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.support import fields_of, interface, output_of
-
-from evorl.algorithms.a2c import A2C
-from evorl.algorithms.returns import gae
-from evorl.replay.minibatches import Minibatches, check_rollout
-from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.replay.trajectories import Trajectories
-from evorl.system.timing import Stopwatch
-from evorl.types import AgentState, Transition, UpdateResult
-
-T, P, E = 8, 2, 3
-GAMMA, TRACE = [0.9, 0.5], [0.8, 1.0]
-
-
-def member(index, **hyperparameters):
-    numbers = {"gamma": GAMMA[index % 2], "gae_lambda": TRACE[index % 2], **hyperparameters}
-    return SimpleNamespace(hyperparameters=numbers, state=AgentState())
-
-
-class Group:
-    """A population that values an observation by its first number, and writes down what it absorbs."""
-
-    def __init__(self, agents):
-        self.agents = agents
-        self.absorbed = []
-
-    def value(self, observation, memory):
-        return observation["observation"][..., 0] * 100
-
-    def update_observation_stats(self, part, moments):
-        self.absorbed.append((part, moments))
-
-    def acted(self, steps):
-        pass
-
-
-def experience(sequence=1, gather=lambda numbers: numbers[None], clip=None, centre=False, scale=False, normalized=()):
-    settings = RolloutSettings(T, E, sequence, clip, centre, scale, normalized)
-    return RolloutExperience(
-        settings,
-        interface().parts,
-        A2C.targets,
-        gather=gather,
-        seed=0,
-        rank=0,
-        device=torch.device("cpu"),
-        stopwatch=Stopwatch(),
-    )
-
-
-def steps(seed=0, valid=None):
-    """T random steps whose observations say which step, agent and environment they are."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for t in range(T):
-        place = torch.stack(torch.meshgrid(torch.arange(P), torch.arange(E), indexing="ij"), -1).float()
-        shown = torch.cat([torch.full((P, E, 1), float(t)), place], -1)
-        terminated = torch.rand(P, E, generator=generator) < 0.2
-        truncated = (torch.rand(P, E, generator=generator) < 0.2) & ~terminated
-        fine = torch.ones(P, E, dtype=torch.bool) if valid is None else valid[t]
-        started = torch.rand(P, E, generator=generator) < 0.3
-        transition = Transition(
-            {"observation": shown}, started, torch.randn(P, E, generator=generator),
-            {"observation": shown + 0.5}, terminated, truncated, fine, bool(fine.all()), bool(truncated.any()),
-        )  # fmt: skip
-        decision = {
-            "action": torch.zeros(P, E), "unclipped_action": shown.sum(-1), "log_prob": -shown.sum(-1),
-            "value": torch.randn(P, E, generator=generator),
-        }  # fmt: skip
-        made.append((transition, decision))
-    return made
-
-
-def played(memory, group, made):
-    memory.begin(group, 1)
-    for transition, decision in made[:-1]:
-        memory.add(transition, output_of(decision))
-        assert not list(memory.batches()), "nothing is due before the rollout is complete"
-    transition, decision = made[-1]
-    memory.add(transition, output_of(decision))
-    return memory.batches()
-
-
-def stacked(made, name):
-    return torch.stack([getattr(transition, name) for transition, _ in made])
-
-
-def expected_advantage(made, reward=None):
-    value = torch.stack([decision["value"] for _, decision in made])
-    following = torch.stack([transition.next_observation["observation"][..., 0] * 100 for transition, _ in made])
-    truncated = stacked(made, "truncated")
-    next_value = torch.cat([value[1:], following[-1:]])
-    next_value = torch.where(truncated, following, next_value)
-    terminated = stacked(made, "terminated")
-    reward = stacked(made, "reward") if reward is None else reward
-    ends = terminated | truncated
-    return gae(reward, value, next_value, terminated, ends, torch.tensor(GAMMA), torch.tensor(TRACE)), value
-
-
-def whole(batch, name):
-    """A field of a batch of all steps as [T, P, E]."""
-    result = torch.full((T, P, E), torch.nan)
-    shown = fields_of(batch)["observation.observation"].long()
-    for p in range(P):
-        for b in range(T * E):
-            t, agent, env = shown[p, b].tolist()
-            assert agent == p, "an agent learns from its own steps"
-            assert fields_of(batch)["unclipped_action"][p, b] == t + agent + env == -fields_of(batch)["log_prob"][p, b]
-            result[t, p, env] = fields_of(batch)[name][p, b] if name != "weight" else batch.weight[p, b]
-    assert not result.isnan().any(), "every step is there once"
-    return result
-
-
-def test_advantages_and_returns_are_those_of_the_steps_with_true_last_observations():
-    made, group = steps(), Group([member(0), member(1)])
-    (batch,) = played(experience(), group, made)
-    advantage, value = expected_advantage(made)
-    torch.testing.assert_close(whole(batch, "advantage"), advantage)
-    torch.testing.assert_close(whole(batch, "return"), advantage + value)
-    assert batch.due.tolist() == [1, 1]
-    torch.testing.assert_close(batch.weight, torch.full((P, T * E), 1 / (T * E)))
-
-
-def test_reset_steps_count_for_nothing():
-    valid = torch.rand(T, P, E, generator=torch.Generator().manual_seed(1)) < 0.7
-    made = steps(valid=valid)
-    (batch,) = played(experience(), Group([member(0), member(1)]), made)
-    weight = whole(batch, "weight")
-    assert torch.equal(weight > 0, valid)
-    torch.testing.assert_close(weight.sum((0, 2)), torch.ones(P))
-
-
-def test_advantages_are_normalised_within_each_agents_minibatch():
-    valid = torch.rand(T, P, E, generator=torch.Generator().manual_seed(1)) < 0.7
-    agents = [member(0, batch_size=8), member(1, batch_size=12)]
-    for batch in played(experience(centre=True), Group(agents), steps(valid=valid)):
-        for p in range(P):
-            counted = fields_of(batch)["advantage"][p][batch.weight[p] > 0]
-            if batch.due[p]:
-                torch.testing.assert_close(counted.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
-                torch.testing.assert_close(counted.std(unbiased=False), torch.tensor(1.0))
-
-
-def test_learning_may_cut_rewards():
-    made = steps()
-    (batch,) = played(experience(clip=0.5), Group([member(0), member(1)]), made)
-    advantage, _ = expected_advantage(made, stacked(made, "reward").clamp(-0.5, 0.5))
-    torch.testing.assert_close(whole(batch, "advantage"), advantage)
-
-
-def test_rewards_are_divided_by_the_spread_of_their_sums_over_all_ranks():
-    made, told = steps(), []
-
-    def gather(numbers):
-        if numbers.ndim == 1:
-            return np.stack([numbers, numbers])
-        other = numbers * np.array([1.0, 3.0, 5.0])
-        told.append((numbers, other))
-        return np.stack([numbers, other])
-
-    group = Group([member(0), member(1)])
-    memory = experience(scale=True, gather=gather)
-    (batch,) = played(memory, group, made)
-    ((mine, other),) = told
-    count = mine[:, 0] + other[:, 0]
-    mean = (mine[:, 0] * mine[:, 1] + other[:, 0] * other[:, 1]) / count
-    second = (mine[:, 0] * (mine[:, 2] + mine[:, 1] ** 2) + other[:, 0] * (other[:, 2] + other[:, 1] ** 2)) / count
-    scale = torch.tensor(1 / np.sqrt(second - mean**2), dtype=torch.float32)
-    advantage, _ = expected_advantage(made, stacked(made, "reward") * scale[:, None])
-    torch.testing.assert_close(whole(batch, "advantage"), advantage, rtol=1e-4, atol=1e-4)
-    memory.end(group.agents)
-    assert group.agents[0].state.rewards.count == 2 * T * E
-    again = experience(scale=True)
-    again.begin(group, 2)
-    assert again._rewards.number[0] == 2 * T * E, "the statistics stay with the agent"
-
-
-def test_a_reward_that_nothing_compares_with_is_cut():
-    """Where every sum has been the same, dividing by its spread makes 1 to 10,000."""
-    made, group = steps(), Group([member(0, gamma=0.0), member(1, gamma=0.0)])
-    for transition, _ in made:
-        transition.reward = torch.ones_like(transition.reward)
-    (batch,) = played(experience(scale=True), group, made)
-    assert whole(batch, "return").abs().max() <= 10.0
-
-
-def test_what_was_seen_is_absorbed_once_learning_from_it_is_over():
-    made, group = steps(), Group([member(0, epochs=2), member(1, epochs=2)])
-    due = played(experience(normalized=("observation",)), group, made)
-    for _ in range(2):
-        next(due)
-        assert not group.absorbed
-    assert next(due, None) is None
-    ((part, moments),) = group.absorbed
-    assert part == "observation"
-    np.testing.assert_allclose(moments.mean, [[(T - 1) / 2, p, (E - 1) / 2] for p in range(P)])
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (3, 1)])
-def test_vectors_of_every_shape_are_absorbed(shape):
-    made, group = steps(), Group([member(0), member(1)])
-    for transition, _ in made:
-        shown = transition.observation["observation"][..., :1]
-        shown = shown.expand(*shown.shape[:2], shape[0] if len(shape) else 1)
-        transition.observation = {**transition.observation, "observation": shown.reshape(*shown.shape[:2], *shape)}
-    list(played(experience(normalized=("observation",)), group, made))
-    np.testing.assert_allclose(group.absorbed[0][1].mean, np.full((P, max((1, *shape))), (T - 1) / 2))
-
-
-def test_bytes_are_absorbed_as_networks_read_them():
-    made, group = steps(), Group([member(0), member(1)])
-    for transition, _ in made:
-        shown = transition.observation["observation"].to(torch.uint8)
-        transition.observation = {**transition.observation, "observation": shown}
-    list(played(experience(normalized=("observation",)), group, made))
-    np.testing.assert_allclose(group.absorbed[0][1].mean[:, 0], (T - 1) / 2 / 255, rtol=1e-6)
-
-
-def test_sequences_are_whole_and_come_with_what_was_remembered_before_them():
-    made, length = steps(), 4
-    for t, (_, decision) in enumerate(made):
-        decision["memory"] = decision["unclipped_action"].view(P, E, 1, 1) + 1000.0 * t
-        decision["next_memory"] = decision["memory"] + 1.0
-    group = Group([member(0, batch_size=2 * length), member(1, batch_size=2 * length)])
-    batches = list(played(experience(sequence=length), group, made))
-    assert len(batches) == T * E // (2 * length)
-    started = torch.stack([transition.started for transition, _ in made])
-    begun = []
-    for batch in batches:
-        shown = fields_of(batch)["observation.observation"].view(P, length, 2, 3).long()
-        assert batch.recurrent.state.shape == (P, 2, 1, 1)
-        for p in range(P):
-            for s in range(2):
-                t, _, env = shown[p, 0, s].tolist()
-                assert t % length == 0
-                assert shown[p, :, s].tolist() == [[t + k, p, env] for k in range(length)]
-                assert batch.recurrent.state[p, s].item() == t + p + env + 1000.0 * t
-                assert torch.equal(batch.recurrent.started[p, :, s], started[t : t + length, p, env])
-                begun.append((p, t, env))
-    assert len(set(begun)) == P * E * T // length
-
-
-def test_an_agent_that_stops_sits_the_rest_out_and_all_stopped_ends_it():
-    agents = [member(index, epochs=3, batch_size=8) for index in range(P)]
-    memory, seen = experience(), []
-    for number, batch in enumerate(played(memory, Group(agents), steps())):
-        seen.append(batch.due.tolist())
-        memory.observe(batch, UpdateResult(batch.due * torch.tensor([float(number != 1), 1.0])))
-    assert seen == [[1, 1], [1, 1]] + [[0, 1]] * 7
-    memory, count = experience(), 0
-    for batch in played(memory, Group(agents), steps()):
-        memory.observe(batch, UpdateResult(torch.zeros(2)))
-        count += 1
-    assert count == 1
-
-
-def test_ranks_make_equally_many_updates_whatever_their_environments_did():
-    valid = torch.rand(T, P, E, generator=torch.Generator().manual_seed(1)) < 0.4
-    agents = [member(index, epochs=2, batch_size=4) for index in range(P)]
-    counts = [len(list(played(experience(), Group(agents), steps(valid=given)))) for given in (None, valid)]
-    assert counts == [12, 12]
-
-
-def test_every_epoch_passes_over_everything_once_for_each_agent():
-    agents = [
-        member(0, epochs=3, batch_size=7.6),
-        member(1, epochs=1, batch_size=24),
-        member(2, epochs=2, batch_size=6),
-    ]
-    minibatches = Minibatches(agents, 24, 1, torch.device("cpu"))
-    index = minibatches.draw(torch.Generator().manual_seed(0))
-    assert minibatches.due.sum(0).tolist() == [9, 1, 8]
-    assert minibatches.updates == len(index) == 9
-    orders = []
-    for p, parts in enumerate((3, 1, 4)):
-        for epoch in range(round(agents[p].hyperparameters["epochs"])):
-            rows = range(epoch * parts, (epoch + 1) * parts)
-            drawn = torch.cat([index[u, p][minibatches.counted[u, p]] for u in rows])
-            assert sorted(drawn.tolist()) == list(range(24))
-            assert all(minibatches.due[u, p] for u in rows)
-            orders.append(drawn.tolist())
-    assert len({tuple(order) for order in orders}) == len(orders), "each pass has an order of its own"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((256, 8, 1, 64), None),
-        ((128, 8, 32, 256), None),
-        ((16, 8, 16, None), None),
-        ((256, 8, 1, 60), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
-        ((128, 8, 32, 16), "algorithm.batch_size: .* sequences of 32, .*minibatches of 16; take one of .32, 64,"),
-        ((2**20, 2**6, 1, 100), r"algorithm.batch_size: .* minibatches of 100; .* 64, 128,"),
-        ((100, 8, 32, 64), "algorithm.sequence_length: 32 does not divide algorithm.rollout_steps 100; .* 25,"),
-    ],
+from helpers.support import fields_of
+from helpers.worlds import (
+    ALL,
+    PLAIN,
+    E,
+    Group,
+    P,
+    T,
+    World,
+    check,
+    flat,
+    learned,
+    members,
+    next_state,
+    play,
+    played,
+    rollout_experience,
+    value_of,
 )
-def test_what_does_not_divide_is_named_with_what_does(arguments, message):
-    found = check_rollout(*arguments)
-    if message is None:
-        assert found is None
-    else:
-        assert re.search(message, found)
+
+from evorl.replay import rollout
+from evorl.types import UpdateResult
 
 
-def test_stacked_frames_are_put_together_as_they_were_seen():
-    generator, depth, device = torch.Generator().manual_seed(0), 4, torch.device("cpu")
-    kept, shown = Trajectories(20, 1, {"picture": depth}, (), device), []
-    stack, never = torch.zeros(P, E, depth, 2, 2, dtype=torch.uint8), torch.zeros(P, E, dtype=torch.bool)
-    index = torch.arange(20 * E).expand(1, P, -1)
-    for rollout in range(3):
-        for step in range(20):
-            started = torch.rand(P, E, generator=generator) < (1.0 if rollout == step == 0 else 0.2)
-            newest = torch.randint(1, 256, (P, E, 1, 2, 2), generator=generator, dtype=torch.uint8)
-            stack = torch.where(started[..., None, None, None], 0, stack)
-            stack = torch.cat([stack[:, :, 1:], newest], 2)
-            seen, number = {"picture": stack}, torch.full((P, E), float(len(shown)))
-            kept.write(step, Transition(seen, started, number, {}, never, never, ~never), {"number": number}, None)
-            shown.append(stack)
-        found = kept.gather(kept.slots(index), ("number",))
-        expected = torch.stack(shown[-20:]).movedim(1, 0)
-        assert torch.equal(found.observation["picture"][0, :, 0].unflatten(1, (20, E)), expected)
-        numbers = torch.arange(20.0) + 20 * rollout
-        assert torch.equal(found.columns["number"][0, :, 0].unflatten(1, (20, E)), numbers[:, None].expand(P, 20, E))
-        assert torch.equal(kept.column("number"), numbers[:, None, None].expand(20, P, E))
-    assert kept._storage.seen["picture"].shape == (20 + depth, P * E, 2, 2), "each frame is kept once"
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_advantages_and_returns_are_those_of_each_episode(seed, next_step, recurrent):
+    """The second rollout goes on where the first stopped, in the same rows."""
+    world = World(seed, next_step, recurrent)
+    rollouts = played(world)
+    assert len(rollouts) == 2
+    for index, batches in enumerate(rollouts):
+        check(world, batches)
+        assert set(learned(batches)) == world.valid(index * T, (index + 1) * T)
 
 
-def test_recurrent_states_may_grow_between_rollouts():
-    kept, never = Trajectories(4, 2, {}, (), torch.device("cpu")), torch.zeros(P, E, dtype=torch.bool)
-    index = torch.arange(2 * E).expand(1, P, -1)
-    for units in (3, 5):
-        states = torch.randn(4, P, E, 2, units)
-        for step in range(4):
-            seen = {"observation": torch.zeros(P, E, 1)}
-            kept.write(step, Transition(seen, never, never, {}, never, never, ~never), {}, states[step])
-        expected = states[::2].movedim(1, 0).flatten(1, 2)
-        assert torch.equal(kept.states(index)[0], expected)
+def test_all_that_is_learned_of_a_step_was_so_at_that_step():
+    world = World(wide=True)
+    batches = flat(played(world, members(batch_size=(4.0, 16.0, 6.0), epochs=(2, 1, 3))))
+    found = learned(batches)
+    assert found.keys() == ALL.keys()
+    for (t, p, e), times in found.items():
+        assert len(times) == (2, 1, 3)[p]
+        transition, output = world.steps[t]
+        for fields in times:
+            assert set(fields) - {"weight", "advantage", "return"} == {
+                "observation.observation", "observation.picture", "observation.action_mask", "unclipped_action",
+                "log_prob", "value",
+            }  # fmt: skip
+            for name, values in output.extras.items():
+                assert torch.equal(fields[name], values[p, e])
+            for name in ("observation", "picture", "action_mask"):
+                assert torch.equal(fields[f"observation.{name}"], transition.observation[name][p, e])
+    check(world, batches)
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_all_steps_of_a_minibatch_that_happened_weigh_the_same(next_step):
+    world = World(next_step=next_step)
+    for batches in played(world, members(batch_size=(5.0, 16.0, 3.0))):
+        for batch in batches:
+            for p in range(P):
+                positive = batch.weight[p][batch.weight[p] > 0]
+                torch.testing.assert_close(positive, torch.full_like(positive, 1 / len(positive)))
+
+
+def test_a_minibatch_of_nothing_but_resets_weighs_nothing_and_stays_finite():
+    world = World(next_step=True)
+    for transition, _ in world.steps[:T]:
+        transition.valid[1] = False
+    batches = played(world, members(batch_size=4.0), replace(PLAIN, normalize_advantage=True))[0]
+    assert len(batches) == T * E // 4
+    for batch in batches:
+        assert not batch.weight[1].any()
+        assert all(value.isfinite().all() for value in fields_of(batch).values())
+        torch.testing.assert_close(batch.weight[[0, 2]].sum(-1), torch.ones(2))
+
+
+def test_normal_advantages_keep_returns_as_they_are():
+    world = World(next_step=True)
+    settings = replace(PLAIN, normalize_advantage=True)
+    agents = members(batch_size=(5.0, 16.0, 8.0))
+    for batch in flat(played(world, agents, settings)):
+        for p in range(P):
+            if not batch.due[p]:
+                continue
+            counted = (batch.weight[p] > 0).nonzero().flatten().tolist()
+            places = [
+                tuple(fields_of(batch)["observation.observation"][p, b, [0, 1, 2]].int().tolist()) for b in counted
+            ]
+            plain = np.array([world.advantage(*place, world.reward) for place in places])
+            expected = (plain - plain.mean()) / plain.std()
+            np.testing.assert_allclose(fields_of(batch)["advantage"][p, counted], expected, rtol=1e-3, atol=1e-3)
+            values = plain + [world.at(*place).value for place in places]
+            np.testing.assert_allclose(fields_of(batch)["return"][p, counted], values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_rewards_are_cut_on_both_sides_before_anything_else(next_step):
+    world = World(next_step=next_step)
+    for batches in played(world, settings=replace(PLAIN, reward_clip=0.25)):
+        check(world, batches, lambda *place: min(0.25, max(-0.25, world.reward(*place))))
+
+
+@pytest.mark.parametrize("length", [2, 4, 8])
+def test_sequences_go_on_step_by_step_from_their_recurrent_state(length):
+    """Unrolling each sequence gives the values that were seen when it was played."""
+    world = World(recurrent=True)
+    agents = members(batch_size=(8.0, 16.0, 8.0), epochs=2)
+    batches = flat(played(world, agents, replace(PLAIN, sequence=length)))
+    starts = {}
+    for batch in batches:
+        sequences = batch.weight.shape[1] // length
+        assert batch.recurrent.state.shape == (P, sequences, 1, 1)
+        assert batch.recurrent.started.shape == (P, length, sequences)
+        rows = {name: fields_of(batch)[name].unflatten(1, (length, sequences)) for name in fields_of(batch)}
+        weight = batch.weight.unflatten(1, (length, sequences))
+        assert torch.equal(weight > 0, (weight[:, :1] > 0).expand_as(weight)), "a sequence counts as a whole"
+        state = batch.recurrent.state
+        for k in range(length):
+            state = torch.where(batch.recurrent.started[:, k, :, None, None], 0.0, state)
+            seen = {"observation": rows["observation.observation"][:, k]}
+            torch.testing.assert_close(value_of(seen, state), rows["value"][:, k])
+            state = next_state(seen, state)
+        for p, s in np.ndindex(P, sequences):
+            if not (batch.due[p] and weight[p, 0, s]):
+                continue
+            t, _, e, _ = rows["observation.observation"][p, 0, s].int().tolist()
+            for k in range(length):
+                assert rows["observation.observation"][p, k, s, [0, 1, 2]].tolist() == [t + k, p, e]
+                assert batch.recurrent.started[p, k, s] == world.steps[t + k][0].started[p, e]
+            assert torch.equal(batch.recurrent.state[p, s], world.steps[t][1].state[p, e])
+            starts[t, p, e] = starts.get((t, p, e), 0) + 1
+    assert starts == {(t, p, e): 2 for t, p, e in ALL if t % length == 0}
+    check(world, batches)
+
+
+def test_agents_that_are_not_recurrent_have_no_state():
+    assert all(batch.recurrent is None for batches in played(World()) for batch in batches)
+
+
+@pytest.mark.parametrize("at_once", [0, 500, 1200, 2**24])
+@pytest.mark.parametrize("sequence", [1, 4])
+def test_how_many_minibatches_are_gathered_at_once_changes_nothing(at_once, sequence, monkeypatch):
+    world, agents = World(recurrent=True), members(batch_size=(4.0, 16.0, 8.0), epochs=(3, 2, 1))
+    settings = replace(PLAIN, sequence=sequence, normalize_advantage=True)
+    expected = flat(played(world, agents, settings))
+    monkeypatch.setattr(rollout, "GATHERED_BYTES", at_once)
+    found = flat(played(world, agents, settings))
+    assert len(found) == len(expected) == 2 * 12
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(vars(one.recurrent), vars(other.recurrent), rtol=0, atol=0)
+        torch.testing.assert_close(fields_of(one), fields_of(other), rtol=0, atol=0)
+        assert torch.equal(one.weight, other.weight)
+        assert torch.equal(one.due, other.due)
+
+
+def order(**options):
+    (batch,), _ = played(World(), **options)
+    return fields_of(batch)["unclipped_action"].tolist()
+
+
+def test_the_order_is_that_of_seed_generation_and_rank():
+    assert order() == order()
+    different = [order(), order(seed=1), order(generation=2), order(rank=1)]
+    assert all(one != other for index, one in enumerate(different) for other in different[:index])
+
+
+def test_a_rollout_that_a_generation_did_not_finish_is_forgotten():
+    world, experience = World(), rollout_experience()
+    experience.begin(Group(members()), 1)
+    assert play(experience, world, 0, T - 1) == []
+    experience.begin(Group(members()), 2)
+    (batches,) = play(experience, world, T)
+    assert set(learned(batches)) == world.valid(T)
+
+
+def drained(experience, stop):
+    """What is due of all agents at each update, when `stop` says after which updates an agent stops."""
+    due = []
+    for batch in experience.batches():
+        due.append(batch.due.tolist())
+        active = batch.due.clone()
+        active[list(stop.get(len(due) - 1, ()))] = 0
+        experience.observe(batch, UpdateResult(active))
+    return due
+
+
+def rollouts_with_stops(*stops, **hyperparameters):
+    world, group, due = World(), Group(members(**hyperparameters)), []
+    experience = rollout_experience(replace(PLAIN, normalized=("observation",)))
+    experience.begin(group, 1)
+    for index, stop in enumerate(stops):
+        for step in world.steps[index * T : (index + 1) * T]:
+            experience.add(*step)
+            due += [found] if (found := drained(experience, stop)) else []
+    return due, group
+
+
+def test_an_agent_that_stops_learns_no_more_from_this_rollout_but_from_the_next():
+    due, group = rollouts_with_stops({1: [0]}, {0: [1], 2: [2]}, epochs=2, batch_size=8.0)
+    assert due == [[[1, 1, 1]] * 2 + [[0, 1, 1]] * 2, [[1, 1, 1]] + [[1, 0, 1]] * 2 + [[1, 0, 0]]]
+    assert len(group.events) == 2
+
+
+@pytest.mark.parametrize("at_once", [0, 2**24])
+def test_when_all_have_stopped_nothing_more_is_due(at_once, monkeypatch):
+    monkeypatch.setattr(rollout, "GATHERED_BYTES", at_once)
+    due, group = rollouts_with_stops({0: [0], 2: [1, 2]}, {}, epochs=3, batch_size=8.0)
+    assert due == [[[1, 1, 1]] + [[0, 1, 1]] * 2, [[1, 1, 1]] * 6]
+    assert len(group.events) == 2, "statistics are updated however learning ended"
+
+
+def test_an_agent_that_is_through_does_not_keep_the_others_from_learning():
+    due, _ = rollouts_with_stops({1: [2]}, batch_size=(16.0, 4.0, 4.0))
+    assert due == [[[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 1, 0]]]
+
+
+def test_nor_do_updates_go_on_for_nobody_once_the_others_have_stopped():
+    due, _ = rollouts_with_stops({1: [1, 2]}, batch_size=(16.0, 4.0, 4.0))
+    assert due == [[[1, 1, 1], [0, 1, 1]]]

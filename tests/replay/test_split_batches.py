@@ -1,12 +1,12 @@
 """With `split_batches` any number of ranks makes the updates that one makes, with batches of the same size."""
 
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers.ranks import Exchange
 from helpers.support import (
     ROOT,
     SMALL,
@@ -24,54 +24,13 @@ from helpers.support import (
     vector,
 )
 from helpers.support import launch as launched
-from helpers.worlds import PLAIN, E, Group, P, T, World, experience, members, play
+from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_experience
 
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.sampler import DistributedSampler
 from evorl.runs.launch import load_config
 from evorl.system.timing import Stopwatch
 from evorl.types import Transition, UserError
-
-
-class Exchange:
-    """What lets several ranks, each in a thread of this process, give each other their numbers."""
-
-    def __init__(self, ranks):
-        self.ranks = ranks
-        self._given = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=30)
-
-    def gather(self, rank):
-        def gather(numbers):
-            self._given[rank] = np.asarray(numbers)
-            self._barrier.wait()
-            everyones = np.stack(self._given)
-            self._barrier.wait()
-            return everyones
-
-        return gather
-
-    def average(self, rank):
-        gather = self.gather(rank)
-        return lambda flat: flat.copy_(torch.from_numpy(gather(flat.double().numpy()).mean(0)))
-
-    def run(self, work):
-        """What `work` gives on each rank."""
-        results = [None] * self.ranks
-
-        def one(rank):
-            try:
-                results[rank] = work(rank)
-            except BaseException:
-                self._barrier.abort()
-                raise
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
 
 
 def replay(gather, lockstep, part):
@@ -95,14 +54,14 @@ def test_replay_gives_as_many_updates_and_draws_for_each_global_step_on_any_numb
     learn_step, batch_size = np.array([5.0, 7.5]), np.array([6, 3])
 
     def work(rank):
-        memory = replay(exchange.gather(rank), lockstep, rank)
+        experience = replay(exchange.gather(rank), lockstep, rank)
         numbers = zip(learn_step, batch_size, strict=True)
         agents = [agent(id=id, learn_step=wait, batch_size=float(size)) for id, (wait, size) in enumerate(numbers)]
-        memory.begin(SimpleNamespace(agents=agents, acted=lambda steps: None), 1)
+        experience.begin(SimpleNamespace(agents=agents, acted=lambda steps: None), 1)
         generator, batches = torch.Generator().manual_seed(rank), []
         for _ in range(steps):
-            memory.add(transition(generator), output_of({"action": torch.zeros(2, 3, dtype=torch.int64)}))
-            batches += list(memory.batches())
+            experience.add(transition(generator), output_of(torch.zeros(2, 3, dtype=torch.int64)))
+            batches += list(experience.batches())
         return batches
 
     everyones = exchange.run(work)
@@ -174,9 +133,9 @@ def test_minibatches_of_two_ranks_weigh_and_normalise_as_one(normalize, next_ste
 
     def work(rank, normalize):
         settings = replace(PLAIN, normalize_advantage=normalize, copies=2)
-        memory = experience(settings, gather=exchange.gather(rank), rank=rank)
-        memory.begin(Group(members(batch_size=(8.0, 5.0, 32.0), epochs=2.0)), 1)
-        rollouts = play(memory, World(seed=rank, next_step=next_step))
+        experience = rollout_experience(settings, gather=exchange.gather(rank), rank=rank)
+        experience.begin(Group(members(batch_size=(8.0, 5.0, 32.0), epochs=2.0)), 1)
+        rollouts = play(experience, World(seed=rank, next_step=next_step))
         assert len(rollouts) == 2
         return [batch for batches in rollouts for batch in batches]
 
@@ -211,10 +170,10 @@ def test_an_algorithm_divides_its_rollouts_and_minibatches_over_two_ranks():
     def work(rank):
         ranks = SimpleNamespace(rank=rank, size=2, on_host=2, device=torch.device("cpu"))
         placement = SimpleNamespace(ranks=ranks, copies=2, is_sharded=False, gather_copies=exchange.gather(rank))
-        memory = ppo.experience(placement, True, Stopwatch())
-        assert memory.period == T
-        memory.begin(Group(members(batch_size=8.0, epochs=2.0)), 1)
-        return play(memory, World(seed=rank))
+        experience = ppo.experience(placement, True, Stopwatch())
+        assert experience.period == T
+        experience.begin(Group(members(batch_size=8.0, epochs=2.0)), 1)
+        return play(experience, World(seed=rank))
 
     for rollouts in exchange.run(work):
         assert [len(batches) for batches in rollouts] == [8, 8]
