@@ -4,17 +4,24 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, algorithm, batch, config, greedy, interface, lines, play, population, seen, train
+from helpers.support import (
+    agent,
+    algorithm,
+    batch,
+    config,
+    greedy,
+    interface,
+    lines,
+    population,
+    seen,
+    train,
+    trained,
+)
 
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.losses import huber, squared_error
 from evorl.algorithms.returns import double_q_value, one_step_return
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
-from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
-from evorl.randomness import torch_generator
-from evorl.system.timing import Stopwatch
 from evorl.types import Architecture, UserError
 
 
@@ -128,29 +135,18 @@ def test_counts_go_on_beyond_what_single_precision_can_count():
 
 
 def learned(*overrides, steps=400):
-    """A population of two trained on a probe: its q-values [2, 2] for what each probe shows, and the population."""
-    settings = config(
-        "environment.id=helpers.probes:Probe-v0", "environment.num_envs=4", "population.size=2", "algorithm.gamma=0.5",
-        "algorithm.learning_rate=1e-2", "algorithm.tau=0.1", "algorithm.batch_size=32", "algorithm.learn_step=4",
-        "algorithm.exploration={start: 1.0, end: 1.0}", "replay.capacity=2000", *overrides,
+    """The q-values [2, 2] of a population of two for what each probe shows, after training, with its environments."""
+    learner, environments = trained(
+        "environment.id=helpers.probes:Probe-v0", "environment.num_envs=4", "algorithm.gamma=0.5",
+        "algorithm.tau=0.1", "algorithm.batch_size=32", "algorithm.learn_step=4",
+        "algorithm.exploration={start: 1.0, end: 1.0}", "replay.capacity=2000", *overrides, steps=steps,
     )  # fmt: skip
-    environments = Environments(settings.environment, 2, 4)
-    dqn = make_algorithm(settings, environments.interface)
-    generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Learner(Policy(initial_population(settings, dqn), dqn, generator))
-    experience = make_experience(dqn)
-    environments.reset(0)
-    play(group, experience, environments, steps)
     shown = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).expand(2, 2, 2)
+    stacks = learner.policy.stacks
     with torch.no_grad():
-        q = group.policy.joined(
-            [dqn.q_values(stack.networks["q"](seen(shown[stack.members]))) for stack in group.policy.stacks]
-        )
-    return q, group, environments
-
-
-def make_experience(dqn):
-    return dqn.experience(Placement(Ranks(), "replicated", 2), True, Stopwatch())
+        outputs = [stack.networks["q"](seen(shown[stack.members])) for stack in stacks]
+    q = learner.policy.joined([learner.policy.algorithm.q_values(each) for each in outputs])
+    return q, learner, environments
 
 
 def test_probe_a_terminated_step_is_worth_its_reward():

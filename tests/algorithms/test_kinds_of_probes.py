@@ -4,15 +4,7 @@ import pytest
 import torch
 from helpers import spaces
 from helpers.kinds import CONVOLUTIONS
-from helpers.support import config, play
-
-from evorl.algorithms import make_algorithm
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
-from evorl.population import Learner, Policy, initial_population
-from evorl.population.evaluation import evaluate
-from evorl.randomness import torch_generator
-from evorl.system.timing import Stopwatch
+from helpers.support import score, trained
 
 DQN = (
     "algorithm={name: dqn, gamma: 0.5, tau: 0.1, batch_size: 32, learn_step: 4, exploration: {start: 1.0, end: 0.5}}",
@@ -26,24 +18,9 @@ PPO = (
 
 
 def learned(environment, kwargs, *overrides, steps=160):
-    """A trained population of two, and the environments that it was trained in."""
-    settings = config(
-        f"environment.id=helpers.spaces:{environment}-v0", f"environment.kwargs={kwargs}", "environment.num_envs=8",
-        "population.size=2", CONVOLUTIONS, *overrides, "algorithm.learning_rate=1e-2",
-    )  # fmt: skip
-    environments = Environments(settings.environment, 2, 8)
-    algorithm = make_algorithm(settings, environments.interface)
-    generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Learner(Policy(initial_population(settings, algorithm), algorithm, generator))
-    experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    environments.reset(1)
-    play(group, experience, environments, steps, generation=1)
-    return group, environments
-
-
-def score(group, environments):
-    """Each agent's mean return over episodes that it has not seen."""
-    return evaluate(group.policy, environments, range(900, 940), None).mean(1)
+    """A population of two that was trained in this environment, and its environments."""
+    where = f"environment={{id: 'helpers.spaces:{environment}-v0', kwargs: {kwargs}, num_envs: 8}}"
+    return trained(where, CONVOLUTIONS, *overrides, steps=steps)
 
 
 @pytest.mark.parametrize("kind", spaces.Shown.spaces)
@@ -79,16 +56,8 @@ def test_the_best_that_is_allowed_is_done_and_nothing_else(algorithm):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 def test_a_recurrent_state_keeps_what_was_shown_once(cell, critic):
-    group = learned(
-        "Recall",
-        "{}",
-        *PPO,
-        f"network.recurrent={cell}",
-        f"algorithm.critic={critic}",
-        "algorithm.gamma=0.95",
-        steps=640,
-    )
-    assert (score(*group) == 1.0).all()
+    settings = f"network.recurrent={cell}", f"algorithm.critic={critic}", "algorithm.gamma=0.95"
+    assert (score(*learned("Recall", "{}", *PPO, *settings, steps=640)) == 1.0).all()
 
 
 def test_without_a_recurrent_state_it_is_a_guess():
@@ -102,3 +71,10 @@ def test_a_cut_episode_is_worth_what_would_have_followed(algorithm, truncates, e
     group, _ = learned("Endless", f"{{truncates: {truncates}}}", *algorithm, "algorithm.gae_lambda=1.0", steps=320)
     value = group.policy.value({"observation": torch.ones(2, 1, 1)}, None)
     torch.testing.assert_close(value, torch.full((2, 1), expected), atol=0.15, rtol=0)
+
+
+def test_what_is_forbidden_in_several_choices_is_never_taken():
+    """The environment asserts it."""
+    where = "environment={id: 'helpers.probes:MaskedChoices-v0', num_envs: 8}"
+    ppo = "algorithm={name: ppo, rollout_steps: 16, batch_size: 64, epochs: 4}"
+    assert (score(*trained(where, ppo, steps=96)) == 1.0).all()

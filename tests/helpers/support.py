@@ -14,10 +14,13 @@ import torch
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
 from evorl.envs.spec import EnvSpec, ObservationSpec, observation_specs
 from evorl.evolution import Context
 from evorl.networks.stacked import new_tensors
-from evorl.population import Learner, Policy
+from evorl.population import Learner, Policy, initial_population
+from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
 from evorl.replay.experience import ReplayExperience
 from evorl.replay.n_step import OneStep
@@ -103,6 +106,24 @@ def play(learner, experience, environments, steps, generation=0):
         experience.add(environments.step(output.action), output)
         for batch in experience.batches():
             experience.observe(batch, learner.update(batch))
+
+
+def trained(*overrides, steps):
+    """A population of two that has been trained for so many steps, and its environments."""
+    settings = config("population.size=2", *overrides, "algorithm.learning_rate=1e-2")
+    environments = Environments(settings.environment, 2, settings.environment.num_envs)
+    chosen = make_algorithm(settings, environments.interface)
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    learner = Learner(Policy(initial_population(settings, chosen), chosen, generator))
+    experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
+    environments.reset(1)
+    play(learner, experience, environments, steps)
+    return learner, environments
+
+
+def score(learner, environments):
+    """The mean return [P] over episodes that the agents have not seen."""
+    return evaluate(learner.policy, environments, range(900, 940), None).mean(1)
 
 
 def output_of(action, state=None, next_state=None, **extras):

@@ -7,19 +7,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.kinds import OBSERVATIONS, act, alone, made, rollout_batch, shown
-from helpers.support import agent, batch_of, config, greedy, play, population
+from helpers.support import agent, batch_of, greedy, population
 from torch.nn import functional
 
-from evorl.algorithms import make_algorithm
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
 from evorl.networks.layers import ACTIVATIONS
-from evorl.population import Learner, Policy, initial_population
-from evorl.population.evaluation import evaluate
-from evorl.randomness import torch_generator
 from evorl.replay.moments import Moments
-from evorl.system.timing import Stopwatch
-from evorl.types import RecurrentInput, UserError
+from evorl.types import RecurrentInput
 
 CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
 
@@ -330,25 +323,3 @@ def test_values_after_a_step_count_no_new_episode(cell):
     look["started"][:] = True
     torch.testing.assert_close(together.policy.value(look, state), expected)
     assert not torch.allclose(act(together, look, state)[0].extras["value"], expected)
-
-
-def test_probe_what_is_forbidden_in_several_choices_is_never_taken():
-    settings = config(
-        "environment.id=helpers.probes:MaskedChoices-v0", "environment.num_envs=8", "population.size=2",
-        "algorithm={name: ppo, rollout_steps: 16, batch_size: 64, epochs: 4, learning_rate: 1e-2}",
-    )  # fmt: skip
-    environments = Environments(settings.environment, 2, 8)
-    algorithm = make_algorithm(settings, environments.interface)
-    generator = torch_generator(0, generation=0, rank=0, purpose="test")
-    group = Learner(Policy(initial_population(settings, algorithm), algorithm, generator))
-    experience = algorithm.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
-    environments.reset(0)
-    play(group, experience, environments, 96)
-    assert (evaluate(group.policy, environments, range(900, 940), None) == 1.0).all()
-
-
-@pytest.mark.parametrize("mask", [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
-def test_a_mask_must_leave_something_of_every_choice(mask):
-    settings = config("environment.id=helpers.probes:MaskedChoices-v0", f"environment.kwargs={{mask: {mask}}}")
-    with pytest.raises(UserError, match="forbids every action in environment 0 of agent 0"):
-        Environments(settings.environment, 2, 2).reset(0)
