@@ -19,6 +19,7 @@ def agents(run, generation):
     return decode_agents(path.read_bytes(), str(path))
 
 
+@pytest.mark.two_process
 def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path, monkeypatch):
     """The run itself compares digests of trained and of evolved agents each generation and fails if they differ."""
     done = launch(tmp_path, "run.name=a", "training.max_steps=240", "checkpoint.keep=10", *EVERY_MUTATION)
@@ -53,6 +54,7 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) > last
 
 
+@pytest.mark.two_process
 def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path):
     done = launch(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -77,6 +79,7 @@ KINDS = {
 }
 
 
+@pytest.mark.two_process
 @pytest.mark.parametrize("kind", KINDS)
 def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume(kind, tmp_path):
     """With agents that stop early by their divergence, which must not change the number of updates on any rank."""
@@ -151,6 +154,7 @@ shutdown()
 """
 
 
+@pytest.mark.two_process
 def test_what_ranks_tell_each_other(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run_program(tmp_path, "accelerate.yaml")

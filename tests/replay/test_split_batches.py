@@ -240,6 +240,7 @@ def test_how_fast_agents_learn_on_four_ranks(settings, alone, split):
         assert (pace.batch, pace.updates, pace.steps) == expected
 
 
+@pytest.mark.two_process
 def test_two_processes_make_the_updates_that_one_makes(tmp_path, monkeypatch):
     same = (
         "run.name=a", "algorithm={batch_size: 9, learn_step: 3, split_batches: true}",

@@ -75,6 +75,7 @@ sys.exit(run_program(main, sys.argv[1:]))
 """
 
 
+@pytest.mark.two_process
 def test_a_mistake_is_told_once_although_the_rank_that_tells_it_is_the_last_to_see_it(tmp_path):
     (tmp_path / "program.py").write_text(SLOW_TO_TELL)
     done = launch(tmp_path, program=tmp_path / "program.py")

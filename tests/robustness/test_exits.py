@@ -42,6 +42,7 @@ def test_an_environment_that_exits_ends_the_run_with_1(in_directory, capsys):
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "SystemExit"
 
 
+@pytest.mark.two_process
 def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -26,6 +26,7 @@ def errors(done):
     return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.two_process
 def test_a_restart_does_not_override_a_refusal(tmp_path):
     """The second attempt has the same launcher as the first, which was refused."""
     small = ("run.name=a", "training.max_steps=80")
@@ -176,6 +177,7 @@ sys.exit(run_program(online.main, sys.argv[1:]))
 """
 
 
+@pytest.mark.two_process
 def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path):
     (tmp_path / "program.py").write_text(DRIFTING.format(root=ROOT))
     done = launch(tmp_path, "run.name=a", program=tmp_path / "program.py")
@@ -220,6 +222,7 @@ def node(directory, port, number):
     return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
+@pytest.mark.two_process
 def test_hosts_meet_again_after_one_of_them_has_restarted(tmp_path):
     """Its launcher counts a restart; the other's, which only hears that its members have changed, counts none."""
     (tmp_path / "program.py").write_text(MEMBERS.format(root=ROOT))

@@ -84,6 +84,7 @@ def exploding(monkeypatch, *ids):
     monkeypatch.setattr("evorl.runs.run.Run.evolve", spoil)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selection", ["{}", "{name: truncation, share: 0.25}"])
 def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, monkeypatch):
     exploding(monkeypatch, 4, 5, 2)
@@ -100,6 +101,7 @@ def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, mon
     assert not {row["parent"] for row in third} & {row["id"] for row in lost}
 
 
+@pytest.mark.slow
 def test_a_run_whose_agents_are_all_lost_says_so_and_ends(in_directory, monkeypatch, capsys):
     exploding(monkeypatch, *range(10))
     with warnings.catch_warnings():
@@ -113,6 +115,7 @@ def full_disk(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device", "some/file")
 
 
+@pytest.mark.slow
 def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directory, monkeypatch):
     assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
     write = Checkpoints.write
@@ -248,6 +251,7 @@ def test_one_run_at_a_time_has_a_directory_and_the_dead_have_none(tmp_path):
     lock.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_ends_a_run_in_order(number, code, tmp_path):
     command = [

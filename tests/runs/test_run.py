@@ -17,7 +17,10 @@ from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import EvorlWarning, UserError
 
 MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_per_second")
-SHIPPED = sorted((ROOT / "configs" / "training").glob("*.yaml"))
+SHIPPED = [
+    pytest.param(path, id=path.name, marks=[pytest.mark.slow] if "atari" in path.name else [])
+    for path in sorted((ROOT / "configs" / "training").glob("*.yaml"))
+]
 
 
 def told(run):
@@ -105,7 +108,7 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 
 
 @pytest.mark.filterwarnings("ignore:no episode ended")
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
     short = ["evolution.steps=160", "training.max_steps=320", "evaluation.episodes=1", "evaluation.max_steps=20"]
     assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=200", *short, configuration=path) == 0

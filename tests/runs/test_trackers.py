@@ -206,6 +206,7 @@ def server():
     running.shutdown()
 
 
+@pytest.mark.slow
 def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path):
     """The real client, in a process of its own since it keeps its server's address, against a server that is ours."""
     program = "from test_trackers import *\n" + "".join(
@@ -246,6 +247,7 @@ def no_room():
     raise OSError("no room")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "how", "calls", "message"),
     [
@@ -275,6 +277,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_ends_well(
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
 
 
+@pytest.mark.slow
 def test_programs_that_track_nothing_do_not_wait_for_wandb():
     program = "import sys, evorl.runs.launch; assert not {'wandb', 'tensorboard'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0
