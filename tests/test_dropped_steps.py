@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.support import agent, fields_of, kept, lines, output_of, replay_experience, replay_of, train, vector
-from helpers.worlds import PLAIN, E, P, T, World, check, flat, learned, next_state, played, value_of
+from helpers.worlds import PLAIN, E, P, T, World, check_rollouts, flat, next_state, played, value_of
 
 from evorl.config import Environment
 from evorl.envs import Environments
@@ -165,9 +165,7 @@ class Faulty(World):
 def test_a_dropped_step_is_not_learned_from_and_cuts_what_flows_back(seed, next_step, recurrent):
     world = Faulty(seed, next_step, recurrent)
     assert world.dropped > 10
-    for index, batches in enumerate(played(world)):
-        check(world, batches)
-        assert set(learned(batches)) == world.valid(index * T, (index + 1) * T)
+    check_rollouts(world)
 
 
 def test_what_a_dropped_step_gained_changes_nothing_that_is_learned():

@@ -8,11 +8,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from evorl.replay.storage import Storage
 from helpers.support import fields_of
 
 CPU = torch.device("cpu")
+HISTORIES = {
+    "seed": st.integers(0, 2**20),
+    "streams": st.integers(1, 4),
+    "rows": st.integers(1, 12),
+    "frames": st.integers(0, 4),
+    "resets_in_step": st.booleans(),
+    "plan": st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["go on", "carry over", "anew"])), max_size=5),
+}
+"""Storages of every small shape, and what happens in them: so many steps, and what follows them."""
 COLUMNS = {"number": ((), torch.int64), "terminated": ((), torch.bool)}
 
 

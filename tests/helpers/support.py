@@ -241,5 +241,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def error_line(capsys):
+    """The one line that was printed, which is an error."""
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]

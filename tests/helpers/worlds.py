@@ -169,6 +169,15 @@ def learned(batches):
     return found
 
 
+def check_rollouts(world):
+    """The second rollout goes on where the first stopped, in the same rows."""
+    rollouts = played(world)
+    assert len(rollouts) == 2
+    for index, batches in enumerate(rollouts):
+        check(world, batches)
+        assert set(learned(batches)) == world.valid(index * T, (index + 1) * T)
+
+
 def check(world, batches, reward=None):
     reward = reward or world.reward
     for place, times in learned(batches).items():

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers.streams import World, everything, part
+from helpers.streams import HISTORIES, World, everything, part
 from helpers.support import (
     agent,
     algorithm,
@@ -70,15 +70,7 @@ def by_hand(steps, row, stream, n, gamma):
     return total, factor, step
 
 
-@given(
-    seed=st.integers(0, 2**20),
-    streams=st.integers(1, 4),
-    rows=st.integers(1, 12),
-    frames=st.integers(0, 4),
-    n=st.integers(2, 12),
-    resets_in_step=st.booleans(),
-    plan=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["go on", "carry over", "anew"])), max_size=5),
-)
+@given(n=st.integers(2, 12), **HISTORIES)
 @settings(max_examples=120, deadline=None)
 def test_windows_are_what_happened(seed, streams, rows, frames, n, resets_in_step, plan):
     """In episodes that terminate, are truncated or dropped, over breaks of the streams and ends of the ring."""

@@ -15,6 +15,7 @@ from helpers.worlds import (
     T,
     World,
     check,
+    check_rollouts,
     flat,
     learned,
     members,
@@ -33,13 +34,7 @@ from evorl.types import UpdateResult
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_advantages_and_returns_are_those_of_each_episode(seed, next_step, recurrent):
-    """The second rollout goes on where the first stopped, in the same rows."""
-    world = World(seed, next_step, recurrent)
-    rollouts = played(world)
-    assert len(rollouts) == 2
-    for index, batches in enumerate(rollouts):
-        check(world, batches)
-        assert set(learned(batches)) == world.valid(index * T, (index + 1) * T)
+    check_rollouts(World(seed, next_step, recurrent))
 
 
 def test_all_that_is_learned_of_a_step_was_so_at_that_step():

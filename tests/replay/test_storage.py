@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.streams import COLUMNS, CPU, World, check, check_ends, everything, newest, part, storage
+from helpers.streams import COLUMNS, CPU, HISTORIES, World, check, check_ends, everything, newest, part, storage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,14 +11,7 @@ from evorl.replay.ring import memory_at_first
 from evorl.replay.storage import Storage
 
 
-@given(
-    seed=st.integers(0, 2**20),
-    streams=st.integers(1, 4),
-    rows=st.integers(1, 12),
-    frames=st.integers(0, 4),
-    resets_in_step=st.booleans(),
-    plan=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["go on", "carry over", "anew"])), max_size=5),
-)
+@given(**HISTORIES)
 @settings(max_examples=120, deadline=None)
 def test_what_is_drawn_is_what_happened(seed, streams, rows, frames, resets_in_step, plan):
     world = World(streams, frames, seed, resets_in_step)

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, ROOT, lines, train
+from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, train
 
 from evorl.cli import evaluate_elite, run_command
 from evorl.runs.checkpoint import Checkpoints
@@ -137,10 +137,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory,
     (in_directory / "runs" / "other" / "thesis.txt").write_text("mine")
     capsys.readouterr()
     assert train(*overrides) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    assert message in error_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -186,10 +183,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory,
 )
 def test_what_does_not_fit_together_ends_with_one_line_and_code_2(overrides, message, in_directory, capsys):
     assert train(*overrides) == 2
-    error = capsys.readouterr().err
-    assert re.search(message, error), error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    assert re.search(message, error_line(capsys))
 
 
 def test_a_wrong_command_line_ends_with_code_2(in_directory):
