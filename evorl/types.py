@@ -176,7 +176,7 @@ class AgentState:
     update_debt: float = 0.0
     rewards: RewardStats = field(default_factory=RewardStats)
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return all of them by name, as files of metrics and curves show them."""
         updates = {f"updates/{network}": count for network, count in self.updates.items()}
         return (
