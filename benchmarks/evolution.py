@@ -42,12 +42,12 @@ def main(arguments: Sequence[str]) -> None:
 
         run = Run(config, placement, algorithm, experience, Stopwatch())
         rng, seconds = np.random.default_rng(0), []
-        for _ in range(GENERATIONS):
+        for generation in range(1, GENERATIONS + 1):
             for agent in run.agents:
                 agent.fitness = float(rng.normal())
             started = time.perf_counter()
-            run.progress.generation += 1
-            run.evolve(run.agents)
+            run.generation = run.progress.generation = generation
+            run.agents = run.checkpoint(run.evolve(run.agents))
             seconds.append(time.perf_counter() - started)
         size = sum(path.stat().st_size for path in next((run.path / "checkpoints").iterdir()).iterdir())
     line = {

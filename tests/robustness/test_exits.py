@@ -299,10 +299,10 @@ def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monk
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
-    from evorl.runs import recovery
+    from evorl.runs import progress
 
-    here = recovery.made_with
-    monkeypatch.setattr(recovery, "made_with", lambda device: here(device) | {"torch": "9.9"})
+    here = progress.made_with
+    monkeypatch.setattr(progress, "made_with", lambda device: here(device) | {"torch": "9.9"})
     with pytest.warns(EvorlWarning, match="this resume is not bit-exact: torch changed from .* to 9.9"):
         assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 0
     assert len(lines(in_directory / "runs" / "a" / "metrics.jsonl")) >= 2

@@ -9,7 +9,7 @@ from helpers.support import agent, config, context, train
 
 from evorl.evolution import SELECTIONS, evolve
 from evorl.runs.elite import Elite, Score, error_of_test, play_until_clear
-from evorl.runs.recovery import PROGRESS, Progress
+from evorl.runs.progress import PROGRESS, Progress
 
 
 def lives(rng, means, target, *, generations=25, episodes=10, confirmation=60, draw=None):

@@ -72,16 +72,17 @@ def exploding(monkeypatch, *ids):
     """Agents whose parameters are so large, from the second generation on, that their losses overflow."""
     from evorl.runs.run import Run
 
-    evolve = Run.evolve
+    checkpoint = Run.checkpoint
 
-    def spoil(self, trained):
-        evolve(self, trained)
-        for member in self.agents:
+    def spoil(self, evolved):
+        agents = checkpoint(self, evolved)
+        for member in agents:
             if member.id in ids and self.progress.generation == 1:
                 for value in member.tensors["q"]["parameters"].values():
                     value *= 1e25
+        return agents
 
-    monkeypatch.setattr("evorl.runs.run.Run.evolve", spoil)
+    monkeypatch.setattr("evorl.runs.run.Run.checkpoint", spoil)
 
 
 @pytest.mark.slow
