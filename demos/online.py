@@ -9,7 +9,7 @@ This is the whole training loop; copy it and change it. In a generation
 3. the learner updates all agents with each batch that is due, and the experience hears what became of it;
 4. all agents play the same evaluation episodes, whose mean returns are their fitness;
 5. the generation's metrics are written, and the main process selects and mutates agents;
-6. the run is checkpointed, and every rank reloads from there the agents of the next generation.
+6. the run is checkpointed with the next generation's agents, which the other ranks reload.
 """
 
 import sys

@@ -26,11 +26,11 @@ def assign_fitness(agents: Sequence[Agent], returns: NDArray[np.float64]) -> Non
 
 
 class Archive:
-    """The elite as an agent, which plays against each generation's best and competes as a parent.
+    """The elite as an agent, which each generation's best challenges and which competes as a parent.
 
-    `elite` has its score, which the archive keeps up to date; `payload` is its file, empty before there is one.
-    `parents` are the elite that a generation's best has met, unless that has won and is the elite now; its fitness is
-    its mean return on the generation's episodes.
+    `elite` has its score, which a challenge updates; `payload` is its file, empty before there is one. `parents` holds
+    the elite, with its mean return on the last generation's episodes as its fitness. It is empty where that
+    generation's best has won, since that is in the population.
     """
 
     def __init__(self, config: AnyConfig, elite: Elite, payload: bytes) -> None:
@@ -48,21 +48,20 @@ class Archive:
         The elite plays the generation's episodes too; where it is beaten there, both play further ones. The target is
         tested on fresh episodes of who is then the elite.
         """
-        elite, place = self.elite, max(range(len(agents)), key=lambda index: _rank(agents[index]))
-        best = agents[place]
-        hopes = best.fitness, elite.score.mean if elite.score else None
-        seems_reached = any(self._reaches_target(hope) for hope in hopes)
+        place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
+        best, elite = agents[place], self.elite
+        seems_reached = self._is_target(best.fitness) or self._is_target(elite.score.mean if elite.score else None)
         if self._beats_elite(best, returns[place], evaluator, generation):
             # With the mean that is known of it by now, and not with that of the episodes that chose it.
             known = replace(best, fitness=elite.score.mean if elite.score else None)
             self.payload, self.parents = encode_agents([known]), []
+        if self._target is None:
+            return False
         episodes = self._settings.confirmation_episodes
         play = _play(evaluator, self.parents or [best], generation, "target") if episodes else None
-        return self._target is not None and elite.reaches(
-            self._target, self._settings.error, seems_reached, play, episodes
-        )
+        return elite.reaches(self._target, self._settings.error, seems_reached, play, episodes)
 
-    def _reaches_target(self, fitness: float | None) -> bool:
+    def _is_target(self, fitness: float | None) -> bool:
         return self._target is not None and fitness is not None and fitness >= self._target
 
     def _beats_elite(self, best: Agent, returns: NDArray[np.float64], evaluator: Evaluator, generation: int) -> bool:
@@ -85,6 +84,6 @@ def _play(evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpos
     return partial(evaluator.remeasure, agents, generation, purpose)
 
 
-def _rank(agent: Agent) -> tuple[bool, float, int]:
+def _by_fitness(agent: Agent) -> tuple[bool, float, int]:
     """Return what orders agents by their fitness; of equals the newest comes last."""
     return agent.fitness is not None, agent.fitness or 0.0, agent.id

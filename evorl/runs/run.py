@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.distributed.signals import Interrupted
 from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner, initial_population
@@ -33,7 +32,7 @@ from evorl.runs.metrics import Counts, generation_row, lineage_rows
 from evorl.runs.progress import Progress
 from evorl.runs.recovery import Recovery
 from evorl.runs.replicas import drift_warning, gather_agents
-from evorl.runs.summary import end_of, reason_of, summary_of
+from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.threads import use_threads
 from evorl.runs.warn_once import WarnOnce
 from evorl.system.console import say
@@ -121,12 +120,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        because = self._unsaved if error is None else reason_of(error)
-        if isinstance(error, Interrupted):
-            # A launcher ends all ranks once one has ended.
-            because = self.ranks.last_words()
-        elif error is not None and not (isinstance(error, UserError) and error.reported_elsewhere):
-            self.ranks.end(because)
+        because = self._unsaved if error is None else exchange_reasons(error, self.ranks)
         if self._logger is None:
             self._directory.release()
             return

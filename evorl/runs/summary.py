@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evorl.config.errors import on_one_line
+from evorl.distributed import Ranks
 from evorl.distributed.signals import Interrupted
 from evorl.runs.progress import Progress
 from evorl.types import RunFailed, UserError
@@ -35,7 +36,13 @@ def end_of(error: BaseException | None, unsaved: str) -> str:
     return error.name if isinstance(error, Interrupted) else type(error).__name__
 
 
-def reason_of(error: BaseException) -> str:
-    """Return why a run ends, in one line."""
+def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
+    """Return in one line why a run ends, and leave this rank's reason to the others, unless one of them prints it."""
+    if isinstance(error, Interrupted):
+        # A launcher ends all ranks once one has ended.
+        return ranks.last_words()
     known = isinstance(error, UserError | RunFailed)
-    return on_one_line(str(error) if known else f"{type(error).__name__}: {error}")
+    because = on_one_line(str(error) if known else f"{type(error).__name__}: {error}")
+    if not (isinstance(error, UserError) and error.reported_elsewhere):
+        ranks.end(because)
+    return because

@@ -93,7 +93,7 @@ def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_
         raise UserError("a mistake", told)
 
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("evorl.runs.launch.TELLS_AFTER", 10.0 if signals else 0.3)
+    monkeypatch.setattr("evorl.runs.launch.REPORT_AFTER", 10.0 if signals else 0.3)
     began = time.monotonic()
     assert run_program(main, []) == 2
     assert 0.25 < time.monotonic() - began < 5
