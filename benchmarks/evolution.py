@@ -33,12 +33,16 @@ def main(arguments: Sequence[str]) -> None:
         environments = Environments(config.environment, 1, 1)
         algorithm = make_algorithm(config, environments.interface)
         experience = algorithm.experience(placement, environments.always_valid, Stopwatch())
-        rows, shape = config.replay.capacity, environments.interface.parts["observation"].shape
-        flags = torch.zeros(1, rows, dtype=torch.bool)
-        seen = {"observation": torch.randn(1, rows, *shape)}
-        transition = Transition(seen, flags, torch.randn(1, rows), seen, flags, flags, ~flags)
-        none = torch.zeros(1, rows, 0, 0)
-        experience.add(transition, PolicyOutput(torch.zeros(1, rows, dtype=torch.int64), {}, none, none))
+        size, shape = (
+            (config.population.size, config.environment.num_envs),
+            algorithm.interface.parts["observation"].shape,
+        )
+        flags = torch.zeros(size, dtype=torch.bool)
+        seen = {"observation": torch.randn(*size, *shape)}
+        transition = Transition(seen, flags, torch.randn(size), seen, flags, flags, ~flags)
+        none = torch.zeros(*size, 0, 0)
+        for _ in range(config.replay.capacity // (size[0] * size[1])):
+            experience.add(transition, PolicyOutput(torch.zeros(size, dtype=torch.int64), {}, none, none))
 
         run = Run(config, placement, algorithm, experience, Stopwatch())
         rng, seconds = np.random.default_rng(0), []
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
         size = sum(path.stat().st_size for path in next((run.path / "checkpoints").iterdir()).iterdir())
     line = {
         "agents": config.population.size,
-        "replay": rows,
+        "replay": config.replay.capacity,
         "checkpoint_mb": round(size / 2**20, 2),
         "median_s": round(statistics.median(seconds), 4),
         "max_s": round(max(seconds), 4),
