@@ -33,16 +33,13 @@ def main(arguments: Sequence[str]) -> None:
         environments = Environments(config.environment, 1, 1)
         algorithm = make_algorithm(config, environments.interface)
         experience = algorithm.experience(placement, environments.always_valid, Stopwatch())
-        size, shape = (
-            (config.population.size, config.environment.num_envs),
-            algorithm.interface.parts["observation"].shape,
-        )
-        flags = torch.zeros(size, dtype=torch.bool)
-        seen = {"observation": torch.randn(*size, *shape)}
-        transition = Transition(seen, flags, torch.randn(size), seen, flags, flags, ~flags)
-        none = torch.zeros(*size, 0, 0)
-        for _ in range(config.replay.capacity // (size[0] * size[1])):
-            experience.add(transition, PolicyOutput(torch.zeros(size, dtype=torch.int64), {}, none, none))
+        streams = (config.population.size, config.environment.num_envs)
+        flags = torch.zeros(streams, dtype=torch.bool)
+        seen = {"observation": torch.randn(*streams, *environments.interface.parts["observation"].shape)}
+        transition = Transition(seen, flags, torch.randn(streams), seen, flags, flags, ~flags)
+        none = torch.zeros(*streams, 0, 0)
+        for _ in range(config.replay.capacity // (streams[0] * streams[1])):
+            experience.add(transition, PolicyOutput(torch.zeros(streams, dtype=torch.int64), {}, none, none))
 
         run = Run(config, placement, algorithm, experience, Stopwatch())
         rng, seconds = np.random.default_rng(0), []
