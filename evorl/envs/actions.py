@@ -41,9 +41,9 @@ def _choice_reader(space: Any, num_envs: int) -> ActionReader:
 
     def read(values: NDArray[Any]) -> NDArray[Any]:
         # An Atari environment that is given an action outside its space hangs for ever.
-        outside = ((values < 0) | (values >= sizes)).reshape(len(values), -1).any(1)
-        if outside.any():
-            wrong = int(np.flatnonzero(outside)[0])
+        outside = (values < 0) | (values >= sizes)
+        if np.count_nonzero(outside):
+            wrong = int(outside.nonzero()[0][0])
             raise ValueError(
                 f"agent {wrong // num_envs} chose action {values[wrong]} in environment "
                 f"{wrong % num_envs}; the space has actions 0 to {(sizes - 1).tolist()}"

@@ -35,13 +35,13 @@ class ObservationReader:
     def read(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
         """Return copies of the parts [N, ...] of a batch of observations, or [...] of one `copy`'s last observation.
 
-        Copies, because vector environments may reuse the array that they return. Raises UserError for numbers that are
-        not finite, or none of their choices.
+        Copies, because vector environments may reuse the array that they return, and some return it transposed. Raises
+        UserError for numbers that are not finite, or none of their choices.
         """
         parts = split(self._space, observation)
         if self._indices is not None:
             parts = {name: array[..., self._indices] for name, array in parts.items()}
-        read = {name: np.array(array, dtype=self._types[name]) for name, array in parts.items()}
+        read = {name: np.array(array, dtype=self._types[name], order="C") for name, array in parts.items()}
         which = "the observation" if copy is None else "the last observation"
         for name, array in read.items():
             if array.dtype == np.float32:

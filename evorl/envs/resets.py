@@ -25,14 +25,17 @@ Flags = NDArray[np.bool_]
 class Ends(NamedTuple):
     """The truth about one step of all copies [N].
 
-    `valid` is where it was a transition, `over` where the environment's own episode ended, which a lost life does not,
-    and `started` where the observation after the step begins another one.
+    `valid` is where it was a transition, `ended` where it was terminated or truncated, `over` where the environment's
+    own episode ended, which a lost life does not, `dropped` where an error cut the episode off (None for nowhere), and
+    `started` where the observation after the step begins another episode.
     """
 
     terminated: Flags
     truncated: Flags
+    ended: Flags
     valid: Flags
     over: Flags
+    dropped: Flags | None
     started: Flags
 
 
@@ -69,15 +72,18 @@ class Resets:
         if self.serving_action is not None:
             actions[self._serving] = self.serving_action
 
-    def step(self, terminated: Flags, truncated: Flags, dropped: Flags | None, info: dict[str, Any]) -> Ends:
-        """Return the truth about a step, of which `dropped` says where an environment raised before its episode ended.
+    def step(self, terminated: Any, truncated: Any, faulty: Flags | None, info: dict[str, Any]) -> Ends:
+        """Return the truth about a step; `faulty` says where an environment raised in it, or in the reset after it.
 
         An episode that is both terminated and truncated is terminated.
         """
+        # Copies, because vector environments may reuse the arrays that they return.
+        terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
         ended = terminated | truncated
-        truncated = truncated & ~terminated
+        truncated &= ~terminated
+        # Where an error came in the reset after an episode's end, the step before it is still a transition.
+        dropped = None if faulty is None else faulty & ~ended
         idle = self._resetting | self._serving if self._lives else self._resetting
-        valid = ~idle if dropped is None else ~idle & ~dropped
         # Where a lost life ends what is learned from, the game goes on until the last one.
         over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
         if self.serving_action is not None:
@@ -86,4 +92,6 @@ class Resets:
         started = over if self.in_step else self._resetting
         if not self.in_step:
             self._resetting = over
-        return Ends(terminated, truncated, valid, over, started if dropped is None else started | dropped)
+        if dropped is not None:
+            idle, started = idle | dropped, started | dropped
+        return Ends(terminated, truncated, ended, ~idle, over, dropped, started)

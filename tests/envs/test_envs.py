@@ -1,5 +1,6 @@
 """No transition that never happened, and the truth about how episodes end."""
 
+import copy
 import itertools
 
 import pytest
@@ -186,3 +187,27 @@ def test_a_mask_must_leave_something_of_every_choice(mask):
     settings = Environment(id="helpers.probes:MaskedChoices-v0", kwargs={"mask": mask})
     with pytest.raises(UserError, match="forbids every action in environment 0 of agent 0"):
         Environments(settings, 2, 2).reset(0)
+
+
+@pytest.mark.parametrize("name", ["helpers.probes:Counter-v0", "CartPole-v1"])
+def test_transitions_outlive_the_arrays_of_the_vector_environment(name):
+    """Native environments may write each step into the arrays of the last one."""
+    environments = Environments(Environment(id=name), P, E)
+    vector = environments._vector.env
+    stepped = vector.step
+
+    def spoiled(actions):
+        *arrays, info = stepped(actions)
+        handed.extend(arrays)
+        return *arrays, info
+
+    handed = []
+    vector.step = spoiled
+    environments.reset(7)
+    made = [environments.step(torch.zeros(P, E, dtype=torch.int64)) for _ in range(20)]
+    fields = ("observation", "next_observation", "reward", "terminated", "truncated", "valid", "started")
+    before = copy.deepcopy([[getattr(now, field) for field in fields] for now in made])
+    for array in handed:
+        array.fill(1)
+    for now, then in zip(made, before, strict=True):
+        torch.testing.assert_close([getattr(now, field) for field in fields], then, rtol=0, atol=0)

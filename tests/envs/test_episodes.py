@@ -77,3 +77,16 @@ def test_what_waits_to_be_counted_goes_with_its_agent():
         for _ in range(2):
             episodes.step(np.ones(1), np.array([False]), None)
         assert episodes.pop().episodes == later / 2
+
+
+def test_what_ended_before_an_agent_took_over_is_not_its_own():
+    """Two agents, one environment each; the second agent is replaced after episodes of 1 step that return 1 and 10."""
+    episodes, over = Episodes(2, 1), np.array([True, True])
+    episodes.hand_over([0, 1])
+    episodes.step(np.array([1.0, 10.0]), over, None)
+    episodes.hand_over([0, 2])
+    episodes.step(np.array([2.0, 20.0]), over, None)
+    returns = episodes.pop()
+    assert returns.sums.tolist() == [3.0, 20.0]
+    assert returns.episodes.tolist() == [2.0, 1.0]
+    assert returns.ended.tolist() == [2.0, 2.0]
