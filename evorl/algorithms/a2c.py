@@ -171,7 +171,7 @@ class A2C:
         action = distribution.sample(outputs, mask, generator)
         extras = {
             "unclipped_action": action,
-            "log_prob": distribution.likelihood(outputs, mask, action).log_prob,
+            "log_prob": distribution.log_prob(outputs, mask, action),
             "value": outputs["value"].squeeze(-1),
         }
         return distribution.to_environment(action), extras, state
