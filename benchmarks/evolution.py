@@ -33,26 +33,27 @@ def main(arguments: Sequence[str]) -> None:
         environments = Environments(config.environment, 1, 1)
         algorithm = make_algorithm(config, environments.interface)
         experience = algorithm.experience(placement, environments.always_valid, Stopwatch())
-        rows, shape = config.replay.capacity, environments.interface.parts["observation"].shape
-        flags = torch.zeros(1, rows, dtype=torch.bool)
-        seen = {"observation": torch.randn(1, rows, *shape)}
-        transition = Transition(seen, flags, torch.randn(1, rows), seen, flags, flags, ~flags)
-        none = torch.zeros(1, rows, 0, 0)
-        experience.add(transition, PolicyOutput(torch.zeros(1, rows, dtype=torch.int64), {}, none, none))
+        streams = (config.population.size, config.environment.num_envs)
+        flags = torch.zeros(streams, dtype=torch.bool)
+        seen = {"observation": torch.randn(*streams, *environments.interface.parts["observation"].shape)}
+        transition = Transition(seen, flags, torch.randn(streams), seen, flags, flags, ~flags)
+        none = torch.zeros(*streams, 0, 0)
+        for _ in range(config.replay.capacity // (streams[0] * streams[1])):
+            experience.add(transition, PolicyOutput(torch.zeros(streams, dtype=torch.int64), {}, none, none))
 
         run = Run(config, placement, algorithm, experience, Stopwatch())
         rng, seconds = np.random.default_rng(0), []
-        for _ in range(GENERATIONS):
+        for generation in range(1, GENERATIONS + 1):
             for agent in run.agents:
                 agent.fitness = float(rng.normal())
             started = time.perf_counter()
-            run.progress.generation += 1
-            run.evolve(run.agents)
+            run.generation = run.progress.generation = generation
+            run.agents = run.checkpoint(run.evolve(run.agents))
             seconds.append(time.perf_counter() - started)
         size = sum(path.stat().st_size for path in next((run.path / "checkpoints").iterdir()).iterdir())
     line = {
         "agents": config.population.size,
-        "replay": rows,
+        "replay": config.replay.capacity,
         "checkpoint_mb": round(size / 2**20, 2),
         "median_s": round(statistics.median(seconds), 4),
         "max_s": round(max(seconds), 4),

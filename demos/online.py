@@ -8,8 +8,8 @@ This is the whole training loop; copy it and change it. In a generation
 2. all environments step together, and every transition is stored;
 3. the learner updates all agents with each batch that is due, and the experience hears what became of it;
 4. all agents play the same evaluation episodes, whose mean returns are their fitness;
-5. metrics are written, and the main process selects and mutates agents;
-6. the generation is checkpointed, and the other ranks reload the agents of the next one.
+5. the generation's metrics are written, and the main process selects and mutates agents;
+6. the run is checkpointed with the next generation's agents, which the other ranks reload.
 """
 
 import sys
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str]) -> None:
     experience = algorithm.experience(placement, environments.always_valid, stopwatch)
 
     with Run(config, placement, algorithm, experience, stopwatch) as run:
-        while not run.finished:
+        for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch)
-            experience.begin(policy, run.generation)
+            experience.begin(policy, generation)
             environments.begin(run.seed("environments"), policy.agents, run.horizon.carries_over)
             state = policy.initial_state(environments.num_envs)
 
@@ -63,11 +63,13 @@ def main(arguments: Sequence[str]) -> None:
             counts = gather_metrics(learner, environments, placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
-                returns = evaluator.returns(policy, run.generation)
+                returns = evaluator.returns(policy, generation)
                 run.assign_fitness(trained, returns, evaluator)
-            run.record(trained, counts)
+            run.record(trained, returns, counts)
             with stopwatch("evolution"):
-                run.evolve(trained)
+                evolved = run.evolve(trained)
+            with stopwatch("checkpoint"):
+                run.agents = run.checkpoint(evolved)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from evorl.randomness import numpy_generator, torch_generator
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.directory import check_same_run, load_elite
 from evorl.runs.launch import Parser, check, run_program
-from evorl.runs.recovery import progress_of
+from evorl.runs.progress import progress_of
 from evorl.runs.threads import use_threads
 from evorl.system.files import reason
 from evorl.types import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -178,7 +178,7 @@ class AgentState:
     update_debt: float = 0.0
     rewards: RewardStats = field(default_factory=RewardStats)
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return all of them by name, as files of metrics and curves show them."""
         updates = {f"updates/{network}": count for network, count in self.updates.items()}
         return (
@@ -331,13 +331,13 @@ class Batch:
 class Loss:
     """The loss of a stack of agents: `elements` [P, B], whose sum by the batch's weights is each agent's own.
 
-    `metrics` [P, B] are for people, `errors` [P, B] for priorities. Where the metric named `divergence`, such as that
-    from the policy that gathered the batch, exceeds `limit` [P], averaged by the weights and over ranks, an agent is
-    not updated and learns no more from this experience.
+    `metrics` gives numbers [P, B] for people, in those updates that report them; `errors` [P, B] are for priorities.
+    Where the metric named `divergence`, such as that from the policy that gathered the batch, exceeds `limit` [P],
+    averaged by the weights and over ranks, an agent is not updated and learns no more from this experience.
     """
 
     elements: Tensor
-    metrics: Tensors = field(default_factory=dict)
+    metrics: Callable[[], Tensors] = dict
     errors: Tensor | None = None
     divergence: str | None = None
     limit: Tensor | None = None

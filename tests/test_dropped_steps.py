@@ -7,14 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support import agent, fields_of, kept, lines, output_of, replay_of, train, vector
-from worlds import PLAIN, E, P, T, World, check, flat, learned, played, remembered, worth
+from helpers.support import agent, fields_of, kept, lines, output_of, replay_experience, replay_of, train, vector
+from helpers.worlds import PLAIN, E, P, T, World, check_rollouts, flat, next_state, played, value_of
 
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.population.evaluation import evaluate
-from evorl.replay.experience import ReplayExperience
-from evorl.system.timing import Stopwatch
 from evorl.types import Transition, UserError
 
 
@@ -26,14 +24,14 @@ class Still:
 
     def act(self, observation, started, state, deterministic):
         assert deterministic
-        return output_of({"action": torch.zeros(2, 2, dtype=torch.int64)}), state
+        return output_of(torch.zeros(2, 2, dtype=torch.int64)), state
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [(None, 4.0), (3, 3.0)])
 def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expected):
     """One environment of each agent fails at step 3, and would return 6, or 2 had it been given up."""
     kwargs = {"episode": 0, "step": 3, "seeds": [5, 7]}
-    made = Environments(Environment(id="evorl_faults:Failing-v0", kwargs=kwargs), 2, 2)
+    made = Environments(Environment(id="helpers.faults:Failing-v0", kwargs=kwargs), 2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         returns = evaluate(Still(), made, (4, 5), max_steps)
@@ -41,26 +39,24 @@ def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expec
 
 
 def replay(lockstep=True, rows=2, gather=lambda numbers: numbers[None]):
-    return ReplayExperience(
-        replay_of(rows, 4, vector(1)), learning_starts=1, gather=gather, lockstep=lockstep, part=0, reward_clip=None,
-        split_batches=False, seed=0, rank=0, stopwatch=Stopwatch(),
-    )  # fmt: skip
+    storage = replay_of(rows, 4, vector(1))
+    return replay_experience(storage, learning_starts=1, gather=gather, lockstep=lockstep, part=0, rank=0)
 
 
-def remember(memory, step, valid, before=((True, True), (True, True))):
+def add(experience, step, valid, before=((True, True), (True, True))):
     """A step of 2 agents in 2 environments; its fields tell its number, which is -1 where it is no transition."""
     valid, number = torch.tensor(valid), torch.arange(4).view(2, 2) + 4 * step
     row, never = torch.where(valid, number, -1), torch.zeros(2, 2, dtype=torch.bool)
     seen, after = ({"observation": values.unsqueeze(-1).float()} for values in (number, number + 4))
-    memory.add(
+    experience.add(
         Transition(seen, ~torch.tensor(before), row.float(), after, never, never, valid, bool(valid.all())),
-        output_of({"action": row}),
+        output_of(row),
     )
 
 
-def rows(memory):
+def rows(experience):
     """The numbers of the steps that can be drawn, oldest first."""
-    fields = kept(memory.storage)
+    fields = kept(experience.storage)
     number = fields["action"].float()
     assert torch.equal(fields["reward"], number)
     assert torch.equal(fields["observation.observation"][:, 0], number)
@@ -73,61 +69,61 @@ NOTHING = [[False, False], [False, False]]
 
 
 def test_in_lockstep_nothing_stands_in_for_a_step_that_was_dropped_also_after_a_checkpoint():
-    memory, resumed = replay(), replay()
-    remember(memory, 0, [[True, True], [True, True]])
-    remember(memory, 1, DROPS)
-    assert rows(memory) == [0, 1, 2, 3, 4, 6, 7]
-    resumed.restore(*memory.state())
-    for each in (memory, resumed):
-        remember(each, 2, NOTHING, before=DROPS)
+    experience, resumed = replay(), replay()
+    add(experience, 0, [[True, True], [True, True]])
+    add(experience, 1, DROPS)
+    assert rows(experience) == [0, 1, 2, 3, 4, 6, 7]
+    resumed.restore(*experience.state())
+    for each in (experience, resumed):
+        add(each, 2, NOTHING, before=DROPS)
         assert rows(each) == [4, 6, 7]
-    assert memory._steps.tolist() == [2.0, 2.0], "other ranks count on as many steps as they make"
+    assert experience._steps.tolist() == [2.0, 2.0], "other ranks count on as many steps as they make"
 
 
 def test_in_lockstep_there_must_be_something_to_draw():
-    memory = replay()
-    remember(memory, 0, [[False, False], [True, True]])
-    assert rows(memory) == [2, 3]
+    experience = replay()
+    add(experience, 0, [[False, False], [True, True]])
+    assert rows(experience) == [2, 3]
     with pytest.raises(UserError, match="every environment failed in the very first step"):
-        remember(replay(), 0, NOTHING)
-    remember(memory, 1, NOTHING, before=[[False, False], [True, True]])
+        add(replay(), 0, NOTHING)
+    add(experience, 1, NOTHING, before=[[False, False], [True, True]])
     with pytest.raises(UserError, match=r"every environment failed in every step that replay\.capacity keeps"):
-        remember(memory, 2, NOTHING, before=NOTHING)
+        add(experience, 2, NOTHING, before=NOTHING)
 
 
 def test_in_lockstep_ranks_share_draws_as_if_nothing_had_been_dropped_and_draw_only_what_happened():
     """Two ranks hold as much: of 2 x 32 draws 32 fall on this one, which drops 5 of its 16 steps."""
-    memory, told = replay(rows=4, gather=lambda numbers: np.stack([numbers, numbers])), []
+    experience, told = replay(rows=4, gather=lambda numbers: np.stack([numbers, numbers])), []
     members = [agent(id=index, learn_step=2.0, batch_size=32.0) for index in range(2)]
-    memory.begin(SimpleNamespace(agents=members, acted=told.append), 1)
+    experience.begin(SimpleNamespace(agents=members, acted=told.append), 1)
     batches, before = [], [[True, True], [True, True]]
     for step, valid in enumerate((DROPS, NOTHING, [[True, True], [True, True]], [[True, True], [True, True]])):
-        remember(memory, step, valid, before)
-        batches += memory.batches()
+        add(experience, step, valid, before)
+        batches += experience.batches()
         before = valid
     assert [steps.tolist() for steps in told] == [[4.0, 4.0]] * 4
     assert [batch.due.tolist() for batch in batches] == [[1.0, 1.0]] * 4
     for batch in batches:
         assert ((batch.weight > 0).sum(1) == 32).all()
         assert (batch.columns["action"] >= 0).all()
-    assert batches[-1].columns["action"].unique().tolist() == rows(memory) == [0, 2, 3, *range(8, 16)]
+    assert batches[-1].columns["action"].unique().tolist() == rows(experience) == [0, 2, 3, *range(8, 16)]
 
 
 def test_without_lockstep_dropped_steps_are_left_out():
-    memory = replay(lockstep=False)
-    remember(memory, 0, NOTHING)
-    remember(memory, 1, [[True, False], [False, True]], before=NOTHING)
-    assert rows(memory) == [4, 7]
-    assert memory._steps.tolist() == [1.0, 1.0]
+    experience = replay(lockstep=False)
+    add(experience, 0, NOTHING)
+    add(experience, 1, [[True, False], [False, True]], before=NOTHING)
+    assert rows(experience) == [4, 7]
+    assert experience._steps.tolist() == [1.0, 1.0]
 
 
 def test_a_part_from_which_nothing_can_be_drawn_gives_batches_that_weigh_nothing():
     other = np.array([16.0, 1.0, 2.0, 2.0])
-    memory = replay(lockstep=False, gather=lambda numbers: np.stack([numbers, other[: len(numbers)]]))
+    experience = replay(lockstep=False, gather=lambda numbers: np.stack([numbers, other[: len(numbers)]]))
     members = [agent(id=index, learn_step=1.0, batch_size=4.0) for index in range(2)]
-    memory.begin(SimpleNamespace(agents=members, acted=lambda steps: None), 1)
-    remember(memory, 0, NOTHING)
-    batches = list(memory.batches())
+    experience.begin(SimpleNamespace(agents=members, acted=lambda steps: None), 1)
+    add(experience, 0, NOTHING)
+    batches = list(experience.batches())
     assert batches
     for batch in batches:
         assert not batch.weight.any()
@@ -137,22 +133,22 @@ def test_a_part_from_which_nothing_can_be_drawn_gives_batches_that_weigh_nothing
 class Faulty(World):
     """A world in which some steps were dropped in the middle of an episode, with a reward that nothing may know of."""
 
-    def __init__(self, seed=0, next_step=False, memory=False, gained=-99.0):
-        super().__init__(seed, next_step, memory)
+    def __init__(self, seed=0, next_step=False, recurrent=False, gained=-99.0):
+        super().__init__(seed, next_step, recurrent)
         generator = torch.Generator().manual_seed(100 + seed)
         fails = torch.rand(2 * T, P, E, generator=generator) < 0.3
         kept, began = torch.zeros(P, E, 1, 1), torch.zeros(P, E, dtype=torch.bool)
-        for t, (step, decision) in enumerate(self.steps):
+        for t, (step, output) in enumerate(self.steps):
             drops = fails[t] & step.valid & ~(step.terminated | step.truncated)
             seen, started = step.observation, step.started | began
             valid = step.valid & ~drops
             reward = torch.where(drops, gained, step.reward)
-            decision = dict(decision)
-            if memory:
+            if recurrent:
                 before = torch.where(started[..., None, None], 0.0, kept)
-                decision |= {"memory": kept, "next_memory": remembered(seen, before), "value": worth(seen, before)}
-                kept = decision["next_memory"]
-            self.steps[t] = (replace(step, started=started, reward=reward, valid=valid, all_valid=False), decision)
+                extras = output.extras | {"value": value_of(seen, before)}
+                output = output_of(output.action, kept, next_state(seen, before), **extras)
+                kept = output.next_state
+            self.steps[t] = (replace(step, started=started, reward=reward, valid=valid, all_valid=False), output)
             began = drops
         self.dropped = int((fails & torch.stack([~step.valid for step, _ in self.steps])).sum())
 
@@ -165,13 +161,11 @@ class Faulty(World):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("next_step", [False, True])
-@pytest.mark.parametrize("memory", [False, True])
-def test_a_dropped_step_is_not_learned_from_and_cuts_what_flows_back(seed, next_step, memory):
-    world = Faulty(seed, next_step, memory)
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_dropped_step_is_not_learned_from_and_cuts_what_flows_back(seed, next_step, recurrent):
+    world = Faulty(seed, next_step, recurrent)
     assert world.dropped > 10
-    for index, batches in enumerate(played(world)):
-        check(world, batches)
-        assert set(learned(batches)) == world.valid(index * T, (index + 1) * T)
+    check_rollouts(world)
 
 
 def test_what_a_dropped_step_gained_changes_nothing_that_is_learned():
@@ -192,7 +186,7 @@ def test_training_goes_on_with_as_many_updates(algorithm, in_directory):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kwargs = f"{{how: {how}, seeds: odd}}"
-            given = f"environment={{id: 'evorl_faults:Failing-v0', num_envs: 2, kwargs: {kwargs}, max_restarts: 99}}"
+            given = f"environment={{id: 'helpers.faults:Failing-v0', num_envs: 2, kwargs: {kwargs}, max_restarts: 99}}"
             assert train(f"run.name={name}", given, *common) == 0
     faulty, sound = (lines(in_directory / "runs" / name / "metrics.jsonl") for name in ("faulty", "sound"))
     assert [row["updates"] for row in faulty[:2]] == [row["updates"] for row in sound[:2]]

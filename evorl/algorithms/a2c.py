@@ -171,7 +171,7 @@ class A2C:
         action = distribution.sample(outputs, mask, generator)
         extras = {
             "unclipped_action": action,
-            "log_prob": distribution.likelihood(outputs, mask, action).log_prob,
+            "log_prob": distribution.log_prob(outputs, mask, action),
             "value": outputs["value"].squeeze(-1),
         }
         return distribution.to_environment(action), extras, state
@@ -218,8 +218,11 @@ class A2C:
         value = self.value_loss(stack, batch, outputs["value"].squeeze(-1))
         objective = torch.addcmul(policy, hparams["value_coefficient"].unsqueeze(-1), value)
         objective = objective.addcmul(hparams["entropy_coefficient"].unsqueeze(-1), likelihood.entropy, value=-1)
-        metrics = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
-        metrics |= self.more_metrics(stack, batch, likelihood)
+
+        def metrics() -> Tensors:
+            found = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
+            return found | self.more_metrics(stack, batch, likelihood)
+
         return Loss(objective, metrics)
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:

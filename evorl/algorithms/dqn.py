@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evorl.algorithms.losses import REGRESSION_LOSSES
 from evorl.algorithms.objective import Objective, hyperparameter
-from evorl.algorithms.returns import double_q_value, one_step_return
+from evorl.algorithms.returns import bootstrapped_return, double_q_value, n_step_return
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
 from evorl.distributed import Placement
@@ -26,6 +26,7 @@ from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.replay import Pace
 from evorl.replay.experience import ReplayExperience, make_replay
+from evorl.replay.n_step import make_windows
 from evorl.system.timing import Stopwatch
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
@@ -124,8 +125,10 @@ class DQN:
         ranks, replay = placement.ranks, self.config.replay
         share = max(1, replay.capacity // ranks.size)
         streams = placement.local_size * self.config.environment.num_envs
+        storage = make_replay(share, streams, self.interface, ((), torch.int64), ranks.device, ranks.on_host)
         return ReplayExperience(
-            make_replay(share, streams, self.interface, ((), torch.int64), ranks.device, ranks.on_host),
+            storage,
+            make_windows(storage, replay.n_step, n_step_return),
             learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
             gather=placement.gather_copies,
             lockstep=always_valid,
@@ -182,13 +185,12 @@ class DQN:
             mask = following.get("action_mask")
             target_next = allowed(self.q_values(stack.targets["q"](following)), mask)
             next_value = target_next.amax(-1) if next_q is None else double_q_value(allowed(next_q, mask), target_next)
-            gamma = stack.hyperparameters["gamma"]
-            target = one_step_return(columns["reward"], columns["terminated"], gamma, next_value)
+            target = bootstrapped_return(columns, stack.hyperparameters["gamma"], next_value)
         chosen = q.gather(-1, columns["action"].unsqueeze(-1)).squeeze(-1)
         values = chosen.detach()
         errors = target - values
         elements = REGRESSION_LOSSES[self.settings.loss](chosen, target)
-        return Loss(elements, {"td_error": errors.abs(), "q_values": values}, errors)
+        return Loss(elements, lambda: {"td_error": errors.abs(), "q_values": values}, errors)
 
     def _q_and_next_q(self, network: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return the values [P, B, A] of all actions, and without gradients those after the step where needed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,30 @@ def one_step_return(reward: Tensor, terminated: Tensor, discount: Tensor, next_v
 
     `reward`, `terminated` and `next_value` are [P, B], `discount` is [P]. A truncated episode still bootstraps.
     """
-    return reward + discount.unsqueeze(-1) * next_value.masked_fill(terminated, 0.0)
+    return torch.addcmul(reward, discount.unsqueeze(-1), next_value.masked_fill(terminated, 0.0))
+
+
+def n_step_return(reward: Tensor, steps: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the discounted sum of the first `steps` rewards, and the discount of the state that they led to.
+
+    With R = r_0 + g r_1 + ... + g^(k-1) r_(k-1) and g^k, the target of k steps is R + g^k V (Sutton & Barto 2018,
+    eq. 7.1). `reward` is [..., P, B, n], `steps` [..., P, B] from 1 to n, `discount` [P]; both results are [..., P, B].
+    """
+    count = torch.arange(reward.shape[-1], device=reward.device)
+    factor = discount.unsqueeze(-1)
+    # What stands behind the end of a window is of another episode, or nothing at all.
+    counted = reward.masked_fill(count >= steps.unsqueeze(-1), 0.0)
+    return (counted * (factor**count).unsqueeze(-2)).sum(-1), factor**steps
+
+
+def bootstrapped_return(columns: Mapping[str, Tensor], discount: Tensor, next_value: Tensor) -> Tensor:
+    """Return the targets [P, B] of transitions out of a replay, of one step or of several.
+
+    `columns` have `reward` and `terminated` [P, B], and where `reward` is an `n_step_return` also `discount` [P, B];
+    else the agents' `discount` [P] holds. `next_value` [P, B] is that of the next observation.
+    """
+    factor = columns.get("discount", discount.unsqueeze(-1))
+    return torch.addcmul(columns["reward"], factor, next_value.masked_fill(columns["terminated"], 0.0))
 
 
 def double_q_value(online_next_q: Tensor, target_next_q: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ def processes_wanted(arguments: Sequence[str]) -> int:
         parsed, _ = parser.parse_known_args(list(arguments))
         if parsed.num_processes is not None:
             return int(parsed.num_processes)
-        told: Any = yaml.safe_load(parsed.config_file.read_text(encoding="utf-8")) if parsed.config_file else {}
-        return int(told["num_processes"])
+        settings: Any = yaml.safe_load(parsed.config_file.read_text(encoding="utf-8")) if parsed.config_file else {}
+        return int(settings["num_processes"])
     except (argparse.ArgumentError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return 1
 

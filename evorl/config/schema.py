@@ -151,6 +151,8 @@ class Replay(Section):
     """Transitions kept, over all ranks and agents."""
     learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
     """Transitions held, over all ranks and agents, before learning starts."""
+    n_step: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """Steps of an n-step return (arXiv 1710.02298). Fewer where the episode ends, or where no more are there yet."""
 
 
 class PopulationSettings(Section):

@@ -67,8 +67,8 @@ class Heartbeat:
     def last_words(self) -> str:
         """Return why other ranks have ended, as far as they could tell."""
         with contextlib.suppress(RuntimeError):
-            told = {rank: beat["last_words"] for rank, beat in self._read().items()}
-            return "; ".join(f"rank {rank}: {words}" for rank, words in told.items() if words)
+            reasons = {rank: beat["last_words"] for rank, beat in self._read().items()}
+            return "; ".join(f"rank {rank}: {words}" for rank, words in reasons.items() if words)
         return ""
 
     def _end(self, beat: dict[str, Any]) -> None:

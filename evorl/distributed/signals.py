@@ -35,31 +35,31 @@ def signal_handlers() -> Iterator[None]:
     Only the first signal counts, so that ending in order is not itself broken off. Whoever has not ended GRACE seconds
     later is stuck where no signal reaches it, and is ended from a thread.
     """
-    told = threading.Event()
+    received = threading.Event()
 
-    def heed(number: int, frame: FrameType | None) -> None:
-        if not told.is_set():
-            told.set()
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not received.is_set():
+            received.set()
             raise Interrupted(number)
 
     signals = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
     # What `nohup` had ignored stays ignored.
     before = {number: signal.getsignal(number) for number in signals}
-    signal_handlers: list[int] = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    handled: list[int] = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     old_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    for number in signal_handlers:
-        signal.signal(number, heed)
+    for number in handled:
+        signal.signal(number, interrupt)
     active = [True]
-    os.register_at_fork(after_in_child=lambda: _forget(signal_handlers) if active else None)
-    watch = threading.Thread(target=_watch, args=(reader, set(signal_handlers)), name="signals", daemon=True)
+    os.register_at_fork(after_in_child=lambda: _forget(handled) if active else None)
+    watch = threading.Thread(target=_watch, args=(reader, set(handled)), name="signals", daemon=True)
     watch.start()
     try:
         yield
     finally:
         active.clear()
-        for number in signal_handlers:
+        for number in handled:
             signal.signal(number, before[signal.Signals(number)])
         signal.set_wakeup_fd(old_descriptor)
         # Closing would not do while a forked child, such as an environment's process, still holds its copy.
@@ -69,10 +69,10 @@ def signal_handlers() -> Iterator[None]:
         reader.close()
 
 
-def _forget(signal_handlers: list[int]) -> None:
+def _forget(handled: list[int]) -> None:
     """Let a forked child end by signals as usual, and do not report them to the parent's thread."""
     signal.set_wakeup_fd(-1)
-    for number in signal_handlers:
+    for number in handled:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 

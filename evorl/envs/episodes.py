@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+Places = NDArray[np.intp]
 
 
 class Returns(NamedTuple):
@@ -43,51 +45,70 @@ class Episodes:
         self._return = np.zeros(copies)
         self._longest = np.zeros(self._agents, dtype=np.int64)
         self._ended = np.zeros(self._agents)
-        # Of each step in which some of the agents' own episodes ended: whose, when they began, their returns.
-        self._waiting: list[tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.float64]]] = []
+        # Of each step in which episodes ended: when, in which copies, when they began, whether an agent's, the returns.
+        self._recent: list[tuple[int, Places, NDArray[np.int64], NDArray[np.bool_], NDArray[np.float64]]] = []
+        # Of the agents' own episodes that ended and do not count yet: whose, when they began, the returns.
+        self._waiting: tuple[Places, NDArray[np.int64], NDArray[np.float64]] = (
+            np.zeros(0, dtype=np.intp),
+            np.zeros(0, dtype=np.int64),
+            np.zeros(0),
+        )
 
     def hand_over(self, owners: Sequence[int]) -> None:
         """Let the agents with these ids [P] act from now on; an episode whose agent changes belongs to neither."""
         changed = np.array([old != new for old, new in zip(self._owners, owners, strict=True)] if self._owners else [])
         self._owners = tuple(owners)
         if changed.any():
+            self._settle()
             # What begins with this step is the new agent's from its beginning.
             self._owned &= ~changed.repeat(self._num_envs) | (self._began == self._clock)
             self._longest[changed] = 0
-            kept = ((agent, began, total, ~changed[agent]) for agent, began, total in self._waiting)
-            self._waiting = [(agent[own], began[own], total[own]) for agent, began, total, own in kept]
+            agent, began, total = self._waiting
+            kept = ~changed[agent]
+            self._waiting = agent[kept], began[kept], total[kept]
 
-    def step(self, reward: NDArray[np.float64], ended: NDArray[np.bool_], dropped: NDArray[np.bool_] | None) -> None:
+    def step(self, reward: NDArray[Any], ended: NDArray[np.bool_], dropped: NDArray[np.bool_] | None) -> None:
         """Note the rewards [N] of one step, and in which copies an episode ended, or was dropped and never counts."""
         self._clock += 1
         self._return += reward
-        if ended.any():
-            self._note(np.flatnonzero(ended & self._owned))
-            self._ended += ended.reshape(self._agents, -1).sum(1)
-            self._begin(ended)
+        copies = ended.nonzero()[0]
+        if len(copies):
+            # What ended is only sorted in when it is asked for: short episodes end in almost every step.
+            self._recent.append((self._clock, copies, self._began[copies], self._owned[copies], self._return[copies]))
+            self._begin(copies)
         if dropped is not None:
             self._begin(dropped)
 
     def pop(self) -> Returns:
         """Return what counts now and did not count before, and how many episodes ended since the last call."""
+        self._settle()
         ages = np.where(self._owned, self._clock - self._began, 0).reshape(self._agents, -1)
         self._longest = np.maximum(self._longest, ages.max(1))
         sums, episodes, ended = np.zeros(self._agents), np.zeros(self._agents), self._ended
         self._ended = np.zeros(self._agents)
-        if self._waiting:
-            agent, began, total = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
-            counts = began <= self._clock - self._longest[agent]
-            np.add.at(sums, agent[counts], total[counts])
-            np.add.at(episodes, agent[counts], 1)
-            self._waiting = [(agent[~counts], began[~counts], total[~counts])]
+        agent, began, total = self._waiting
+        counts = began <= self._clock - self._longest[agent]
+        np.add.at(sums, agent[counts], total[counts])
+        np.add.at(episodes, agent[counts], 1)
+        self._waiting = agent[~counts], began[~counts], total[~counts]
         return Returns(sums, episodes, ended)
 
-    def _note(self, copies: NDArray[np.intp]) -> None:
+    def _settle(self) -> None:
+        """Sort in the episodes that ended since the last call."""
+        if not self._recent:
+            return
+        clocks, *columns = zip(*self._recent, strict=True)
+        copies, began, owned, total = (np.concatenate(column) for column in columns)
+        end = np.repeat(clocks, [len(each) for each in columns[0]])
         agent = copies // self._num_envs
-        np.maximum.at(self._longest, agent, self._clock - self._began[copies])
-        self._waiting.append((agent, self._began[copies], self._return[copies]))
+        self._ended += np.bincount(agent, minlength=self._agents)
+        np.maximum.at(self._longest, agent[owned], (end - began)[owned])
+        new = agent[owned], began[owned], total[owned]
+        agent, began, total = (np.concatenate(pair) for pair in zip(self._waiting, new, strict=True))
+        self._waiting = agent, began, total
+        self._recent = []
 
-    def _begin(self, copies: NDArray[np.bool_]) -> None:
+    def _begin(self, copies: Places | NDArray[np.bool_]) -> None:
         self._began[copies] = self._clock
         self._owned[copies] = True
         self._return[copies] = 0.0

@@ -28,14 +28,14 @@ def evolve(
     fitness = np.array([np.nan if agent.fitness is None else agent.fitness for agent in candidates])
     selection = context.settings.selection
     evolved = []
-    for place in SELECTIONS[selection.name](fitness, len(archive), selection, rng):
-        if candidates[place.parent].fault:
-            place = Offspring(elite(fitness), child=True)
-        agent = candidates[place.parent]
-        if place.child or place.parent < len(archive):
+    for offspring in SELECTIONS[selection.name](fitness, len(archive), selection, rng):
+        if candidates[offspring.parent].fault:
+            offspring = Offspring(elite(fitness), child=True)
+        agent = candidates[offspring.parent]
+        if offspring.child or offspring.parent < len(archive):
             agent = agent.child(next_id)
             next_id += 1
-            if place.child:
+            if offspring.child:
                 mutate(agent, context, rng)
             else:
                 agent.mutation = "none (from the archive)"

@@ -7,7 +7,7 @@ the environment.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +42,9 @@ class Distribution(Protocol):
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         """Return the most likely unclipped actions [P, B, ...]."""
 
+    def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
+        """Return the log-probability [P, B] of unclipped actions [P, B, ...], which is all that acting needs."""
+
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
         """Return the log-probability and the entropy of unclipped actions [P, B, ...]."""
 
@@ -61,19 +64,21 @@ class Categorical:
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Sample whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
         logits = self._logits(outputs, mask)
-        gumbel = -torch.empty_like(logits).exponential_(generator=generator).log()
-        return self._best(logits + gumbel)
+        exponential = torch.empty_like(logits).exponential_(generator=generator)
+        return self._best(logits - exponential.log_())
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return self._best(self._logits(outputs, mask))
 
-    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        logits = self._logits(outputs, mask)
-        columns = unclipped_action.unsqueeze(-1) if self.single else unclipped_action
+    def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         parts = [
-            _choice(some, column)
-            for some, column in zip(logits.split(self.sizes, -1), columns.split(1, -1), strict=True)
+            logits.log_softmax(-1).gather(-1, chosen).squeeze(-1)
+            for logits, chosen in self._choices(outputs, mask, unclipped_action)
         ]
+        return reduce(torch.add, parts)
+
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
+        parts = [_choice(logits, chosen) for logits, chosen in self._choices(outputs, mask, unclipped_action)]
         return reduce(lambda one, other: Likelihood(*map(torch.add, one, other)), parts)
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
@@ -82,6 +87,15 @@ class Categorical:
     def _logits(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         logits = outputs["action"]
         return logits if mask is None else logits.masked_fill(~mask, FORBIDDEN)
+
+    def _choices(
+        self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """Yield the logits [P, B, K] of each choice, and what was chosen [P, B, 1]."""
+        logits = self._logits(outputs, mask)
+        if self.single:
+            return [(logits, unclipped_action.unsqueeze(-1))]
+        return zip(logits.split(self.sizes, -1), unclipped_action.split(1, -1), strict=True)
 
     def _best(self, scores: Tensor) -> Tensor:
         if self.single:
@@ -126,10 +140,13 @@ class Gaussian:
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return outputs["action"]
 
-    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
+    def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         log_scale = outputs["log_scale"]
         z = (unclipped_action - outputs["action"]) * (-log_scale).exp()
-        log_prob = (-0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return (-0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
+        log_prob, log_scale = self.log_prob(outputs, mask, unclipped_action), outputs["log_scale"]
         entropy = (log_scale + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
         return Likelihood(log_prob, entropy.expand_as(log_prob))
 

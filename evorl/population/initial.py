@@ -40,7 +40,7 @@ def not_finite(agent: Agent) -> str | None:
             for name, value in named.items():
                 if not value.isfinite().all():
                     return f"{role} of {module}.{name} not finite"
-    wrong = [name for name, value in agent.state.numbers().items() if not math.isfinite(value)]
+    wrong = [name for name, value in agent.state.metrics().items() if not math.isfinite(value)]
     return f"{wrong[0]} not finite" if wrong else None
 
 
@@ -66,7 +66,7 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
         if agent.tensors.keys() != algorithm.networks.keys():
             raise UserError(f"{here}: has the networks {sorted(agent.tensors)}, not {sorted(algorithm.networks)}")
         if agent.state.acting.keys() != acting.keys() or agent.state.updates.keys() != algorithm.networks.keys():
-            raise UserError(f"{here}: its state is {sorted(agent.state.numbers())[:20]}, which is another algorithm's")
+            raise UserError(f"{here}: its state is {sorted(agent.state.metrics())[:20]}, which is another algorithm's")
         for name, spec in algorithm.networks.items():
             check_network(agent, name, spec, here)
         for name, value in agent.hyperparameters.items():

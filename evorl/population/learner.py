@@ -286,6 +286,6 @@ class Learner:
 def _means(loss: Loss, weight: Tensor) -> Tensors:
     """Return the loss and its metrics [P], each the sum of its elements by their weights [P, B]."""
     # One product for all of them: calls are what small networks spend their time on.
-    values = {"loss": loss.elements, **loss.metrics}
+    values = {"loss": loss.elements, **loss.metrics()}
     means = torch.bmm(torch.stack(list(values.values()), 1), weight.unsqueeze(-1)).squeeze(-1)
     return dict(zip(values, means.unbind(1), strict=True))

@@ -61,13 +61,12 @@ class Policy:
         `started` [P, E] says where an episode begins, `state` [P, E, K, N] is what `initial_state` or the last call
         gave. `deterministic` actions are the best known, without exploration.
         """
-        after = torch.zeros_like(state)
+        after = torch.zeros_like(state) if state.numel() else state
         actions, extras = [], []
         for stack in self.stacks:
             recurrent = _recurrent(stack, state, started)
-            action, more, next_state = self.algorithm.act(
-                stack, _part(observation, stack), recurrent, self.generator, deterministic
-            )
+            seen = observation if self._is_one_stack else _part(observation, stack)
+            action, more, next_state = self.algorithm.act(stack, seen, recurrent, self.generator, deterministic)
             actions.append(action)
             extras.append(more)
             if next_state is not None:
@@ -114,12 +113,17 @@ class Policy:
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         """Return values [P, ...] in the population's order from those of each stack."""
-        if len(parts) == 1 and isinstance(self.stacks[0].members, slice):
+        if self._is_one_stack:
             return parts[0]
         joined = parts[0].new_empty(len(self.agents), *parts[0].shape[1:])
         for stack, part in zip(self.stacks, parts, strict=True):
             joined[stack.members] = part
         return joined
+
+    @property
+    def _is_one_stack(self) -> bool:
+        """Tell whether one stack holds all agents in the population's order, so that nothing is to be put together."""
+        return len(self.stacks) == 1 and isinstance(self.stacks[0].members, slice)
 
     def _cost(self, architecture: Architecture) -> float:
         return sum(spec.network.cost(architecture) for spec in self.algorithm.networks.values())

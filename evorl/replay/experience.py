@@ -12,6 +12,7 @@ from torch import Tensor
 from evorl.envs.spec import EnvSpec, ObservationSpec, choices
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay import Gather, Population
+from evorl.replay.n_step import Windows
 from evorl.replay.ring import Field, memory_at_first
 from evorl.replay.sampler import DistributedSampler
 from evorl.replay.schedule import UpdateSchedule
@@ -48,6 +49,7 @@ class ReplayExperience:
     def __init__(
         self,
         storage: Storage,
+        windows: Windows,
         *,
         learning_starts: int,
         gather: Gather,
@@ -64,6 +66,7 @@ class ReplayExperience:
         With `split_batches` learn steps and batch sizes count over all of them, otherwise on each.
         """
         self.storage = storage
+        self._windows = windows
         self._learning_starts = learning_starts
         self._gather = gather
         self._lockstep = lockstep
@@ -95,6 +98,7 @@ class ReplayExperience:
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         # Agents change places, and episodes may begin anew: what comes next does not follow what came last.
         self.storage.break_streams()
+        self._windows.begin(agents)
         self._schedule = UpdateSchedule(learn_step, debt)
         known = self._gather(np.array([float(self.storage.drawable), float(self.storage.full)]))
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
@@ -149,7 +153,7 @@ class ReplayExperience:
         with self._stopwatch("sampling"):
             index, weight = self._sampler.draw(updates, self._sizes, self.storage.drawable)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
-            found = self.storage.gather(self.storage.nth(index))
+            found = self._windows.gather(self.storage.nth(index))
         for update in range(updates):
             seen, following, columns = ({name: values[update] for name, values in group.items()} for group in found)
             yield Batch(seen, following, columns, weight[update], due[update], all_due=bool((counts > update).all()))

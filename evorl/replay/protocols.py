@@ -1,4 +1,4 @@
-"""What agents remember, and which of it is due to be learned from."""
+"""The pace of learning from experience, and what an experience needs of the policy."""
 
 from __future__ import annotations
 

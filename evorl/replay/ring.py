@@ -150,8 +150,7 @@ class Ring:
     def gather(self, slots: Tensor, names: Iterable[str] | None = None) -> Found:
         """Return what stands at `slots` [...]: of columns and flags those of `names`, or all columns."""
         flat, shape = slots.reshape(-1), slots.shape
-        names = self.columns if names is None else names
-        columns = {name: _shaped(self._flat[name].index_select(0, flat), shape) for name in names}
+        columns = self.gather_columns(slots, self.columns if names is None else names)
         seen: Tensors = {}
         following: Tensors = {}
         if self.store_next:
@@ -172,6 +171,11 @@ class Ring:
             if self.store_next:
                 following[name] = _shaped(frames[:, 1:], shape)
         return Found(seen, following, columns)
+
+    def gather_columns(self, slots: Tensor, names: Iterable[str]) -> Tensors:
+        """Return the columns and flags of these names [..., ...] at `slots` [...]."""
+        flat, shape = slots.reshape(-1), slots.shape
+        return {name: _shaped(self._flat[name].index_select(0, flat), shape) for name in names}
 
     def observation(self, slots: Tensor) -> Tensors:
         """Return the parts [..., ...] that were seen before the steps at `slots` [...]."""

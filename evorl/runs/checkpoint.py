@@ -28,6 +28,7 @@ from evorl.types import UserError
 CHECKPOINT = re.compile(r"generation-([0-9]{6}|[1-9][0-9]{6,11})")
 FILE = re.compile(r"(agents|elite|replay-rank-[0-9]{3,6})\.safetensors|state\.json")
 MANIFEST = "manifest.json"
+AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
 Files = Mapping[str, Mapping[str, Any]]
 """A manifest's entry for each file, by its name."""
 
@@ -148,5 +149,10 @@ class Checkpoints:
 
 def _manifest(generation: int, files: Files) -> bytes:
     """Return a manifest; by its own digest, damage to it is not taken for damage to a file that it lists."""
-    told = {"generation": generation, "files": files}
-    return json_bytes(told | {"sha256": digest(json_bytes(told))})
+    content = {"generation": generation, "files": files}
+    return json_bytes(content | {"sha256": digest(json_bytes(content))})
+
+
+def replay_file(rank: int) -> str:
+    """Return the name of the file with a rank's part of the replay."""
+    return f"replay-rank-{rank:03d}.safetensors"

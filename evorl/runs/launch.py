@@ -29,8 +29,8 @@ from evorl.system.background import end_background
 from evorl.system.console import say
 from evorl.types import EvorlWarning, RunFailed, UserError
 
-TELLS_AFTER = 15.0
-"""Seconds that a rank waits for another to tell a mistake."""
+REPORT_AFTER = 15.0
+"""Seconds that a rank waits for another to report a mistake."""
 USAGE = "[--config FILE] [key.path=value ...]"
 
 
@@ -109,7 +109,7 @@ def check(config: AnyConfig) -> AnyConfig:
 
 def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Return the exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + n for signal n."""
-    # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes to be told.
+    # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes.
     atexit.register(gc.freeze)
     code = 1
     try:
@@ -124,10 +124,10 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
 def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Run `main`, say what went wrong, and give the exit code for it."""
     try:
-        with signal_handlers(), _warnings_told():
+        with signal_handlers(), _warnings_on_one_line():
             main(arguments)
     except UserError as error:
-        _tell(error)
+        _report(error)
         return 2
     except RunFailed as error:
         _say(on_one_line(str(error)))
@@ -142,8 +142,8 @@ def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
 
 
 @contextlib.contextmanager
-def _warnings_told() -> Iterator[None]:
-    """Tell each warning of ours in one line, and as often as it is given: Python tells equal ones once."""
+def _warnings_on_one_line() -> Iterator[None]:
+    """Print each warning of ours in one line, and as often as it is given: Python prints equal ones once."""
     usual = warnings.formatwarning
 
     def line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
@@ -165,11 +165,11 @@ def _place_of(error: BaseException) -> str:
     return f"{last.filename}:{last.lineno} ({last.name})"
 
 
-def _tell(error: UserError) -> None:
+def _report(error: UserError) -> None:
     """Print a mistake once, although all ranks have met with it.
 
-    The launcher ends all ranks as soon as one of them has ended. So a rank that leaves the telling to another waits,
-    and tells it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
+    The launcher ends all ranks as soon as one of them has ended. So a rank that leaves the report to another waits,
+    and gives it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
     """
     local = error.reported_elsewhere is None and is_initialized() and os.environ.get("WORLD_SIZE", "1") != "1"
     line = on_one_line(str(error)) + (f" (on rank {os.environ['RANK']})" if local else "")
@@ -178,7 +178,7 @@ def _tell(error: UserError) -> None:
         _say(line)
         return
     # The first rank of a host speaks for those that have seen the same.
-    patience = TELLS_AFTER + int(os.environ.get("LOCAL_RANK", "0"))
+    patience = REPORT_AFTER + int(os.environ.get("LOCAL_RANK", "0"))
     with contextlib.suppress(Interrupted), signal_handlers():
         time.sleep(patience)
         if not error.reported_elsewhere:

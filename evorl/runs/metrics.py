@@ -83,7 +83,7 @@ def generation_row(
         "mutations": [agent.mutation for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.architecture.to_json() for agent in agents],
-        "state": [agent.state.numbers() for agent in agents],
+        "state": [agent.state.metrics() for agent in agents],
     }
 
 

@@ -82,7 +82,7 @@ def train(*overrides: str) -> tuple[int, str, list[str]]:
     assert spec.loader is not None
     online = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(online)
-    arguments = ["--config", str(ROOT / "tests" / "small.yaml"), *SETTINGS, *overrides]
+    arguments = ["--config", str(ROOT / "tests" / "helpers" / "small.yaml"), *SETTINGS, *overrides]
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(io.StringIO()) as errors:
         warnings.simplefilter("always")
         code = run_program(online.main, arguments)

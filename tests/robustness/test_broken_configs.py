@@ -4,7 +4,7 @@ import itertools
 
 import broken_configs
 import pytest
-from support import train
+from helpers.support import error_line, train
 
 from evorl.runs.launch import load_config
 from evorl.types import UserError
@@ -23,9 +23,7 @@ def test_a_broken_configuration_ends_with_one_line_and_code_2(breakage, in_direc
     path = in_directory / "config.yaml"
     path.write_bytes(breakage.file)
     assert train(*breakage.arguments, configuration="config.yaml") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
+    error = error_line(capsys)
     assert error[:-1].isprintable()
     assert len(error) < 1200
     assert list(in_directory.iterdir()) == [path]

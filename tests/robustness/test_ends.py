@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from support import ROOT, free_port, launch
+from helpers.support import ROOT, free_port, launch
 
 from evorl.runs.launch import run_program
 from evorl.types import UserError
@@ -75,6 +75,7 @@ sys.exit(run_program(main, sys.argv[1:]))
 """
 
 
+@pytest.mark.two_process
 def test_a_mistake_is_told_once_although_the_rank_that_tells_it_is_the_last_to_see_it(tmp_path):
     (tmp_path / "program.py").write_text(SLOW_TO_TELL)
     done = launch(tmp_path, program=tmp_path / "program.py")
@@ -92,7 +93,7 @@ def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_
         raise UserError("a mistake", told)
 
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("evorl.runs.launch.TELLS_AFTER", 10.0 if signals else 0.3)
+    monkeypatch.setattr("evorl.runs.launch.REPORT_AFTER", 10.0 if signals else 0.3)
     began = time.monotonic()
     assert run_program(main, []) == 2
     assert 0.25 < time.monotonic() - began < 5

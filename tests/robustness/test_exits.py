@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from support import ROOT, launch, lines, train
+from helpers.support import ROOT, launch, lines, train
 
 from evorl.runs.launch import run_program
 from evorl.system.console import Terminal
@@ -18,7 +18,8 @@ from evorl.system.files import Lock, make_directory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 FAILING = (
-    "environment={{id: 'evorl_faults:Failing-v0', num_envs: 2, carry_over: false, kwargs: {{how: {how}, seeds: all}}}}"
+    "environment={{id: 'helpers.faults:Failing-v0', num_envs: 2, carry_over: false,"
+    " kwargs: {{how: {how}, seeds: all}}}}"
 )
 
 
@@ -36,11 +37,12 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
 def test_an_environment_that_exits_ends_the_run_with_1(in_directory, capsys):
     assert train("run.name=a", FAILING.format(how="exit")) == 1
     (error,) = errors_of(capsys)
-    assert "evorl_faults.py:" in error
+    assert "faults.py:" in error
     assert "(_raise) called sys.exit(0)" in error
     assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "SystemExit"
 
 
+@pytest.mark.two_process
 def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -263,7 +265,7 @@ def test_a_lock_that_fails_names_its_directory(in_directory, monkeypatch, capsys
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_directory, capsys):
-    settings = f"environment={{id: 'evorl_faults:Outside-v0', num_envs: 2, vectorization: {vectorization}}}"
+    settings = f"environment={{id: 'helpers.faults:Outside-v0', num_envs: 2, vectorization: {vectorization}}}"
     assert train("run.name=a", settings) == 2
     (error,) = errors_of(capsys)
     assert "environment 0 of agent 0" in error
@@ -272,7 +274,7 @@ def test_a_choice_that_the_space_does_not_have_is_named(vectorization, in_direct
 
 
 def test_an_observation_of_no_numbers_is_refused(in_directory, capsys):
-    assert train("run.name=a", "environment={id: 'evorl_faults:Empty-v0', num_envs: 2}") == 2
+    assert train("run.name=a", "environment={id: 'helpers.faults:Empty-v0', num_envs: 2}") == 2
     assert "an observation of shape [0] holds no numbers" in errors_of(capsys)[0]
 
 
@@ -297,10 +299,10 @@ def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monk
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
-    from evorl.runs import recovery
+    from evorl.runs import progress
 
-    here = recovery.made_with
-    monkeypatch.setattr(recovery, "made_with", lambda device: here(device) | {"torch": "9.9"})
+    here = progress.made_with
+    monkeypatch.setattr(progress, "made_with", lambda device: here(device) | {"torch": "9.9"})
     with pytest.warns(EvorlWarning, match="this resume is not bit-exact: torch changed from .* to 9.9"):
         assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 0
     assert len(lines(in_directory / "runs" / "a" / "metrics.jsonl")) >= 2

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 import torch.distributed as dist
-from support import ROOT, free_port, launch, lines
+from helpers.support import ROOT, SMALL, free_port, launch, lines
 
 from evorl.config.options import processes_wanted, refuse_options
 from evorl.distributed import Launch
@@ -26,6 +26,7 @@ def errors(done):
     return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.two_process
 def test_a_restart_does_not_override_a_refusal(tmp_path):
     """The second attempt has the same launcher as the first, which was refused."""
     small = ("run.name=a", "training.max_steps=80")
@@ -147,7 +148,7 @@ def test_the_launchers_arguments_say_how_many_processes_it_was_asked_for(tmp_pat
 def test_a_launcher_that_starts_one_process_of_two_is_an_error(tmp_path):
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2",
-        str(ROOT / "demos" / "online.py"), "--config", str(ROOT / "tests" / "small.yaml"),
+        str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -176,6 +177,7 @@ sys.exit(run_program(online.main, sys.argv[1:]))
 """
 
 
+@pytest.mark.two_process
 def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path):
     (tmp_path / "program.py").write_text(DRIFTING.format(root=ROOT))
     done = launch(tmp_path, "run.name=a", program=tmp_path / "program.py")
@@ -213,13 +215,14 @@ def node(directory, port, number):
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--max_restarts", "2",
         "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv_id", "evorl",
         "--rdzv_conf", "last_call_timeout=1", str(directory / "program.py"), "--config",
-        str(ROOT / "tests" / "small.yaml"), "run.name=a", "run.timeout=20",
+        str(SMALL), "run.name=a", "run.timeout=20",
     ]  # fmt: skip
     log = (directory / f"node-{number}.log").open("w")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
+@pytest.mark.two_process
 def test_hosts_meet_again_after_one_of_them_has_restarted(tmp_path):
     """Its launcher counts a restart; the other's, which only hears that its members have changed, counts none."""
     (tmp_path / "program.py").write_text(MEMBERS.format(root=ROOT))

@@ -6,11 +6,12 @@ import time
 import chaos
 import numpy as np
 import pytest
-from support import ROOT, launch
+from helpers.support import ROOT, launch
 
 SHORT = (*chaos.CASES["dqn-replicated"], "training.max_steps=1600")
 
 
+@pytest.mark.two_process
 def test_a_run_that_is_killed_again_and_again_ends_as_one_left_alone(tmp_path):
     """The short form of chaos.py: a launcher and a rank die, in two phases."""
     rng = np.random.default_rng(4)
@@ -59,6 +60,7 @@ def program(directory, **how):
     return path
 
 
+@pytest.mark.two_process
 def test_a_launcher_that_restarts_ends_with_the_same_run(tmp_path):
     """Without a name the directory is that of the first attempt, and `run.resume` need not be set."""
     assert launch(tmp_path, "run.name=alone", "training.max_steps=160").returncode == 0
@@ -75,6 +77,7 @@ def test_a_launcher_that_restarts_ends_with_the_same_run(tmp_path):
     assert training[1] - killed[0] < 60
 
 
+@pytest.mark.two_process
 def test_a_rank_that_hangs_is_named_and_ends_the_job_in_time(tmp_path):
     started = time.monotonic()
     done = launch(tmp_path, "run.name=a", "run.timeout=8", program=program(tmp_path, how="stop", kills=0))

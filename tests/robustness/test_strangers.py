@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import ROOT, config, train
+from helpers.support import ROOT, config, train
 
 from evorl.algorithms import SETTINGS
 from evorl.cli import resume_command, run_command
@@ -99,7 +99,7 @@ import sys
 from pathlib import Path
 from evorl.runs.trackers.wandb import WeightsAndBiases
 sys.path.insert(0, {tests!r})
-from support import config
+from helpers.support import config
 tracker = WeightsAndBiases(config("tracking.mode=offline"), Path("."))
 print(tracker._run.settings.base_url)
 tracker._run.finish()

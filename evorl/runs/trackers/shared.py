@@ -1,4 +1,4 @@
-"""The settings that trackers are told."""
+"""The settings that are shared with trackers."""
 
 from __future__ import annotations
 

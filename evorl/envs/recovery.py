@@ -1,0 +1,96 @@
+"""Recovery of a vector environment from errors that hit all copies at once. Axes: N copies.
+
+Errors of single copies never come here: `guard.py` restarts those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
+from evorl.envs.vector import discard, make_vector, stacked_frames
+from evorl.envs.watch import Watch
+from evorl.types import UserError
+
+
+class RecoveringVector:
+    """A vector environment `env` of N copies that is restarted when it raises, as often as `watch` allows.
+
+    A UserError is passed on: no restart mends the user's mistake.
+    """
+
+    def __init__(self, settings: Environment, copies: int, watch: Watch) -> None:
+        self._settings = settings
+        self._copies = copies
+        self._watch = watch
+        self._seed = 0
+        self.env: VectorEnv[Any, Any, Any] = make_vector(settings, copies)
+
+    def reset(self, seed: int | Sequence[int]) -> tuple[Any, dict[str, Any]]:
+        """Return the first observations, copy i from `seed` + i or from seeds [N], and the info."""
+        seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed]
+        self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
+        try:
+            observation, info = self.env.reset(seed=self._seeds(seeds))
+        except UserError:
+            raise
+        except Exception as error:
+            observation, info = self._start_over(error)
+        self.faulty(info)
+        return observation, info
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Return what the vector environment returns; where it raised, first observations after no step at all."""
+        try:
+            return self.env.step(actions)
+        except UserError:
+            raise
+        except Exception as error:
+            observation, info = self._start_over(error)
+            none = np.zeros(self._copies)
+            return observation, none, none.astype(bool), none.astype(bool), info
+
+    def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_] | None:
+        """Return which copies [N] raised, None for none. Raises UserError where one did so too often."""
+        return self._watch.faulty(info) if FAULT in info else None
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _seeds(self, seeds: Sequence[int]) -> Any:
+        """Return the seeds of all copies as the vector environment takes them: most native ones only know one."""
+        if seeds and isinstance(self.env, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
+            return list(seeds)
+        return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
+
+    def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
+        """Restart all copies, where one error has hit them all, and begin new episodes."""
+        failures = 1
+        observation: Any = None
+        info: dict[str, Any] = {}
+        discard(self.env)
+        while failures <= self._settings.max_restarts:
+            self._seed = another_seed(self._seed)
+            self.env = make_vector(self._settings, self._copies)
+            try:
+                observation, info = self.env.reset(seed=self._seed)
+                break
+            except UserError:
+                raise
+            except Exception as another:
+                error = another
+                failures += 1
+                discard(self.env)
+        return observation, {
+            **info,
+            FAULT: np.full(self._copies, in_words(error), dtype=object),
+            f"_{FAULT}": np.ones(self._copies, dtype=bool),
+            FAILURES: info.get(FAILURES, 0) + np.full(self._copies, failures),
+        }

@@ -1,0 +1,130 @@
+"""The checkpoint after each generation: every rank writes its files, and every rank reloads the agents from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from evorl.algorithms import Experience
+from evorl.config import AnyConfig
+from evorl.distributed import Placement
+from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Files, replay_file
+from evorl.runs.host_directory import HostDirectory
+from evorl.runs.progress import Progress
+from evorl.runs.warn_once import WarnOnce
+from evorl.system.files import digest, json_bytes, reason
+from evorl.system.formats import decode_agents, encode_tensors
+from evorl.types import Agent
+
+
+class CheckpointManager:
+    """Writes the checkpoints of a run together with all ranks.
+
+    Ranks that see the main process's directory write into it; every other host keeps its own ranks' parts of the replay
+    in a directory of its own.
+    """
+
+    def __init__(
+        self,
+        config: AnyConfig,
+        placement: Placement,
+        experience: Experience,
+        host: HostDirectory,
+        warn_once: WarnOnce,
+    ) -> None:
+        self._config = config
+        self._placement = placement
+        self._ranks = placement.ranks
+        self._experience = experience
+        self._host = host
+        self._directory = host.directory
+        self._checkpoints = host.directory.checkpoints
+        self._warn_once = warn_once
+
+    def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
+        """Gather every rank's files in one place and make them a checkpoint; where a disk fails, say so and go on.
+
+        `agents` and `elite` are files of agents, on the main process. Returns the problem, the same on all ranks, or
+        nothing.
+        """
+        generation = progress.generation
+        progress.note_setup(self._config, self._placement)
+        problem = self._complete(progress, self._write(generation, self._files(progress, agents, elite)))
+        if problem:
+            self._checkpoints.discard()
+            lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
+            self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+        else:
+            self._warn_once.reset("checkpoint")
+        return problem
+
+    def reload(self, payload: bytes, generation: int) -> list[Agent]:
+        """Return the main process's agents: from the checkpoint where that is seen, else from its bytes."""
+        ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
+        expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
+        if not ranks.is_main and path.is_file():
+            payload = path.read_bytes()
+        seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
+        if not seen.all():
+            payload = ranks.broadcast_bytes(payload, "the evolved agents")
+        return decode_agents(payload, str(path))
+
+    def _files(self, progress: Progress, agents: bytes, elite: bytes) -> dict[str, bytes]:
+        """Return this rank's files: its part of the replay, and on the main process what all ranks share."""
+        rows, numbers = self._experience.state()
+        progress.replay = self._replay_is_kept(sum(value.nbytes for value in rows.values()))
+        files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
+        if self._ranks.is_main:
+            files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))} | ({ELITE: elite} if elite else {})
+        return files
+
+    def _replay_is_kept(self, size: int) -> bool:
+        """Return whether all ranks' parts together, of which this one's takes `size` bytes, are within the limit."""
+        total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
+        limit = self._config.checkpoint.max_replay_mb
+        if total > limit:
+            what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
+            self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
+        return total <= limit
+
+    def _write(self, generation: int, files: dict[str, bytes]) -> list[dict[str, Any]]:
+        """Write this rank's files; gives every rank's entries in the manifest and its problem.
+
+        The lines of the generation come first: a checkpoint promises that they are there.
+        """
+        mine: dict[str, Any] = {"files": {}, "problem": ""}
+        try:
+            self._directory.flush()
+            mine["files"] = {name: self._checkpoints.write(generation, name, value) for name, value in files.items()}
+        except OSError as error:
+            mine["problem"] = reason(error, self._directory.path)
+        parts = self._ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")
+        return [json.loads(part) for part in parts]
+
+    def _complete(self, progress: Progress, parts: Sequence[dict[str, Any]]) -> str:
+        """Make a checkpoint of all ranks' files, first in the main process's directory, then on the other hosts.
+
+        Returns the problem, the same on all ranks; a host that fails alone has no checkpoint of this generation.
+        """
+        ranks, files = self._ranks, [part["files"] for part in parts]
+        problem = next((part["problem"] for part in parts if part["problem"]), "")
+        if not problem and ranks.is_main:
+            shared = [part for part, shares in zip(files, self._host.who_shares, strict=True) if shares]
+            problem = self._complete_here(progress, shared)
+        problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
+        if not problem and self._host.leads and not ranks.is_main:
+            problem = self._complete_here(progress, files[ranks.rank :][: ranks.on_host])
+        return problem
+
+    def _complete_here(self, progress: Progress, parts: Sequence[Files]) -> str:
+        """Make a checkpoint of the files in this host's directory; gives what went wrong."""
+        files = {name: listed for part in parts for name, listed in part.items()}
+        try:
+            self._checkpoints.complete(progress.generation, files, progress.elite.generation)
+        except OSError as error:
+            return reason(error, self._directory.path)
+        return ""

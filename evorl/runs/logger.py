@@ -1,0 +1,92 @@
+"""The logger of a run: the files of metrics and lineage, the trackers' curves, the progress bar and the summary."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from evorl.config import AnyConfig
+from evorl.runs.directory import RunDirectory
+from evorl.runs.metrics import curves
+from evorl.runs.trackers import History, Trackers
+from evorl.runs.warn_once import WarnOnce
+from evorl.system.console import Terminal
+from evorl.system.files import reason
+from evorl.types import EvorlWarning
+
+Row = Mapping[str, Any]
+
+
+class Logger:
+    """Writes and shows what became of each generation; only the main process has one.
+
+    What a disk does not take is reported once and tried again with the next generation.
+    """
+
+    def __init__(
+        self, config: AnyConfig, directory: RunDirectory, warn_once: WarnOnce, agent_steps: int, elite: bytes
+    ) -> None:
+        """Open the trackers and the bar, which begins at `agent_steps`; `elite` is the file that stands on disk."""
+        self._directory = directory
+        self._warn_once = warn_once
+        self._written_elite = elite
+        self._trackers = Trackers(config, directory.path, self._history())
+        self._bar: tqdm[Any] = tqdm(
+            total=config.training.max_steps,
+            initial=agent_steps,
+            unit="step",
+            desc=directory.path.name,
+            dynamic_ncols=True,
+            file=Terminal(),
+        )
+
+    def advance(self, steps: int) -> None:
+        """Show so many more steps of each agent on the bar."""
+        self._bar.update(steps)
+
+    def log(self, row: Row, lineage: Sequence[Row], elite: bytes) -> None:
+        """Write a generation's lines, then the elite's file if it is a new one, then the curves and the bar."""
+        self._directory.metrics.add([row])
+        self._directory.lineage.add(lineage)
+        try:
+            self._directory.flush()
+            if elite != self._written_elite:
+                self._directory.write_elite(elite)
+                self._written_elite = elite
+            self._warn_once.reset("lines")
+        except OSError as error:
+            self._warn_once(
+                "lines", f"{reason(error, self._directory.path)}; training goes on, and this is tried again"
+            )
+        for agent in lineage:
+            if agent["fault"]:
+                what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
+                warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
+        self._trackers.log(row["generation"], row["global_steps"], curves(row))
+        shown = {"best": row["best_fitness"], "mean": row["mean_fitness"], "rate": row["env_steps_per_second"]}
+        self._bar.n = row["agent_steps"]
+        self._bar.set_postfix({name: round(value) for name, value in shown.items() if value is not None})
+
+    def close(self, summary: Row) -> str:
+        """Write what still waits and how the run ended, and close the trackers; gives what was not written, if any."""
+        problem = ""
+        self._bar.close()
+        try:
+            self._directory.flush()
+            self._directory.write_summary(summary)
+        except OSError as error:
+            problem = reason(error, self._directory.path)
+        self._trackers.finish(summary, self._directory.lineage.read())
+        return problem
+
+    def _history(self) -> History:
+        """Return what trackers should have of the generations before this process."""
+        metrics = self._directory.metrics
+        try:
+            return [(row["generation"], row["global_steps"], curves(row)) for row in metrics.read()]
+        except Exception as error:  # Whatever stands in a file that others may have changed.
+            self._warn_once("history", f"{metrics.path}: a line is not as it was written: {error!r}")
+            return ()

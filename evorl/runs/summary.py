@@ -1,0 +1,48 @@
+"""The summary of a run: what it came to, and how and why it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evorl.config.errors import on_one_line
+from evorl.distributed import Ranks
+from evorl.distributed.signals import Interrupted
+from evorl.runs.progress import Progress
+from evorl.types import RunFailed, UserError
+
+
+def summary_of(progress: Progress, ranks: int, ended: str, because: str) -> dict[str, Any]:
+    """Return what `summary.json` and the trackers keep of a run: `ended` says how in a word, `because` why, if told."""
+    score = progress.elite.score
+    return {
+        "solved": progress.solved,
+        "best_fitness": score.mean if score else None,
+        "best_fitness_std": score.std if score else None,
+        "best_fitness_episodes": score.episodes if score else 0,
+        "generations": progress.generation,
+        "global_steps": progress.global_steps,
+        "agent_steps": progress.agent_steps,
+        "wall_clock_seconds": progress.wall_clock_seconds,
+        "ranks": ranks,
+        "ended": ended,
+        "because": because or None,
+    }
+
+
+def end_of(error: BaseException | None, unsaved: str) -> str:
+    """Return in a word how a run ended: with an error, without its last checkpoint, or as it should."""
+    if error is None:
+        return "unsaved" if unsaved else "finished"
+    return error.name if isinstance(error, Interrupted) else type(error).__name__
+
+
+def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
+    """Return in one line why a run ends, and leave this rank's reason to the others, unless one of them prints it."""
+    if isinstance(error, Interrupted):
+        # A launcher ends all ranks once one has ended.
+        return ranks.last_words()
+    known = isinstance(error, UserError | RunFailed)
+    because = on_one_line(str(error) if known else f"{type(error).__name__}: {error}")
+    if not (isinstance(error, UserError) and error.reported_elsewhere):
+        ranks.end(because)
+    return because

@@ -1,0 +1,80 @@
+"""Agents learn what is known to be right, for every kind of observation, of action and of recurrent cell."""
+
+import pytest
+import torch
+from helpers import spaces
+from helpers.kinds import CONVOLUTIONS
+from helpers.support import score, trained
+
+DQN = (
+    "algorithm={name: dqn, gamma: 0.5, tau: 0.1, batch_size: 32, learn_step: 4, exploration: {start: 1.0, end: 0.5}}",
+    "replay.capacity=2000",
+)
+A2C = ("algorithm={name: a2c, rollout_steps: 2, gamma: 0.5, normalize_advantage: true}",)
+PPO = (
+    "algorithm={name: ppo, rollout_steps: 16, batch_size: 64, epochs: 4, gamma: 0.5, gae_lambda: 0.9,"
+    " sequence_length: 16, target_kl: 0.05}",
+)
+
+
+def learned(environment, kwargs, *overrides, steps=160):
+    """A population of two that was trained in this environment, and its environments."""
+    where = f"environment={{id: 'helpers.spaces:{environment}-v0', kwargs: {kwargs}, num_envs: 8}}"
+    return trained(where, CONVOLUTIONS, *overrides, steps=steps)
+
+
+@pytest.mark.parametrize("kind", spaces.Shown.spaces)
+@pytest.mark.parametrize("algorithm", [PPO, DQN], ids=["ppo", "dqn"])
+def test_every_kind_of_observation_is_read(kind, algorithm):
+    assert (score(*learned("Shown", f"{{kind: {kind}}}", *algorithm)) == 1.0).all()
+
+
+def test_a_users_own_network_learns_too():
+    module = "network={name: module, factory: 'helpers.support:probe_network'}"
+    assert (score(*learned("Shown", "{kind: flags}", *PPO, module)) == 1.0).all()
+
+
+def test_a2c_reads_too():
+    assert (score(*learned("Shown", "{kind: dict}", *A2C, steps=400)) == 1.0).all()
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["ppo", "a2c"])
+@pytest.mark.parametrize("kind", ["choices", "continuous"])
+def test_every_kind_of_action_is_chosen(kind, algorithm):
+    assert (score(*learned("Done", f"{{kind: {kind}}}", *algorithm, steps=240)) > 0.85).all()
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C, DQN], ids=["ppo", "a2c", "dqn"])
+def test_the_best_that_is_allowed_is_done_and_nothing_else(algorithm):
+    group, environments = learned("Masked", "{}", *algorithm)
+    assert (score(group, environments) == 3.0).all()
+    environments.reset(0)
+    value = group.policy.value({k: v for k, v in environments.observation.items() if k != "started"}, None)
+    torch.testing.assert_close(value, torch.full((2, 8), 1 + 0.5 * 2), atol=0.3, rtol=0)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("critic", ["separate", "shared"])
+def test_a_recurrent_state_keeps_what_was_shown_once(cell, critic):
+    settings = f"network.recurrent={cell}", f"algorithm.critic={critic}", "algorithm.gamma=0.95"
+    assert (score(*learned("Recall", "{}", *PPO, *settings, steps=640)) == 1.0).all()
+
+
+def test_without_a_recurrent_state_it_is_a_guess():
+    assert (score(*learned("Recall", "{}", *PPO, "algorithm.gamma=0.95", steps=640)) < 0.8).all()
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["ppo", "a2c"])
+@pytest.mark.parametrize(("truncates", "expected"), [("true", 2.0), ("false", (1 + 1.5 + 1.75) / 3)])
+def test_a_cut_episode_is_worth_what_would_have_followed(algorithm, truncates, expected):
+    """Of an episode that ends, nothing shows which of its three steps it is."""
+    group, _ = learned("Endless", f"{{truncates: {truncates}}}", *algorithm, "algorithm.gae_lambda=1.0", steps=320)
+    value = group.policy.value({"observation": torch.ones(2, 1, 1)}, None)
+    torch.testing.assert_close(value, torch.full((2, 1), expected), atol=0.15, rtol=0)
+
+
+def test_what_is_forbidden_in_several_choices_is_never_taken():
+    """The environment asserts it."""
+    where = "environment={id: 'helpers.probes:MaskedChoices-v0', num_envs: 8}"
+    ppo = "algorithm={name: ppo, rollout_steps: 16, batch_size: 64, epochs: 4}"
+    assert (score(*trained(where, ppo, steps=96)) == 1.0).all()

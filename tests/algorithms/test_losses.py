@@ -1,0 +1,79 @@
+"""Losses of actor-critics, of agents with limits of their own."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evorl.algorithms.losses import approximate_kl, clipped_surrogate, clipped_value_error, policy_gradient
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("advantage", [2.0, -3.0])
+def test_the_surrogate_moves_the_ratio_unless_it_has_gone_far_enough_the_right_way(advantage):
+    """The first agent's ratio may come to 0.9 or 1.1, the second's to 0.5 or 1.5."""
+    ratio = torch.tensor([0.2, 0.7, 0.95, 1.0, 1.05, 1.3, 2.0], dtype=torch.float64).expand(2, 7)
+    clip = torch.tensor([0.1, 0.5], dtype=torch.float64)
+    log_ratio = ratio.log().requires_grad_()
+    objective = clipped_surrogate(log_ratio, torch.full_like(ratio, advantage), clip)
+    (gradient,) = torch.autograd.grad(objective.sum(), log_ratio)
+    for p, b in np.ndindex(2, 7):
+        now, edge = float(ratio[p, b]), 1 + math.copysign(float(clip[p]), advantage)
+        enough = now > edge if advantage > 0 else now < edge
+        assert objective[p, b].item() == pytest.approx(-advantage * (edge if enough else now))
+        assert gradient[p, b].item() == pytest.approx(0.0 if enough else -advantage * now)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "expected", "slope"),
+    [
+        (5.25, 5.0, 8.0, 0.5 * 2.75**2, -2.75),
+        (7.0, 5.0, 8.0, 0.5 * 2.5**2, 0.0),
+        (3.0, 5.0, 2.0, 0.5 * 2.5**2, 0.0),
+        (2.0, 5.0, 8.0, 0.5 * 6.0**2, -6.0),
+        (9.0, 5.0, 2.0, 0.5 * 7.0**2, 7.0),
+    ],
+)
+def test_a_value_stops_when_it_has_moved_far_enough_towards_its_target(value, old, target, expected, slope):
+    now, before, goal = (torch.tensor([[number]]) for number in (value, old, target))
+    now.requires_grad_()
+    error = clipped_value_error(now, before, goal, torch.tensor([0.5]))
+    (gradient,) = torch.autograd.grad(error.sum(), now)
+    assert (error.item(), gradient.item()) == pytest.approx((expected, slope))
+
+
+def test_each_agents_values_have_its_own_bound():
+    error = clipped_value_error(
+        torch.full((2, 1), 4.0), torch.zeros(2, 1), torch.full((2, 1), 5.0), torch.tensor([1.0, 3.0])
+    )
+    torch.testing.assert_close(error, torch.tensor([[0.5 * 4.0**2], [0.5 * 2.0**2]]))
+
+
+def test_the_divergence_is_never_negative_and_zero_for_equal_policies():
+    assert (approximate_kl(random(2, 50)) >= 0).all()
+    assert not approximate_kl(torch.zeros(2, 50)).any()
+    assert approximate_kl(torch.tensor([[math.log(0.5)]])).item() == pytest.approx(0.5 - 1 + math.log(2))
+
+
+def test_the_divergence_is_on_average_the_true_one():
+    old, new = random(2, 6, seed=9).log_softmax(-1)
+    true = (old.exp() * (old - new)).sum()
+    torch.testing.assert_close((old.exp() * approximate_kl(new - old)).sum(), true)
+
+
+@pytest.mark.parametrize("log_ratio", [1e-4, -1e-4, 1e-3])
+def test_small_divergences_are_not_lost_in_rounding(log_ratio):
+    found = approximate_kl(torch.tensor([[log_ratio]], dtype=torch.float32))
+    assert found.item() == pytest.approx(log_ratio**2 / 2, rel=1e-2)
+
+
+def test_the_expected_policy_gradient_is_that_of_the_expected_advantage():
+    logits, advantage = random(2, 5, seed=10).requires_grad_(), random(2, 5, seed=11)
+    logs = logits.log_softmax(-1)
+    (expected,) = torch.autograd.grad((logs.exp() * advantage).sum(), logits, retain_graph=True)
+    (found,) = torch.autograd.grad((logs.detach().exp() * policy_gradient(logs, advantage)).sum(), logits)
+    torch.testing.assert_close(found, -expected)

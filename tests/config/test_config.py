@@ -1,0 +1,200 @@
+"""The configuration: what is right loads, what is wrong is named with what would be right."""
+
+import gymnasium as gym
+import pydantic
+import pytest
+import yaml
+from helpers.support import ROOT, config
+
+from evorl.algorithms import SETTINGS
+from evorl.config import override, read_yaml, validate
+from evorl.envs.spec import observation_specs
+from evorl.runs.launch import check, load_config
+from evorl.types import EvorlWarning, UserError
+
+DQN = ROOT / "configs" / "training" / "dqn.yaml"
+TRAINING = sorted((ROOT / "configs" / "training").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
+def test_every_shipped_configuration_is_valid(path):
+    load_config([], path)
+
+
+def test_the_resolved_configuration_reproduces_itself(tmp_path):
+    first = load_config(["network.hidden_sizes=[8, 16]", "training.target_fitness=null"], DQN)
+    resolved = tmp_path / "config.yaml"
+    resolved.write_text(first.to_yaml())
+    assert load_config([], resolved) == first
+
+
+def test_two_parts_of_one_name_are_refused():
+    box = gym.spaces.Box(-1.0, 1.0, (2,))
+    with pytest.raises(UserError, match=r"two parts of the observation are called 'a.b'"):
+        observation_specs(gym.spaces.Dict({"a.b": box, "a": gym.spaces.Dict(b=box)}))
+
+
+def test_overrides_are_read_as_yaml():
+    settings = config(
+        "training.target_fitness=null", "network.hidden_sizes=[32,32]", "algorithm.learning_rate=1e-4",
+        "environment.kwargs={a: [1, 2]}", "run.name=x", "evolution.hyperparameters.gamma={min: 0.9, max: 0.99}",
+    )  # fmt: skip
+    assert settings.training.target_fitness is None
+    assert settings.network.hidden_sizes == (32, 32)
+    assert settings.algorithm.learning_rate == 1e-4
+    assert settings.environment.kwargs == {"a": [1, 2]}
+    assert settings.evolution.hyperparameters["gamma"].max == 0.99
+
+
+def test_overrides_may_stand_before_and_after_the_file():
+    settings = load_config(["seed=7", "--config", str(DQN), "population.size=3"], DQN)
+    assert (settings.seed, settings.population.size) == (7, 3)
+
+
+def test_it_cannot_be_changed():
+    with pytest.raises(pydantic.ValidationError):
+        config().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("algorithm.gama=0.9", "algorithm.gama: unknown key; did you mean 'algorithm.gamma'?"),
+        ("populaton.size=4", "populaton: unknown key; did you mean 'population'?"),
+        (
+            "evolution.selection.sise=3",
+            "unknown key; did you mean 'evolution.selection.size'?",
+        ),
+        ("algorithm.exploration.decai=1", "did you mean 'algorithm.exploration.decay'?"),
+        ("algorithm.gamma=1.5", "algorithm.gamma: 1.5 is out of range; it must be at least 0 and at most 1"),
+        ("algorithm.learning_rate=-1e-3", "algorithm.learning_rate: -0.001 is out of range; it must be above 0"),
+        ("algorithm.learning_rate=.nan", "algorithm.learning_rate: nan"),
+        ("network.hidden_sizes=[32, 0]", "network.hidden_sizes.1: 0 is out of range; it must be at least 1"),
+        ("network.hidden_sizes=[]", "network.hidden_sizes"),
+        ("evaluation.max_steps=0", "evaluation.max_steps: 0 is out of range; it must be at least 1"),
+        ("evolution.mutation.none=-1", "evolution.mutation.none: -1 is out of range; it must be at least 0"),
+        ("evolution.mutation.new_layer=2", "evolution.mutation.new_layer: 2 is out of range"),
+        (
+            "evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 0}",
+            "evolution.mutation: the weights sum to 0",
+        ),
+        (
+            "evolution.mutation.architectur=1",
+            "mutation: there is no 'architectur'; did you mean 'architecture'?",
+        ),
+        ("evolution.selection.size=9", "evolution.selection.size: a tournament of 9 needs at least as many agents"),
+        ("evolution.selection.name=turnament", "evolution.selection.name: there is no 'turnament'; did you mean"),
+        ("evolution.hyperparameters={learning_rat: {min: 1, max: 2}}", "did you mean 'learning_rate'?"),
+        ("evolution.hyperparameters={gamma: {min: 1}}", "evolution.hyperparameters.gamma.max: this key is required"),
+        ("evolution.hyperparameters={gamma: {min: 2, max: 1}}", "min 2 must be below max 1"),
+        ("evolution.hyperparameters={max_grad_norm: {min: 1, max: 2}}", "algorithm.max_grad_norm: .* it is null"),
+        ("evolution.hyperparameters={batch_size: {min: 0.1, max: 9}}", "hyperparameters.batch_size.min: .* at least 1"),
+        (
+            "evolution.hyperparameters={gamma: {min: 0.5, max: 1.5}}",
+            "evolution.hyperparameters.gamma.max: gamma: 1.5 is out of range; it must be at least 0 and at most 1",
+        ),
+        (
+            "evolution.hyperparameters={gamma: {min: 0.5, max: 1}}",
+            "evolution.hyperparameters.gamma: max 1 must be below 1 on the scale one_minus_log; take 0.999",
+        ),
+        ("evolution.hyperparameters={gamma: {min: 0, max: 0.9, scale: log}}", "hyperparameters.gamma: min 0 must be"),
+        ("evolution.hyperparameters={tau: {min: 0.5, max: .inf}}", "evolution.hyperparameters.tau.max: inf is out"),
+        ("evolution.hyperparameters={learn_step: {min: 0, max: 2, scale: linear}}", "learn_step.min: .* above 0"),
+        (
+            "network={name: module, factory: 'helpers.support:no_module'}",
+            "factory: .* returned a int, not an nn.Module",
+        ),
+        ("network={name: module, factory: 'helpers.support:wrong_shape'}", "network.factory: .* it must give"),
+        ("environment={id: LunarLander-v3, kwargs: {gravity: 5}}", "environment.kwargs: 'LunarLander-v3' refuses them"),
+        ("evolution.architecture.min_units=500", "min_units 500 must not exceed max_units"),
+        ("network.activation=rely", "network.activation: there is no 'rely'; did you mean 'relu'?"),
+        (
+            "network={name: module, factory: 'helpers.support:probe_network', recurrent: lstm}",
+            "network: a module has no recurrent state; leave `recurrent: lstm` out",
+        ),
+        (
+            "network={name: module, factory: 'helpers.support:probe_network', initialisation: uniform}",
+            "network: a module initialises itself; leave `initialisation: uniform` out",
+        ),
+        ("network.name=module", "network: `factory` and `name: module` go together"),
+        ("network={name: module, factory: nowhere}", "network.factory: 'nowhere' must have the form"),
+        ("network={name: module, factory: 'no.where:f'}", "network.factory: cannot import"),
+        ("replay.learning_starts=100000", "replay.learning_starts: 100000 transitions never fit"),
+        ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
+        ("algorithm=3", "algorithm: 3 does not fit: this is a section"),
+        ("seed.x=1", "seed: .* does not fit"),
+        ("seed=-1", "seed: -1 is out of range; it must be at least 0"),
+        ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
+        ("environment.id=Pendulum-v1", "algorithm.name: dqn needs discrete actions; Pendulum-v1 has"),
+        ("tracking.backends=[wandbb]", "tracking.backends: there is no 'wandbb'; did you mean 'wandb'?"),
+        ("training.max_steps=many", "training.max_steps: 'many' does not fit"),
+        ("run.name=[1", "run.name: .* is not valid YAML"),
+        ("seed", "'seed': an override has the form key.path=value"),
+        ("seed..x=1", "an override has the form key.path=value"),
+    ],
+)
+def test_what_is_wrong_is_named_in_one_line(assignment, message):
+    with pytest.raises(UserError, match=message.replace("[", r"\[").replace("?", r"\?")) as caught:
+        check(config(assignment))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the configuration: No such file"),
+        ("seed: [1", "not valid YAML"),
+        ("- 1\n- 2", "must be a mapping"),
+        ("seed: 1\nseed: 2", "key 'seed' is given twice"),
+        (b"\xff\xfe\x00", "cannot read the configuration: it is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
+    path = tmp_path / "some.yaml"
+    if isinstance(text, bytes):
+        path.write_bytes(text)
+    elif text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_yaml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"4 agents cannot be divided over 3 processes .* take a multiple of 3"):
+        check(config("population.placement=sharded"))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_evolution_turns_something_of_every_algorithm_by_default(name):
+    settings = validate({"algorithm": {"name": name}}, SETTINGS)
+    ranges = settings.evolution.hyperparameters
+    assert "learning_rate" in ranges
+    for key, span in ranges.items():
+        value = settings.algorithm.first_hyperparameters()[key]
+        assert span.scale == ("one_minus_log" if key in settings.algorithm.near_one else "log")
+        assert span.min <= value <= span.max or (key, value) == ("gae_lambda", 1.0)
+        assert span.max / span.min >= 2 or key == "gae_lambda", "there is room to move"
+    assert validate(yaml.safe_load(settings.to_yaml()), SETTINGS) == settings
+
+
+def test_default_ranges_hold_what_is_configured_and_leave_out_what_is_off():
+    ranges = config("algorithm={name: ppo, learning_rate: 1e-5, batch_size: 1024}").evolution.hyperparameters
+    assert (ranges["learning_rate"].min, ranges["learning_rate"].max) == (1e-5, 3e-3)
+    assert ranges["batch_size"].max == 1024
+    assert "entropy_coefficient" in ranges
+    off = config("algorithm={name: ppo, entropy_coefficient: 0}").evolution.hyperparameters
+    assert "entropy_coefficient" not in off
+    given = config("algorithm={name: ppo}", "evolution.hyperparameters={clip: {min: 0.1, max: 0.2}}")
+    assert set(given.evolution.hyperparameters) == {"clip"}
+
+
+def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
+    with pytest.warns(EvorlWarning, match=r"no ranges, so that 12% of all mutations change nothing; .* those of dqn"):
+        load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0.11"], DQN)
+    load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0"], DQN)
+
+
+def test_defaults_are_those_of_the_models():
+    assert validate({}, SETTINGS).to_yaml() == validate(override({}, ["algorithm.name=dqn"]), SETTINGS).to_yaml()

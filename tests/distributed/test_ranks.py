@@ -1,0 +1,190 @@
+"""Two real processes under `accelerate launch`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.support import EVERY_MUTATION, ROOT, free_port, launch, lines, train
+
+from evorl.distributed import Ranks
+from evorl.system.formats import decode_agents
+from evorl.types import EvorlWarning, UserError
+
+
+def agents(run, generation):
+    path = run / "checkpoints" / f"generation-{generation:06d}" / "agents.safetensors"
+    return decode_agents(path.read_bytes(), str(path))
+
+
+@pytest.mark.two_process
+def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path, monkeypatch):
+    """The run itself compares digests of trained and of evolved agents each generation and fails if they differ."""
+    done = launch(tmp_path, "run.name=a", "training.max_steps=240", "checkpoint.keep=10", *EVERY_MUTATION)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = tmp_path / "runs" / "a"
+    rows = lines(run / "metrics.jsonl")
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
+    last = len(rows)
+    assert last >= 6
+    kinds = {mutation.split(" ")[0] for row in rows for mutation in row["mutations"]}
+    assert {"architecture", "parameters", "hyperparameters"} <= kinds
+    assert len({json.dumps(shape) for row in rows for shape in row["architectures"]}) > 3
+    assert json.loads((run / "summary.json").read_text())["ranks"] == 2
+    assert (run / "checkpoints" / f"generation-{last:06d}" / "replay-rank-001.safetensors").is_file()
+    assert done.stdout.count("error") == 0
+
+    whole = {row["generation"]: row["fitness"] for row in rows}
+    halves = [("training.max_steps=120", "run.resume=never"), ("training.max_steps=240", "run.resume=auto")]
+    for half in halves:
+        done = launch(tmp_path, "run.name=b", "checkpoint.keep=10", *half, *EVERY_MUTATION)
+        assert done.returncode == 0, done.stderr[-3000:]
+    resumed = {row["generation"]: row["fitness"] for row in lines(tmp_path / "runs" / "b" / "metrics.jsonl")}
+    assert resumed == whole
+    for first, second in zip(agents(run, last), agents(tmp_path / "runs" / "b", last), strict=True):
+        torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
+
+    # One process takes the run up too, with both parts of the replay, and says that this is another run from here on.
+    monkeypatch.chdir(tmp_path)
+    longer = ["run.name=b", "checkpoint.keep=10", "training.max_steps=280", "run.resume=auto", *EVERY_MUTATION]
+    with pytest.warns(EvorlWarning, match="not bit-exact: the number of ranks changed"):
+        assert train(*longer) == 0
+    assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) > last
+
+
+@pytest.mark.two_process
+def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path):
+    done = launch(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
+    assert all(len(row["fitness"]) == len(set(row["agents"])) == 4 for row in rows)
+    assert sorted(rows[0]["agents"]) == [0, 1, 2, 3]
+    # Each agent lives on one rank: 40 steps of it in 20 steps of its two environments.
+    assert rows[0]["agent_steps"] == pytest.approx(40, abs=4)
+
+
+KINDS = {
+    "images": (
+        "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: dict}, num_envs: 2, carry_over: false}",
+        "network.convolutions=[{channels: 8, kernel: 4, stride: 2}, {channels: 8, kernel: 3}]",
+    ),
+    "recurrent": (
+        "environment={id: 'helpers.spaces:Recall-v0', num_envs: 2, carry_over: false}",
+        "network.recurrent=gru",
+        "network.layer_norm=true",
+    ),
+}
+
+
+@pytest.mark.two_process
+@pytest.mark.parametrize("kind", KINDS)
+def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume(kind, tmp_path):
+    """With agents that stop early by their divergence, which must not change the number of updates on any rank."""
+    settings = (
+        "algorithm={name: ppo, rollout_steps: 8, sequence_length: 4, batch_size: 8, epochs: 2, target_kl: 0.001,"
+        " normalize_observations: true, normalize_rewards: true}",
+        "network.recurrent_size=12", "checkpoint.keep=20", "evolution.steps=32",
+        "evolution.mutation={none: 0, architecture: 1, parameters: 0.2, activation: 0.2, hyperparameters: 0.4,"
+        " new_layer: 0.4}",
+        "evolution.architecture={min_units: 4, max_units: 96, unit_steps: [3, 16], max_layers: 4, min_channels: 2,"
+        " channel_steps: [3, 8]}",
+        "evolution.hyperparameters={clip: {min: 0.1, max: 0.4}, epochs: {min: 1, max: 4, grow: 1.5, shrink: 0.7},"
+        " batch_size: {min: 4, max: 16, grow: 1.5, shrink: 0.7}}",
+        *KINDS[kind],
+    )  # fmt: skip
+    done = launch(tmp_path, "run.name=a", "training.max_steps=320", *settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = tmp_path / "runs" / "a"
+    rows = lines(run / "metrics.jsonl")
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
+    assert len(rows) == 10
+    changed = " ".join(mutation for row in rows for mutation in row["mutations"])
+    assert all(word in changed for word in (("channels", "kernel") if kind == "images" else ("recurrent",)))
+    most = max(max(row["updates"]) for row in rows)
+    assert any(min(row["updates"]) < most for row in rows), "some agent is meant to have stopped early"
+    assert agents(run, 10)[0].state.rewards.count > 0
+
+    for half in ("training.max_steps=160", "training.max_steps=320"):
+        done = launch(tmp_path, "run.name=b", "run.resume=auto", half, *settings)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for first, second in zip(agents(run, 10), agents(tmp_path / "runs" / "b", 10), strict=True):
+        torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
+        assert first.state == second.state
+
+
+PROGRAM = """
+import numpy as np, torch
+from evorl.distributed import Placement, Ranks, shutdown
+from evorl.types import UserError
+ranks = Ranks(timeout=60)
+assert ranks.size == 2
+for size in (7, 300_000):
+    flat = torch.arange(float(size)) * (1 + 2 * ranks.rank)
+    ranks.average_(flat)
+    assert torch.equal(flat, torch.arange(float(size)) * 2), size
+assert ranks.gather(np.array([1.0 + ranks.rank])).tolist() == [[1.0], [2.0]]
+assert ranks.gather_bytes(b"x" * ranks.rank, "test") == [b"", b"x"]
+assert ranks.broadcast_bytes(b"main" if ranks.is_main else None, "test") == b"main"
+assert ranks.broadcast_bytes(b"" if ranks.is_main else b"other", "test") == b""
+assert ranks.from_main(lambda: b"told", "test") == b"told"
+try:
+    def fail():
+        raise UserError("a mistake")
+    ranks.from_main(fail, "test")
+except UserError as error:
+    assert str(error) == "a mistake" and error.reported_elsewhere == (not ranks.is_main)
+ranks.assert_identical("same", "things")
+try:
+    ranks.assert_identical(f"digest {ranks.rank}", "things")
+    raise SystemExit("unnoticed")
+except RuntimeError as error:
+    assert "rank 1 holds other things than rank 0" in str(error)
+shares = {kind: Placement(ranks, kind, 4) for kind in ("replicated", "sharded")}
+mine = np.array([10.0 + ranks.rank, 20.0 + ranks.rank])
+assert shares["sharded"].total(mine, "test").tolist() == [10.0, 20.0, 11.0, 21.0]
+assert shares["replicated"].total(mine, "test").tolist() == [21.0, 41.0]
+assert shares["sharded"].local == slice(2 * ranks.rank, 2 * ranks.rank + 2) and shares["sharded"].copies == 1
+assert shares["replicated"].local == slice(0, 4) and shares["replicated"].copies == 2
+if ranks.is_main:
+    print("all agree")
+shutdown()
+"""
+
+
+@pytest.mark.two_process
+def test_what_ranks_tell_each_other(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = run_program(tmp_path, "accelerate.yaml")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("all agree") == 1
+
+
+def test_ranks_that_do_not_find_each_other_are_an_error(monkeypatch):
+    """As when a launcher starts two processes and Accelerate tells each that it is alone."""
+
+    class Alone:
+        process_index, num_processes, device = 0, 1, torch.device("cpu")
+
+        def __init__(self, **options):
+            pass
+
+    monkeypatch.setattr("evorl.distributed.ranks.Accelerator", Alone)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        UserError, match=r"2 processes were launched, but each is alone .* `distributed_type: MULTI_GPU`"
+    ):
+        Ranks()
+
+
+def run_program(directory, configuration):
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
+        str(ROOT / "configs" / "accelerate" / configuration), "--main_process_port", str(free_port()), "program.py",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=directory, env=environment, timeout=120, capture_output=True, text=True, check=False
+    )

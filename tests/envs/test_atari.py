@@ -1,0 +1,171 @@
+"""Atari: frames kept once, true scores, whole games, and the machine's memory as an observation."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import agent, config, kept, lines, train
+
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.replay.experience import make_replay
+
+pytest.importorskip("ale_py")
+P, E = 2, 2
+
+
+def environments(game, **settings):
+    kwargs = {"max_num_frames_per_episode": 160, **settings.pop("kwargs", {})}
+    made = Environments(Environment(id=f"ALE/{game}-v5", kwargs=kwargs, **settings), P, E)
+    made.reset(3)
+    return made
+
+
+def replay(made, capacity):
+    return make_replay(capacity, P * E, made.interface, ((), torch.int64), torch.device("cpu"))
+
+
+def flat(values):
+    return {name: value.flatten(0, 1) for name, value in values.items()}
+
+
+def play(made, memory, steps, generator, first=0):
+    """Act at random, remember it under the number of the step, and give what really happened."""
+    truth = {}
+    for step in range(first, first + steps):
+        action = torch.randint(made.interface.action.n, (P, E), generator=generator)
+        seen = made.observation
+        transition = made.step(action)
+        columns = {"action": torch.full((P, E), step), "reward": transition.reward, "terminated": transition.terminated}
+        memory.write(
+            flat(seen), flat(columns), next_observation=flat(transition.next_observation),
+            valid=transition.valid.flatten(), started=transition.started.flatten(),
+            ended=(transition.terminated | transition.truncated).flatten(),
+        )  # fmt: skip
+        truth[step] = seen["observation"], transition.next_observation["observation"], transition.valid
+    return truth
+
+
+@pytest.mark.parametrize("carries", [False, True])
+@pytest.mark.parametrize("game", ["Pong", "Breakout"])
+def test_frames_are_kept_once_and_stacks_come_back_as_they_were_seen(game, carries):
+    """Also after a generation's end, whether episodes begin anew there or run on."""
+    made, generator = environments(game), torch.Generator().manual_seed(0)
+    memory = replay(made, 400)
+    truth = play(made, memory, 130, generator)
+    made.begin(9, [agent(), agent(id=1)], carries)
+    memory.break_streams()
+    truth |= play(made, memory, 60, generator, first=130)
+    resets = sum(int((~valid).sum()) for _, _, valid in truth.values())
+    assert resets > 10, "episodes are meant to end"
+    drawn = kept(memory)
+    steps, counts = drawn["action"].unique(return_counts=True)
+    assert 370 <= memory.drawable <= 400
+    assert steps.max() == 189
+    assert 130 in steps
+    for step, count in zip(steps.tolist(), counts.tolist(), strict=True):
+        before, after, valid = truth[step]
+        rows = drawn["action"] == step
+        assert count == valid.sum()
+        assert torch.equal(drawn["observation.observation"][rows], before[valid])
+        assert torch.equal(drawn["next_observation.observation"][rows], after[valid])
+    assert memory.seen["observation"].shape == (400 // (P * E) + 4, P * E, 84, 84)
+    assert memory.memory < memory.slots * (84 * 84 + 24) + 84 * 84
+
+
+def test_a_restored_replay_goes_on_where_it_was():
+    made, generator = environments("Pong"), torch.Generator().manual_seed(0)
+    memory, again = replay(made, 60), replay(made, 60)
+    play(made, memory, 40, generator)
+    again.restore(*memory.state())
+    for store in (memory, again):
+        store.break_streams()
+    state, there = generator.get_state(), environments("Pong")
+    play(environments("Pong"), memory, 10, generator)
+    play(there, again, 10, generator.set_state(state))
+    assert memory.drawable == again.drawable
+    torch.testing.assert_close(kept(memory), kept(again), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("capacity", "streams"), [(200, 4), (60, 4), (240, 2), (240, 6)])
+def test_a_replay_of_another_shape_takes_over_what_fits(capacity, streams):
+    made = environments("Pong")
+    memory = replay(made, 120)
+    play(made, memory, 40, torch.Generator().manual_seed(0))
+    other = make_replay(capacity, streams, made.interface, ((), torch.int64), torch.device("cpu"))
+    other.restore(*memory.state())
+    before, after = kept(memory), kept(other)
+    assert len(after["action"]) >= min(capacity, memory.drawable) - 3 * streams
+    for at, step in enumerate(after["action"].tolist()):
+        rows = (before["action"] == step).nonzero().squeeze(1).tolist()
+        assert any(all(torch.equal(after[name][at], before[name][row]) for name in before) for row in rows)
+
+
+def test_scores_are_true_and_lives_do_not_end_a_game():
+    made = environments("Breakout", life_loss_ends=True, kwargs={"max_num_frames_per_episode": 4000})
+    lost, resets = 0, 0
+    for _ in range(500):
+        transition = made.step(torch.randint(4, (P, E)))
+        ends = int((transition.terminated & transition.valid).sum())
+        lost += ends
+        resets += int((~transition.valid).sum())
+    games = made.pop_returns().ended.sum()
+    assert lost > games > 0, "a game has five lives"
+    assert resets <= games + lost
+
+
+@pytest.mark.parametrize("whole_games", [False, True])
+def test_a_ball_is_served_after_each_life_although_the_agent_never_fires(whole_games):
+    """Breakout waits for FIRE after each of five lives; an agent that does nothing then loses the next in 25 steps."""
+    settings = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"repeat_action_probability": 0.0})
+    made = Environments(settings, 1, 2, whole_games=whole_games)
+    made.reset(3)
+    steps = [made.step(torch.zeros(1, 2, dtype=torch.int64)) for _ in range(260)]
+    ends = torch.stack([step.terminated for step in steps])[:, 0]
+    valid = torch.stack([step.valid for step in steps])[:, 0]
+    for copy in range(2):
+        at = ends[:, copy].nonzero().squeeze(1)
+        assert len(at) >= (2 if whole_games else 10), "games or lives"
+        after = at[at < 259] + 1
+        assert torch.equal((~valid[:, copy]).nonzero().squeeze(1), after), "a FIRE or a reset follows each end, alone"
+
+
+def test_only_games_that_fire_in_resets_are_served():
+    for kwargs in ({}, {"use_fire_reset": False}):
+        made = Environments(Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs=kwargs), 1, 1)
+        assert (made._resets.serving_action is None) == bool(kwargs)
+    assert Environments(Environment(id="ALE/Breakout-v5"), 1, 1)._resets.serving_action is None
+    assert Environments(Environment(id="ALE/Freeway-v5", life_loss_ends=True), 1, 1)._resets.serving_action is None
+    continuous = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"continuous": True})
+    made = Environments(continuous, 1, 1)
+    made.reset(0)
+    ends = sum(int(made.step(torch.zeros(1, 1, 3)).terminated) for _ in range(150))
+    assert ends >= 5
+
+
+def test_rewards_are_not_clipped():
+    made = environments("SpaceInvaders", kwargs={"max_num_frames_per_episode": 4000})
+    rewards = torch.cat([made.step(torch.randint(6, (P, E))).reward.flatten() for _ in range(150)])
+    assert rewards.max() >= 5
+
+
+def test_the_memory_of_the_machine_is_a_vector_of_bytes():
+    made = environments("Pong", kwargs={"obs_type": "ram"})
+    part = made.interface.parts["observation"]
+    assert (part.kind, part.shape, part.dtype, part.frames) == ("vector", (128,), torch.uint8, 0)
+    assert made.observation["observation"].dtype == torch.uint8
+
+
+@pytest.mark.filterwarnings("ignore:no episode ended")
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_population_trains_on_frames(name, in_directory):
+    algorithms = {
+        "ppo": "{name: ppo, rollout_steps: 8, batch_size: 16, epochs: 1}",
+        "dqn": "{name: dqn, batch_size: 8}",
+    }
+    short = ["evolution.steps=16", "training.max_steps=32", "evaluation.max_steps=8", "population.size=2"]
+    layers = "network.convolutions=[{channels: 8, kernel: 8, stride: 8}]"
+    chosen = f"algorithm={algorithms[name]}"
+    assert train("run.name=a", "environment.id=ALE/Pong-v5", chosen, layers, *short) == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert np.isfinite(rows[-1]["metrics"]["loss"]).all()
+    assert config(chosen).environment.life_loss_ends is False

@@ -1,0 +1,265 @@
+"""Environments that raise or give nonsense: who it was is reported, and only what must be lost is lost."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from helpers import faults
+from helpers.support import train
+
+from evorl.config import Environment
+from evorl.envs import Environments, vector
+from evorl.types import EvorlWarning, UserError
+
+AGENTS, ENVS = 2, 2
+ACT = torch.zeros(AGENTS, ENVS, dtype=torch.int64)
+
+
+def environments(vectorization="sync", max_restarts=3, name="helpers.faults:Failing-v0", **kwargs):
+    settings = Environment(id=name, vectorization=vectorization, kwargs=kwargs, max_restarts=max_restarts)
+    made = Environments(settings, AGENTS, ENVS)
+    made.reset(4)  # Copies have seeds 4 to 7: 5 is environment 1 of agent 0, 7 environment 1 of agent 1.
+    return made
+
+
+def silently(made, steps):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [made.step(ACT) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorization):
+    made = environments(vectorization, seeds=[7])
+    try:
+        for step in range(1, 10):
+            if step == 6:
+                told = (
+                    r"environment 1 of agent 1 \(helpers.faults:Failing-v0, step 2 of the episode\) raised "
+                    "RuntimeError: the wheel came off in a step; restarted"
+                )
+                with pytest.warns(EvorlWarning, match=told):
+                    now = made.step(ACT)
+                assert now.valid.tolist() == [[True, True], [True, False]]
+                assert made.started.tolist() == [[False, False], [False, True]]
+            else:
+                now = made.step(ACT)
+                assert now.valid.all()
+            assert now.all_valid == (step != 6)
+            assert not now.reward[~now.valid].any()
+            assert not (now.terminated | now.truncated)[~now.valid].any()
+            numbers = made.observation["observation"][..., 1:]
+            assert numbers[1, 1].tolist() == ([step // 4, step % 4] if step < 6 else [(step - 6) // 4, (step - 6) % 4])
+            assert (numbers[[0, 0, 1], [0, 1, 0]] == torch.tensor([step // 4, step % 4])).all()
+        returns, count, ended = made.pop_returns()
+        assert returns.tolist() == [16.0, 12.0]
+        assert count.tolist() == ended.tolist() == [4.0, 3.0], "the dropped episode does not count"
+        assert made.pop_steps().tolist() == [18.0, 17.0]
+    finally:
+        made.close()
+
+
+def test_what_is_made_again_plays_episodes_that_no_other_copy_plays_and_the_same_in_every_run():
+    seeds = []
+    for _ in range(2):
+        made = environments()
+        silently(made, 5)
+        faults.Failing.closed = 0
+        with pytest.warns(EvorlWarning, match=r"environment 1 of agent 0 and 1 more \(") as caught:
+            made.step(ACT)
+        assert len(caught) == 1
+        assert faults.Failing.closed == 2, "whatever raised may still hold something"
+        seeds.append(made.observation["observation"][..., 0].flatten().tolist())
+    assert seeds[0] == seeds[1]
+    assert seeds[0][::2] == [4, 6]
+    assert len(set(seeds[0]) - {4, 5, 6, 7, 8}) == 2
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_reset_that_raises_costs_no_transition(vectorization):
+    made = environments(vectorization, how="reset", step=0)
+    try:
+        silently(made, 3)
+        with pytest.warns(EvorlWarning, match="the wheel came off in a reset") as caught:
+            now = made.step(ACT)
+        assert len(caught) == 1
+        assert now.all_valid
+        assert now.terminated.all()
+        assert (now.next_observation["observation"][..., 1:] == torch.tensor([0.0, 4.0])).all()
+        assert made.started.all()
+        assert all(now.all_valid for now in silently(made, 8))
+        assert made.pop_returns()[0].tolist() == [24.0, 24.0]
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_an_environment_that_can_never_be_reset_ends_the_run_by_name(restarts):
+    faults.Failing.made = 0
+    message = rf"environment.max_restarts: environment 0 of agent 0 and 3 more .*came off in a reset; after {restarts} "
+    with pytest.raises(UserError, match=message):
+        environments(max_restarts=restarts, how="reset", seeds="all", episode=0, step=0)
+    assert faults.Failing.made == AGENTS * ENVS * (1 + restarts)
+
+
+@pytest.mark.parametrize(("vectorization", "restarts"), [("sync", 0), ("sync", 2), ("async", 1)])
+def test_failing_too_often_ends_the_run_by_name(vectorization, restarts):
+    made = environments(vectorization, restarts, seeds="all", episode=0)
+    silently(made, 1 + 2 * restarts)
+    message = (
+        r"environment.max_restarts: environment 0 of agent 0 and 3 more \(helpers.faults:Failing-v0, step 2 of the "
+        rf"episode\) raised RuntimeError: the wheel came off in a step; after {restarts} restarts"
+    )
+    with pytest.raises(UserError, match=message) as error:
+        made.step(ACT)
+    assert "\n" not in str(error.value)
+    made.close()
+
+
+def broken(self, *action, **options):
+    raise OSError("out of order")
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "helpers.faults:Failing-v0"])
+@pytest.mark.parametrize("method", ["step", "reset"])
+def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, monkeypatch):
+    made = environments("auto", 2, name)
+    kind = type(made._vector.env)
+    working = getattr(kind, method)
+    first, now = made.observation["observation"], made.step(ACT)
+    while not (now.terminated | now.truncated).any():
+        now = made.step(ACT)
+    led_to = made.observation["observation"]
+    made.pop_steps()
+
+    def once(self, *action, **options):
+        monkeypatch.setattr(kind, method, working)
+        broken(self)
+
+    monkeypatch.setattr(kind, method, once)
+    with pytest.warns(EvorlWarning, match=r"environment 0 of agent 0 and 3 more .* raised OSError: out of order"):
+        now = made.step(ACT) if method == "step" else made.reset(4)
+    assert made.started.all()
+    assert not (made.observation["observation"] == first).all(-1).any(), "episodes are new ones"
+    if method == "step":
+        assert not now.valid.any()
+        assert torch.equal(now.observation["observation"], led_to)
+        assert not made.pop_steps().any()
+    now = made.step(ACT)
+    assert now.all_valid
+    assert (now.reward == 1.0).all()
+    monkeypatch.setattr(kind, "step", broken)
+    monkeypatch.setattr(kind, "reset", broken)
+    with pytest.raises(UserError, match=r"environment 0 of agent 0 and 3 more .*out of order; after 2 restarts"):
+        made.step(ACT)
+
+
+@pytest.mark.parametrize(("restarts", "failing_resets"), [(1, 0), (3, 2)])
+def test_all_failures_of_a_copy_count(restarts, failing_resets, monkeypatch):
+    """Environment 1 of agent 0 fails in a step, in resets that follow, and with all others."""
+    made = environments(max_restarts=restarts, seeds=[5])
+    silently(made, 5)
+    faults.Failing.failing_resets = failing_resets
+    silently(made, 1)
+    assert not faults.Failing.failing_resets
+    monkeypatch.setattr(type(made._vector.env), "step", broken)
+    with pytest.raises(UserError, match=rf"environment 1 of agent 0 \(.*out of order; after {restarts} restarts"):
+        made.step(ACT)
+
+
+def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
+    made = environments("async", how="die", seeds=[5])
+    old = made._vector.env.processes
+    try:
+        silently(made, 5)
+        with pytest.warns(EvorlWarning, match="and 3 more .* raised (EOFError|ConnectionResetError|BrokenPipeError)"):
+            now = made.step(ACT)
+        assert not now.valid.any()
+        assert [process.exitcode for process in old] == [0, 1, 0, 0], "the others have closed their environments"
+        assert made.started.all()
+        assert all(now.all_valid for now in silently(made, 4))
+        assert made.pop_returns()[0].tolist() == [16.0, 16.0], "two episodes of each copy, and none from before twice"
+        assert made.pop_steps().tolist() == [18.0, 18.0]
+    finally:
+        made.close()
+
+
+def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkeypatch):
+    monkeypatch.setattr(vector, "PATIENCE", 0.5)
+    made = environments("async", 0, how="die", seeds=[5], stuck=7)
+    old = made._vector.env.processes
+    silently(made, 5)
+    with pytest.raises(UserError, match=r"environment.max_restarts: environment 0 of agent 0 and 3 more"):
+        made.step(ACT)
+    assert [process.exitcode for process in old] == [0, 1, 0, -9]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_no_restart_mends_is_passed_on(vectorization):
+    made = environments(vectorization, how="user")
+    silently(made, 5)
+    with pytest.raises(UserError, match=r"environment\.kwargs: the wheel must be round"):
+        made.step(ACT)
+
+
+def test_neither_an_interruption_nor_our_own_mistake_counts_as_a_failure():
+    made = environments(how="interrupt")
+    with pytest.raises(ValueError, match="agent 0 chose action 2 in environment 0"):
+        made.step(ACT + 2)
+    silently(made, 5)
+    with pytest.raises(KeyboardInterrupt):
+        made.step(ACT)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("how", "place", "message"),
+    [
+        ("reward", (1, 2), "step 2 of the episode) gave nan as its reward"),
+        ("huge reward", (1, 2), "step 2 of the episode) gave inf as its reward"),
+        ("inf", (1, 2), "step 2 of the episode) gave inf in part 'observation' of the observation"),
+        ("nan", (0, 4), "step 4 of the episode) gave nan in part 'observation' of the last observation"),
+        ("nan", (1, 0), "step 0 of the episode) gave nan in part 'observation' of the observation"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_what_is_not_finite_is_named(vectorization, how, place, message):
+    made = environments(vectorization, how=how, episode=place[0], step=place[1], seeds=[7])
+    try:
+        silently(made, max(sum(place) + 3 * place[0] - 1, 0))
+        with pytest.raises(UserError) as error:
+            made.step(ACT)
+    finally:
+        made.close()
+    assert str(error.value).startswith(
+        "environment.id: environment 1 of agent 1 (helpers.faults:Failing-v0, " + message
+    )
+
+
+def test_a_reward_is_finite_although_its_square_is_not():
+    made = environments(how="high reward", episode=0)
+    assert [now.reward.max() for now in silently(made, 3)] == [1.0, torch.tensor(1e38), 1.0]
+
+
+def test_the_part_that_is_not_finite_is_named_and_masks_survive_a_restart():
+    faults.Parted.failures = 0
+    made = environments(name="helpers.faults:Parted-v0")
+    act = ACT + 1
+    made.step(act)
+    with pytest.warns(EvorlWarning, match="environment 0 of agent 0 "):
+        now = made.step(act)
+    assert now.valid.tolist() == [[False, True], [True, True]]
+    assert not made.observation["action_mask"][..., 0].any(), "steps 0 and 2"
+    message = r"environment 1 of agent 0 \(.*step 3 of the episode\) gave inf in part 'position' of the observation"
+    with pytest.raises(UserError, match=message):
+        made.step(act)
+
+
+def test_a_run_ends_with_one_line_where_rewards_are_no_numbers(in_directory, capsys):
+    given = "environment={id: 'helpers.faults:Failing-v0', num_envs: 2, kwargs: {how: reward, seeds: odd}}"
+    assert train("run.name=a", given) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(error) == 1
+    assert "step 2 of the episode) gave nan as its reward" in error[0]
+    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "UserError"

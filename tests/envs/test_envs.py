@@ -1,0 +1,213 @@
+"""No transition that never happened, and the truth about how episodes end."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from helpers import probes  # noqa: F401
+from helpers.support import agent
+
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.types import UserError
+
+P, E = 2, 3
+
+
+def transitions(settings, steps, action=0):
+    environments = Environments(settings, P, E)
+    environments.reset(7)
+    made = [environments.step(torch.full((P, E), action)) for _ in range(steps)]
+    return environments, made
+
+
+@pytest.mark.parametrize("vectorization", ["auto", "sync", "async"])
+def test_every_transition_stays_inside_its_episode(vectorization):
+    settings = Environment(id="helpers.probes:Counter-v0", vectorization=vectorization)
+    environments, made = transitions(settings, 40)
+    try:
+        assert environments.always_valid
+        for now in made:
+            assert now.all_valid
+            assert torch.equal(now.next_observation["observation"][..., 0], now.observation["observation"][..., 0]), (
+                "an episode leaked into the next"
+            )
+            assert torch.equal(now.next_observation["observation"][..., 1], now.observation["observation"][..., 1] + 1)
+            assert torch.equal(now.reward, now.next_observation["observation"][..., 1])
+            ended = now.next_observation["observation"][..., 1] == 3 + now.observation["observation"][..., 0] % 3
+            odd = now.observation["observation"][..., 0] % 2 == 1
+            assert torch.equal(now.terminated, ended & ~odd)
+            assert torch.equal(now.truncated, ended & odd)
+        for now, then in itertools.pairwise(made):
+            ended = now.terminated | now.truncated
+            assert torch.equal(then.observation["observation"][~ended], now.next_observation["observation"][~ended])
+            assert (then.observation["observation"][ended][:, 1] == 0).all()
+        assert sum(int(now.truncated.sum()) for now in made) > 0
+        steps, (returns, episodes, ended) = environments.pop_steps(), environments.pop_returns()
+        assert (steps == 40 * E).all()
+        # Episodes of 3, 4, 5, ... steps return 6, 10, 15, ...; ten of them end within 40 steps. The last one begins in
+        # step 37, and one that takes five steps, as some do, would not have ended yet.
+        assert (ended == 10 * E).all()
+        assert (episodes == 9 * E).all()
+        assert (returns == E * 3 * (6 + 10 + 15)).all()
+    finally:
+        environments.close()
+
+
+@pytest.mark.parametrize("vectorization", ["auto", "native"])
+def test_a_native_environment_marks_its_reset_steps(vectorization):
+    environments, made = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 200, action=1)
+    assert not environments.always_valid
+    assert made[0].all_valid
+    resets = 0
+    for now, then in itertools.pairwise(made):
+        ended = (now.terminated | now.truncated) & now.valid
+        assert torch.equal(~then.valid, ended), "the step after an end, and only that, is a reset"
+        assert then.all_valid == bool(then.valid.all())
+        resets += int(ended.sum())
+        moved = then.observation["observation"][then.valid] - now.next_observation["observation"][then.valid]
+        assert not moved.any()
+        # A real step of CartPole integrates the velocity it starts with: x' = x + 0.02 v.
+        real, after = then.observation["observation"][then.valid], then.next_observation["observation"][then.valid]
+        torch.testing.assert_close(after[:, 0], real[:, 0] + 0.02 * real[:, 1])
+    assert resets > 20
+    valid = sum(int(now.valid.sum()) for now in made)
+    assert environments.pop_steps().sum() == valid == 200 * P * E - sum(int((~now.valid).sum()) for now in made)
+
+
+def test_all_vectorizations_of_cartpole_agree_on_the_length_of_episodes():
+    returns = {}
+    for vectorization in ("native", "sync"):
+        environments, _ = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 300, action=1)
+        sums, counts, _ = environments.pop_returns()
+        returns[vectorization] = sums.sum() / counts.sum()
+    assert returns["native"] == pytest.approx(returns["sync"], abs=0.4)
+
+
+def test_the_same_seed_gives_the_same_start_and_another_another():
+    environments = Environments(Environment(id="LunarLander-v3"), P, E)
+    starts = []
+    for seed in (5, 5, 6):
+        environments.reset(seed)
+        starts.append(environments.observation["observation"].clone())
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+    assert len(starts[0].flatten(0, 1).unique(dim=0)) == P * E
+
+
+@pytest.mark.parametrize("action", [-1, 2])
+def test_an_action_outside_the_space_is_refused_by_name(action):
+    environments = Environments(Environment(id="CartPole-v1"), P, E)
+    environments.reset(0)
+    actions = torch.zeros(P, E, dtype=torch.int64)
+    actions[1, 2] = action
+    with pytest.raises(ValueError, match=rf"agent 1 chose action {action} in environment 2; .* 0 to 1"):
+        environments.step(actions)
+
+
+def test_an_environment_that_gives_no_mask_allows_everything_also_at_the_end_of_an_episode():
+    environments = Environments(Environment(id="helpers.spaces:SometimesMasked-v0"), 1, 2)
+    environments.reset(0)
+    assert environments.observation["action_mask"].tolist() == [[[True, False, True], [True, True, True]]]
+    transition = environments.step(torch.zeros(1, 2, dtype=torch.int64))
+    assert transition.truncated.all()
+    assert transition.next_observation["action_mask"].tolist() == [[[False, False, True], [True, True, True]]]
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_mask_that_only_steps_give_is_refused(length):
+    environments = Environments(Environment(id="helpers.probes:LateMask-v0", kwargs={"length": length}), 1, 2)
+    environments.reset(0)
+    with pytest.raises(UserError, match=r"gives info\['action_mask'\] in `step` but not in `reset`; .*both"):
+        environments.step(torch.zeros(1, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "actions", "taken"),
+    [
+        ({"low": 0, "high": 3, "kind": "int64"}, [0.4, 1.6, 2.6, 3.0], [0, 2, 3, 3]),
+        ({"low": -0.3, "high": 0.3, "kind": "float64"}, [-0.3, 0.0, 0.1, 0.3], [-0.3, 0.0, 0.1, 0.3]),
+    ],
+)
+def test_actions_fit_the_box_that_takes_them(kwargs, actions, taken):
+    environments = Environments(Environment(id="helpers.spaces:Interrupted-v0", kwargs=kwargs), 2, 2)
+    environments.reset(0)
+    told = environments.step(torch.tensor(actions).view(2, 2, 1)).next_observation["observation"]
+    torch.testing.assert_close(told[..., 0].flatten(), torch.tensor(taken, dtype=torch.float32))
+    assert told[..., 1].all(), "the space contains what was taken"
+
+
+def test_carry_over_keeps_episodes_running():
+    for carries in (False, True):
+        environments = Environments(Environment(id="helpers.probes:Counter-v0"), 1, 1)
+        environments.begin(0, [agent()], carries)
+        environments.step(torch.zeros(1, 1, dtype=torch.int64))
+        environments.begin(0, [agent()], carries)
+        assert environments.observation["observation"][0, 0, 1] == (1 if carries else 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"id": "LunarLandr-v3"}, "environment.id: cannot make 'LunarLandr-v3'"),
+        ({"id": "nowhere:Some-v0"}, "environment.id: cannot make"),
+        ({"id": "LunarLander-v3", "kwargs": {"moon": 1}}, "environment.kwargs: .*moon"),
+        ({"id": "LunarLander-v3", "vectorization": "native"}, "no native vector implementation"),
+    ],
+)
+def test_what_cannot_be_made_is_named(settings, message):
+    with pytest.raises(UserError, match=message):
+        Environments(Environment(**settings), 1, 1)
+
+
+def test_an_action_that_is_no_number_breaks_no_environment():
+    made = Environments(Environment(id="Pendulum-v1", vectorization="sync"), 2, 1)
+    made.reset(1)
+    reward = made.step(torch.tensor([[[float("nan")]], [[1.0]]])).reward
+    assert reward.isfinite().all()
+
+
+def test_what_decides_about_a_transition_stands_where_looking_at_it_waits_for_no_device():
+    """Tensors on `meta` have no values: whoever looks at one raises."""
+    made = Environments(Environment(id="CartPole-v1", vectorization="sync"), P, E, "meta")
+    made.reset(7)
+    for _ in range(12):
+        transition = made.step(torch.zeros(P, E, dtype=torch.int64))
+        assert transition.reward.is_meta
+        assert transition.observation["observation"].is_meta
+        assert transition.started.shape == transition.valid.shape == (P, E)
+        assert transition.valid.all()
+        assert made.started.is_meta
+    assert not transition.started.is_meta
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]])
+def test_a_mask_must_leave_something_of_every_choice(mask):
+    settings = Environment(id="helpers.probes:MaskedChoices-v0", kwargs={"mask": mask})
+    with pytest.raises(UserError, match="forbids every action in environment 0 of agent 0"):
+        Environments(settings, 2, 2).reset(0)
+
+
+@pytest.mark.parametrize("name", ["helpers.probes:Counter-v0", "CartPole-v1"])
+def test_transitions_outlive_the_arrays_of_the_vector_environment(name):
+    """Native environments may write each step into the arrays of the last one."""
+    environments = Environments(Environment(id=name), P, E)
+    vector = environments._vector.env
+    stepped = vector.step
+
+    def spoiled(actions):
+        *arrays, info = stepped(actions)
+        handed.extend(arrays)
+        return *arrays, info
+
+    handed = []
+    vector.step = spoiled
+    environments.reset(7)
+    made = [environments.step(torch.zeros(P, E, dtype=torch.int64)) for _ in range(20)]
+    fields = ("observation", "next_observation", "reward", "terminated", "truncated", "valid", "started")
+    before = copy.deepcopy([[getattr(now, field) for field in fields] for now in made])
+    for array in handed:
+        array.fill(1)
+    for now, then in zip(made, before, strict=True):
+        torch.testing.assert_close([getattr(now, field) for field in fields], then, rtol=0, atol=0)

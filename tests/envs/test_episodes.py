@@ -1,0 +1,92 @@
+"""Which episodes a training return is the mean of: all that began in a stretch of time, and each its agent's own."""
+
+import numpy as np
+import pytest
+
+from evorl.envs.episodes import Episodes
+
+
+def played(draw, generations, steps, num_envs, owners=None, carries=True):
+    """What `pop` gives after each generation [G] of one agent whose episodes `draw` gives as (length, return)."""
+    episodes, given = Episodes(1, num_envs), []
+    left, value = np.zeros(num_envs, dtype=int), np.zeros(num_envs)
+    for generation in range(generations):
+        episodes.hand_over([owners[generation] if owners else 0])
+        if not carries:
+            episodes.restart()
+            left[:] = 0
+        for _ in range(steps):
+            for copy in np.flatnonzero(left == 0):
+                left[copy], value[copy] = draw()
+            left -= 1
+            episodes.step(np.where(left == 0, value, 0.0), left == 0, None)
+        given.append(episodes.pop())
+    return given
+
+
+def long_and_good(rng):
+    """Episodes of up to 100 steps that return their length, 28.4 on average."""
+    length = min(1 + int(rng.exponential(29.0)), 100)
+    return length, float(length)
+
+
+@pytest.mark.parametrize(("steps", "carries"), [(200, False), (64, True)])
+def test_long_episodes_count_as_much_as_short_ones(steps, carries):
+    """In 200 steps the mean of those that ended is 25.0 and not 28.5: the end of each generation cuts long ones off."""
+    rng = np.random.default_rng(0)
+    true = np.mean([long_and_good(rng)[1] for _ in range(100_000)])
+    given = played(lambda: long_and_good(rng), 150, steps, 8, carries=carries)
+    sums, counts, ended = (np.sum(column) for column in zip(*given, strict=True))
+    assert sums / counts == pytest.approx(true, rel=0.04)
+    assert 0.5 * ended < counts <= ended
+
+
+def test_every_episode_of_an_agent_that_goes_on_counts_once():
+    rng, drawn = np.random.default_rng(0), []
+
+    def draw():
+        drawn.append(long_and_good(rng))
+        return drawn[-1]
+
+    given = played(draw, 40, 64, 8)
+    counts = sum(int(returns.episodes[0]) for returns in given)
+    assert len(drawn) - 40 < counts <= sum(returns.ended[0] for returns in given) <= len(drawn)
+
+
+@pytest.mark.parametrize(
+    ("owners", "counts"), [([0, 0, 0, 0], [2, 4, 2, 4]), ([0, 1, 2, 3], [2, 2, 2, 2]), ([0, 0, 1, 1], [2, 4, 2, 4])]
+)
+def test_an_episode_in_which_the_agent_changed_is_nobodys(owners, counts):
+    """Two environments, episodes of four steps and generations of six: every second generation ends within one."""
+    given = played(lambda: (4, 1.0), 4, 6, 2, owners)
+    assert [int(returns.ended[0]) for returns in given] == [2, 4, 2, 4]
+    assert [int(returns.episodes[0]) for returns in given] == counts
+    assert [returns.sums[0] for returns in given] == counts
+
+
+def test_what_waits_to_be_counted_goes_with_its_agent():
+    """The episode of three steps waits, as one of five that began with it might still run; its agent is then gone."""
+    for owners, later in (([0, 0], 2.0), ([0, 1], 0.0)):
+        episodes = Episodes(1, 1)
+        episodes.hand_over([owners[0]])
+        for length in (5, 3):
+            for step in range(length):
+                episodes.step(np.ones(1), np.array([step == length - 1]), None)
+        assert episodes.pop().sums == 5.0
+        episodes.hand_over([owners[1]])
+        for _ in range(2):
+            episodes.step(np.ones(1), np.array([False]), None)
+        assert episodes.pop().episodes == later / 2
+
+
+def test_what_ended_before_an_agent_took_over_is_not_its_own():
+    """Two agents, one environment each; the second agent is replaced after episodes of 1 step that return 1 and 10."""
+    episodes, over = Episodes(2, 1), np.array([True, True])
+    episodes.hand_over([0, 1])
+    episodes.step(np.array([1.0, 10.0]), over, None)
+    episodes.hand_over([0, 2])
+    episodes.step(np.array([2.0, 20.0]), over, None)
+    returns = episodes.pop()
+    assert returns.sums.tolist() == [3.0, 20.0]
+    assert returns.episodes.tolist() == [2.0, 1.0]
+    assert returns.ended.tolist() == [2.0, 2.0]

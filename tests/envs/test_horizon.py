@@ -1,0 +1,108 @@
+"""Generations long enough to begin new episodes, what is reported of them, and runs that need none."""
+
+import re
+
+import pytest
+from helpers.support import config, lines, train
+
+from evorl.config import Environment
+from evorl.envs.horizon import Horizon, horizon, longest_episode
+from evorl.envs.vector import make_vector
+from evorl.types import EvorlWarning
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({"id": "LunarLander-v3"}, 1000),
+        ({"id": "LunarLander-v3", "kwargs": {"max_episode_steps": 300}}, 300),
+        ({"id": "LunarLander-v3", "kwargs": {"max_episode_steps": -1}}, None),
+        ({"id": "CartPole-v1"}, 500),
+        ({"id": "CartPole-v1", "vectorization": "sync"}, 500),
+        ({"id": "helpers.probes:Counter-v0"}, None),
+        ({"id": "ALE/Pong-v5"}, 27_000),
+        ({"id": "ALE/Pong-v5", "kwargs": {"max_num_frames_per_episode": 1000, "frameskip": 3}}, 334),
+        ({"id": "ALE/Pong-v5", "kwargs": {"obs_type": "ram"}}, 27_000),
+        ({"id": "ale_py:Pong-v4"}, 54_000),
+    ],
+)
+def test_the_longest_episode_is_what_the_registration_allows(settings, longest):
+    if "Pong" in settings["id"]:
+        pytest.importorskip("ale_py")
+    make_vector(Environment(**settings), 1).close()
+    assert longest_episode(Environment(**settings)) == longest
+
+
+@pytest.mark.parametrize(
+    ("steps", "copies", "period", "asked", "expected"),
+    [
+        (32_000, 2, 1, "auto", Horizon(2000, 1000, False)),
+        (16_000, 2, 1, "auto", Horizon(1000, 1000, True)),
+        (16_000, 8, 1, "auto", Horizon(250, 1000, True)),
+        (16_000, 8, 1, "false", Horizon(250, 1000, False)),
+        (32_000, 1, 1, "true", Horizon(4000, 1000, True)),
+        (20_480, 2, 256, "auto", Horizon(1280, 1000, True)),
+        (20_000, 2, 256, "auto", Horizon(1280, 1000, True)),
+    ],
+)
+def test_episodes_begin_anew_only_where_a_generation_is_twice_as_long(steps, copies, period, asked, expected):
+    settings = "environment.id=LunarLander-v3", "environment.num_envs=8", f"environment.carry_over={asked}"
+    assert horizon(config(*settings, f"evolution.steps={steps}"), copies, period) == expected
+
+
+def test_without_a_known_limit_episodes_run_on():
+    settings = "environment.id=helpers.probes:Counter-v0", "environment.carry_over=auto", "evolution.steps=1000000"
+    assert horizon(config(*settings), 1, 1) == Horizon(500_000, None, True)
+
+
+def test_what_is_said_has_the_numbers_and_what_they_mean_for_resuming():
+    assert Horizon(2000, 1000, False).sentence() == (
+        "Each generation begins new episodes (a generation has 2,000 steps of each environment, and episodes may take "
+        "1,000): resuming is bit-exact on the same number of ranks."
+    )
+    assert Horizon(250, None, True).sentence() == (
+        "Episodes run on from one generation to the next (a generation has 250 steps of each environment, and episodes "
+        "have no known limit): resuming will not be bit-exact."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "evaluated", "warns"),
+    [
+        (Horizon(250, 1000, False), None, "after 250 steps .* plays up to 1,000"),
+        (Horizon(250, 1000, False), 400, "plays up to 400"),
+        (Horizon(250, 1000, False), 250, None),
+        (Horizon(1000, 1000, False), None, None),
+        (Horizon(250, 1000, True), None, None),
+        (Horizon(250, None, False), 400, None),
+    ],
+)
+def test_states_that_are_only_evaluated_are_warned_about(given, evaluated, warns):
+    warning = given.shortfall(evaluated)
+    assert re.search(warns, warning) if warns else warning is None
+
+
+MOUNTAIN_CAR = ["environment={id: MountainCar-v0, num_envs: 2}", "evolution.steps=300", "training.max_steps=600"]
+
+
+def test_a_generation_shorter_than_an_episode_still_trains_on_whole_episodes(in_directory, capsys):
+    """MountainCar's episodes take 200 steps and a generation 150: restarted, no episode would ever end."""
+    with pytest.warns(EvorlWarning, match="no episode ended in generation 1, which had 150 steps") as caught:
+        assert train("run.name=a", *MOUNTAIN_CAR) == 0
+    assert len(caught) == 1
+    assert "Episodes run on from one generation to the next (a generation has 150 steps" in capsys.readouterr().err
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert rows[0]["train_return"] == [None] * 4
+    assert rows[0]["train_episodes"] == [0] * 4
+    with pytest.warns(EvorlWarning) as caught:
+        assert train("run.name=a", *MOUNTAIN_CAR, "run.resume=auto", "training.max_steps=900") == 0
+    inexact = "this resume is not bit-exact: episodes run on over the ends of generations"
+    assert inexact in [str(warning.message) for warning in caught]
+
+
+def test_who_asks_for_new_episodes_in_short_generations_is_warned(in_directory):
+    with pytest.warns(EvorlWarning) as caught:
+        assert train("run.name=a", *MOUNTAIN_CAR, "environment.carry_over=false", "evaluation.max_steps=200") == 0
+    texts = [str(warning.message) for warning in caught]
+    assert any("after 150 steps of each environment, but evaluation plays up to 200" in text for text in texts)
+    assert sum("no episode ended" in text for text in texts) == 1, "once in a run, not in every generation"

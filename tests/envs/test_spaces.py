@@ -1,0 +1,113 @@
+"""How boxes are read: the bounds of bytes, and where an image has its channels."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers.kinds import made
+from helpers.support import agent, algorithm, population
+
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.envs.spec import as_numbers, observation_specs
+from evorl.types import UserError
+
+
+class Pictures(gym.Env):
+    """Shows a black picture of any shape."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, shape):
+        self.observation_space = gym.spaces.Box(0, 255, tuple(shape), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, np.uint8), {}
+
+    def step(self, action):
+        return np.zeros(self.observation_space.shape, np.uint8), 0.0, False, False, {}
+
+
+gym.register("Pictures-v0", entry_point=Pictures)
+
+
+def part_of(space):
+    return observation_specs(space)["observation"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shape", "seen", "read"),
+    [
+        (0, 10, (7, 7, 3), [0, 5, 10], [0.0, 0.5, 1.0]),
+        (0, 1, (4, 4), [0, 1], [0.0, 1.0]),
+        (100, 120, (6,), [100, 105, 120], [0.0, 0.25, 1.0]),
+        (0, 255, (84, 84, 3), [0, 51, 255], [0.0, 0.2, 1.0]),
+        (np.array([2, 0], np.uint8), np.array([4, 8], np.uint8), (2,), [0, 2, 8], [0.0, 0.25, 1.0]),
+        (3, 3, (2,), [3], [0.0]),
+    ],
+)
+def test_bytes_are_scaled_by_their_declared_bounds(low, high, shape, seen, read):
+    part = part_of(gym.spaces.Box(low, high, shape, np.uint8))
+    numbers = as_numbers(torch.tensor(seen, dtype=torch.uint8), part)
+    torch.testing.assert_close(numbers, torch.tensor(read))
+
+
+@pytest.mark.parametrize("shape", [(12, 12, 3), (5,)])
+def test_every_network_reads_bytes_by_their_bounds(shape):
+    """What a box to 10 shows as 10 is what a box to 255 shows as 255: to convolutions, vectors and users' modules."""
+    seen = torch.zeros(1, 4, *shape, dtype=torch.uint8)
+    seen[:, ::2] = 1
+    module = ("network.name=module", "network.factory=test_spaces:flat_network")
+    for make in (lambda box: made("dqn", observations=box), lambda box: algorithm(*module, observations=box)):
+        values = []
+        for high in (10, 255):
+            dqn = make(gym.spaces.Box(0, high, shape, np.uint8))
+            (stack,) = population([agent(dqn=dqn)], dqn).policy.stacks
+            values.append(dqn.value(stack, {"observation": seen * high}, None))
+        torch.testing.assert_close(values[0], values[1])
+        assert values[0][0, 0] != values[0][0, 1]
+
+
+def flat_network(inputs, outputs):
+    width = int(np.prod(inputs))
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(width, outputs))
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "size"),
+    [
+        ((84, 84, 3), 3, (84, 84)),
+        ((3, 84, 84), 3, (84, 84)),
+        ((4, 84, 84), 4, (84, 84)),
+        ((8, 8, 12), 12, (8, 8)),
+        ((12, 8, 8), 12, (8, 8)),
+        ((210, 160, 3), 3, (210, 160)),
+        ((3, 210, 160), 3, (210, 160)),
+        ((5, 5, 5), 5, (5, 5)),
+        ((3, 84, 3), 3, (3, 84)),
+        ((1, 11, 12), 1, (11, 12)),
+    ],
+)
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_channels_are_found(shape, channels, size, kind):
+    part = part_of(gym.spaces.Box(0, 1, shape, kind))
+    assert (part.kind, part.channels, part.image_size) == ("image", channels, size)
+
+
+@pytest.mark.parametrize(
+    ("where", "channels", "size"), [("auto", 9, (7, 7)), ("first", 7, (7, 9)), ("last", 9, (7, 7))]
+)
+def test_the_configuration_can_say_where_channels_are(where, channels, size):
+    settings = Environment(id="test_spaces:Pictures-v0", kwargs={"shape": [7, 7, 9]}, image_channels=where)
+    part = Environments(settings, 1, 1).interface.parts["observation"]
+    assert (part.channels, part.image_size) == (channels, size)
+
+
+def test_stacked_frames_are_channels_whatever_their_size():
+    pytest.importorskip("ale_py")
+    kwargs = {"img_height": 12, "img_width": 12, "stack_num": 12}
+    part = Environments(Environment(id="ALE/Pong-v5", kwargs=kwargs), 1, 1).interface.parts["observation"]
+    assert (part.frames, part.channels_last) == (12, False)
+    with pytest.raises(UserError, match=r"environment\.image_channels: ALE/Pong-v5 stacks frames on the first axis"):
+        Environments(Environment(id="ALE/Pong-v5", image_channels="last"), 1, 1)

@@ -1,0 +1,230 @@
+"""Architecture mutations: growth changes nothing that an agent computes, and nothing that was learned gets lost."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import agent, algorithm, batch, population, seen
+
+from evorl.config import ArchitectureLimits
+from evorl.evolution import architecture as operations
+from evorl.networks.layers import ACTIVATIONS
+from evorl.types import Architecture
+
+KINDS = list(itertools.product(ACTIVATIONS, (False, True), (False, True)))
+
+
+def outputs(member, dqn, seed=0):
+    stack = population([member], dqn).policy.stacks[0]
+    now, target = stack.networks["q"], stack.targets["q"]
+    observation = torch.randn(1, 50, 5, generator=torch.Generator().manual_seed(seed))
+    return dqn.q_values(now(seen(observation))), dqn.q_values(target(seen(observation)))
+
+
+def made(dueling):
+    return algorithm(f"algorithm.dueling={dueling}"), "last" if dueling else "shared"
+
+
+def trained(activation, layer_norm, streams, dqn):
+    group = population([agent(Architecture((20, 24), (1, 0), activation, layer_norm, streams), dqn=dqn)], dqn)
+    for seed in range(3):
+        group.update(batch(group.policy.agents, seed=seed))
+    return group.to_agents()[0]
+
+
+@pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
+def test_growth_preserves_the_function(activation, layer_norm, dueling):
+    (dqn, streams), rng = made(dueling), np.random.default_rng(3)
+    member = trained(activation, layer_norm, streams, dqn)
+    before = outputs(member, dqn)
+    for grow in (
+        lambda: operations.enlarge(member, dqn.networks, "hidden.0", 37, rng),
+        lambda: operations.enlarge(member, dqn.networks, "hidden.1", 50, rng),
+        lambda: operations.add_layer(member, dqn.networks, "hidden.0", rng),
+        lambda: operations.add_layer(member, dqn.networks, "hidden.1", rng),
+        lambda: operations.enlarge(member, dqn.networks, "hidden.1", 70, rng),
+    ):
+        grow()
+        for was, now in zip(before, outputs(member, dqn), strict=True):
+            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+    assert member.architecture.hidden_sizes == (37, 70)
+    assert member.architecture.residual_layers == (2, 1)
+
+
+@pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
+def test_what_has_grown_learns(activation, layer_norm, dueling):
+    (dqn, streams), rng = made(dueling), np.random.default_rng(3)
+    member = trained(activation, layer_norm, streams, dqn)
+    operations.enlarge(member, dqn.networks, "hidden.1", 30, rng)
+    operations.add_layer(member, dqn.networks, "hidden.1", rng)
+    born = {name: value.clone() for name, value in member.tensors["q"]["parameters"].items()}
+    group = population([member], dqn)
+    for seed in range(3):
+        group.update(batch(group.policy.agents, seed=seed))
+    after = group.to_agents()[0].tensors["q"]["parameters"]
+    read = (after["advantage.weight" if streams == "last" else "q_values.weight"][24:] != 0).all(1)
+    assert read.sum() >= 4, "new units are read after a few steps, but for those whose ReLU is off for the whole batch"
+    assert (after["hidden.1.residual.0.scale"] != 0).any(-1).all(), "so is the new layer, in every stream"
+    moved = after["hidden.1.weight"][..., 24:] != born["hidden.1.weight"][..., 24:]
+    assert moved.flatten(-2).any(-1).all()
+
+
+def test_moments_of_surviving_weights_survive():
+    dqn = algorithm()
+    member = trained("relu", False, "shared", dqn)
+    before = {role: dict(member.tensors["q"][role]) for role in ("mean", "square", "target")}
+    operations.enlarge(member, dqn.networks, "hidden.1", 40, np.random.default_rng(0))
+    for role in ("mean", "square"):
+        moments = member.tensors["q"][role]
+        assert before[role]["hidden.1.weight"].any()
+        torch.testing.assert_close(moments["hidden.1.weight"][:, :24], before[role]["hidden.1.weight"])
+        torch.testing.assert_close(moments["q_values.weight"][:24], before[role]["q_values.weight"])
+    new = (
+        member.tensors["q"]["mean"]["hidden.1.weight"][:, 24:],
+        member.tensors["q"]["square"]["hidden.1.weight"][:, 24:],
+    )
+    assert not new[0].any()
+    torch.testing.assert_close(new[1], before["square"]["hidden.1.weight"].mean().expand(20, 16))
+    operations.reduce(member, dqn.networks, "hidden.1", 24)
+    for role in ("mean", "square", "target"):
+        for name, value in before[role].items():
+            torch.testing.assert_close(member.tensors["q"][role][name], value)
+
+
+@pytest.fixture(scope="module")
+def veteran():
+    """An agent whose bias correction is nearly over."""
+    dqn = algorithm("algorithm.tau=0.01")
+    group = population([agent(Architecture((64, 64), (0, 0), "relu"), dqn=dqn)], dqn)
+    for seed in range(400):
+        group.update(batch(group.policy.agents, size=64, seed=seed))
+    return dqn, group.to_agents()[0]
+
+
+GROWTHS = {
+    "a wider first layer": lambda *given: operations.enlarge(given[0], given[1], "hidden.0", 96, given[2]),
+    "a wider last layer": lambda *given: operations.enlarge(given[0], given[1], "hidden.1", 96, given[2]),
+    "another layer": lambda *given: operations.add_layer(given[0], given[1], "hidden.1", given[2]),
+}
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_new_weights_step_no_further_than_under_a_fresh_adam(growth, veteran):
+    """That moves a weight by the learning rate first; here moments of zero made it 1.8 times as far."""
+    dqn, parent = veteran
+
+    def first_update(member):
+        before, answers = member.tensors["q"]["parameters"], outputs(member, dqn)[0].clone()
+        group = population([member.child(1)], dqn)
+        group.update(batch(group.policy.agents, size=64, seed=1000))
+        after = group.to_agents()[0]
+        steps = {name: (value - before[name]).abs() for name, value in after.tensors["q"]["parameters"].items()}
+        return steps, (outputs(after, dqn)[0] - answers).abs().mean()
+
+    _, usual = first_update(parent)
+    child = parent.child(1)
+    GROWTHS[growth](child, dqn.networks, np.random.default_rng(0))
+    steps, moved = first_update(child)
+    old = parent.tensors["q"]["parameters"]
+    for name, step in steps.items():
+        if name in old:
+            step[tuple(slice(size) for size in old[name].shape)] = 0
+    furthest = max(step.max() for step in steps.values())
+    assert 0 < furthest <= parent.hyperparameters["learning_rate"]
+    assert moved < 1.3 * usual
+
+
+def test_a_merged_layer_takes_over_how_far_the_next_one_steps(veteran):
+    dqn, parent = veteran
+    child = parent.child(1)
+    operations.merge_layer(child, dqn.networks, 0)
+    before, after = parent.tensors["q"]["square"], child.tensors["q"]["square"]
+    for new, old in (("weight.observation", "weight"), ("bias", "bias")):
+        name, expected = f"hidden.0.{new}", before[f"hidden.1.{old}"].mean()
+        torch.testing.assert_close(after[name], expected.expand(after[name].shape), rtol=1e-5, atol=0)
+        assert not child.tensors["q"]["mean"][name].any()
+
+
+def test_streams_take_their_own_steps():
+    """The gradients of a policy and of a value may differ by orders of magnitude."""
+    dqn, streams = made(dueling=True)
+    member = trained("relu", False, streams, dqn)
+    square = member.tensors["q"]["square"]
+    for name in ("hidden.1.weight", "hidden.1.bias"):
+        square[name][1] = 1e6
+    operations.add_layer(member, dqn.networks, "hidden.1", np.random.default_rng(0))
+    operations.enlarge(member, dqn.networks, "hidden.1", 30, np.random.default_rng(0))
+    for name in ("hidden.1.weight", "hidden.1.residual.0.weight", "hidden.1.residual.0.scale"):
+        policy, value = member.tensors["q"]["square"][name][..., 24:]
+        assert policy.max() < 1
+        assert value.min() > 1e5
+
+
+def test_an_agent_that_never_learned_has_no_moments_to_take_over():
+    dqn = algorithm()
+    member = agent(dqn=dqn)
+    for growth in GROWTHS.values():
+        growth(member, dqn.networks, np.random.default_rng(0))
+    operations.merge_layer(member, dqn.networks, 0)
+    assert not any(value.any() for role in ("mean", "square") for value in member.tensors["q"][role].values())
+
+
+def test_the_units_that_are_read_least_go_first():
+    dqn = algorithm()
+    member = agent(dqn=dqn)
+    for role in ("parameters", "target"):
+        member.tensors["q"][role]["q_values.weight"][[3, 7]] = 0
+    before = outputs(member, dqn)
+    operations.reduce(member, dqn.networks, "hidden.1", 14)
+    assert member.architecture.hidden_sizes == (16, 14)
+    torch.testing.assert_close(outputs(member, dqn), before)
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_merging_layers_multiplies_them(dueling):
+    """Where the activation between two layers changes nothing, neither does the merge."""
+    dqn, streams = made(dueling)
+    member = agent(Architecture((16, 12, 10), (0, 1, 0), "relu", False, streams), dqn=dqn)
+    for role in ("parameters", "target"):
+        member.tensors["q"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
+    before = outputs(member, dqn)
+    operations.merge_layer(member, dqn.networks, 0)
+    assert member.architecture.hidden_sizes == (12, 10)
+    assert member.architecture.residual_layers == (1, 0)
+    torch.testing.assert_close(outputs(member, dqn), before, rtol=1e-3, atol=1e-3)
+
+
+def test_a_removed_layer_leaves_no_tensor_behind():
+    dqn = algorithm()
+    member = agent(Architecture((16, 16), (1, 2), "relu", True), dqn=dqn)
+    operations.remove_residual_layer(member, dqn.networks, "hidden.1")
+    assert member.architecture.residual_layers == (1, 1)
+    specs = dqn.networks["q"].network.specs(member.architecture)
+    for role, named in member.tensors["q"].items():
+        wanted = {name for name, spec in specs.items() if spec.trained == (role != "buffers")}
+        assert set(named) == wanted
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_norm, dueling):
+    (dqn, streams), rng = made(dueling), np.random.default_rng(5)
+    limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40, unit_steps=(1, 9))
+    member = agent(Architecture((16, 16), (0, 0), "silu", layer_norm, streams), dqn=dqn)
+    seen = set()
+    for _ in range(150):
+        mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units
+        mutate(member, dqn.networks, limits, rng)
+        shape = member.architecture
+        assert 1 <= shape.layers <= 4
+        assert all(3 <= width <= 40 for width in shape.hidden_sizes)
+        specs = dqn.networks["q"].network.specs(shape)
+        for role, named in member.tensors["q"].items():
+            assert {name: tuple(value.shape) for name, value in named.items()} == {
+                name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
+            }
+        seen.add((len(shape.hidden_sizes), shape.layers))
+    group = population([member], dqn)
+    group.update(batch(group.policy.agents))
+    assert len(seen) > 3, "the chain is meant to visit several depths"

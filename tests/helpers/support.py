@@ -1,0 +1,253 @@
+"""What several tests need: small configurations, agents, and the demo as a function."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import torch
+
+from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.config import override, read_yaml, validate
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.envs.spec import EnvSpec, ObservationSpec, observation_specs
+from evorl.evolution import Context
+from evorl.networks.stacked import new_tensors
+from evorl.population import Learner, Policy, initial_population
+from evorl.population.evaluation import evaluate
+from evorl.randomness import torch_generator
+from evorl.replay.experience import ReplayExperience
+from evorl.replay.n_step import OneStep
+from evorl.replay.storage import Storage
+from evorl.runs.launch import run_program
+from evorl.system.timing import Stopwatch
+from evorl.types import Agent, AgentState, Batch, PolicyOutput
+
+ROOT = Path(__file__).parent.parent.parent
+SMALL = Path(__file__).parent / "small.yaml"
+OBSERVATIONS = gym.spaces.Box(-1.0, 1.0, (5,))
+ACTIONS = gym.spaces.Discrete(3)
+
+EVERY_MUTATION = [
+    "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 0.5,"
+    " new_layer: 0.5}",
+    "evolution.architecture={min_units: 4, max_units: 96, unit_steps: [3, 16], max_layers: 4}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 16},"
+    " learn_step: {min: 1, max: 4, grow: 1.5, shrink: 0.75}}",
+]
+
+
+def config(*overrides):
+    return validate(override(read_yaml(SMALL), overrides), SETTINGS)
+
+
+def interface(observations=OBSERVATIONS, actions=ACTIONS, masked=False):
+    return EnvSpec("Some-v0", observation_specs(observations), actions, masked)
+
+
+def algorithm(*overrides, **spaces):
+    return make_algorithm(config(*overrides), interface(**spaces))
+
+
+def context(*overrides):
+    """What mutations and selections are told, with the networks of the first algorithm."""
+    return Context(config(*overrides).evolution, algorithm().networks)
+
+
+def agent(architecture=None, id=0, dqn=None, **hyperparameters):
+    """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
+    dqn = dqn or algorithm()
+    architecture = architecture or dqn.initial_architecture()
+    made = Agent(id, architecture, dqn.settings.first_hyperparameters() | hyperparameters, {})
+    made.state = AgentState(acting=dqn.initial_state())
+    generator = torch.Generator().manual_seed(id)
+    new_tensors(dqn.networks, made, generator)
+    for roles in made.tensors.values():
+        for role in ("parameters", "target"):
+            for value in roles.get(role, {}).values():
+                value += 0.1 * torch.randn(value.shape, generator=generator)
+    return made
+
+
+def population(agents, dqn=None, **options):
+    """The learner of agents that are copies of these."""
+    copies = [replace(a.child(a.id), parent=a.parent, mutation=a.mutation) for a in agents]
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    return Learner(Policy(copies, dqn or algorithm(), generator), **options)
+
+
+def seen(values):
+    """An observation of one vector part."""
+    return {"observation": values}
+
+
+def greedy(learner, observation, state=None, started=None):
+    """The best actions known and the recurrent state after them."""
+    shape = next(iter(observation.values())).shape[:2]
+    state = learner.policy.initial_state(shape[1]) if state is None else state
+    started = torch.zeros(shape, dtype=torch.bool) if started is None else started
+    output, after = learner.policy.act(observation, started, state, deterministic=True)
+    return output.action, after
+
+
+def play(learner, experience, environments, steps, generation=0):
+    """The training loop, for so many steps of environments that have been reset."""
+    policy = learner.policy
+    experience.begin(policy, generation)
+    state = policy.initial_state(environments.num_envs)
+    for _ in range(steps):
+        output, state = policy.act(environments.observation, environments.started, state)
+        experience.add(environments.step(output.action), output)
+        for batch in experience.batches():
+            experience.observe(batch, learner.update(batch))
+
+
+def trained(*overrides, steps):
+    """A population of two that has been trained for so many steps, and its environments."""
+    settings = config("population.size=2", *overrides, "algorithm.learning_rate=1e-2")
+    environments = Environments(settings.environment, 2, settings.environment.num_envs)
+    chosen = make_algorithm(settings, environments.interface)
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    learner = Learner(Policy(initial_population(settings, chosen), chosen, generator))
+    experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
+    environments.reset(1)
+    play(learner, experience, environments, steps)
+    return learner, environments
+
+
+def score(learner, environments):
+    """The mean return [P] over episodes that the agents have not seen."""
+    return evaluate(learner.policy, environments, range(900, 940), None).mean(1)
+
+
+def output_of(action, state=None, next_state=None, **extras):
+    """The output of a policy with these values, without a recurrent state unless one is given."""
+    none = torch.zeros(*action.shape[:2], 0, 0)
+    return PolicyOutput(action, extras, none if state is None else state, none if next_state is None else next_state)
+
+
+PREFIXES = ("observation.", "next_observation.")
+
+
+def batch_of(fields, weight, due, recurrent=None):
+    """A batch from fields whose names say where they belong."""
+    parts = [{name[len(p) :]: value for name, value in fields.items() if name.startswith(p)} for p in PREFIXES]
+    columns = {name: value for name, value in fields.items() if not name.startswith(PREFIXES)}
+    return Batch(*parts, columns, weight, due, recurrent)
+
+
+def fields_of(batch):
+    """The fields of a batch under names that say where they belong."""
+    parts = zip(PREFIXES, (batch.observation, batch.next_observation), strict=True)
+    return {p + name: value for p, part in parts for name, value in part.items()} | batch.columns
+
+
+REPLAYED = {"action": ((), torch.int64), "reward": ((), torch.float32), "terminated": ((), torch.bool)}
+
+
+def replay_of(rows, streams, part):
+    """A storage of what a replay keeps, with one part of observations."""
+    return Storage(rows, streams, {"observation": part}, REPLAYED, torch.device("cpu"))
+
+
+def replay_experience(storage, windows=None, **settings):
+    """The experience of this storage, of single transitions unless `windows` says otherwise."""
+    fixed = {"reward_clip": None, "split_batches": False, "seed": 0, "stopwatch": Stopwatch()}
+    return ReplayExperience(storage, windows or OneStep(storage), **(fixed | settings))
+
+
+def vector(size):
+    """A part of so many numbers."""
+    return ObservationSpec("vector", (size,), torch.float32)
+
+
+def kept(storage):
+    """The fields of all that can be drawn, oldest first."""
+    return fields_of(storage.gather(storage.nth(torch.arange(storage.drawable))))
+
+
+def batch(agents, size=8, seed=0):
+    """A random batch [P, B] for `agents`, all of whom are due."""
+    generator = torch.Generator().manual_seed(seed)
+    count = len(agents)
+    fields = {
+        "observation.observation": torch.randn(count, size, 5, generator=generator),
+        "next_observation.observation": torch.randn(count, size, 5, generator=generator),
+        "action": torch.randint(3, (count, size), generator=generator),
+        "reward": torch.randn(count, size, generator=generator),
+        "terminated": torch.rand(count, size, generator=generator) < 0.2,
+    }
+    return batch_of(fields, torch.full((count, size), 1 / size), torch.ones(count))
+
+
+def probe_network(inputs, outputs):
+    """A user's own network."""
+    return torch.nn.Sequential(torch.nn.Linear(inputs, 24), torch.nn.SiLU(), torch.nn.Linear(24, outputs))
+
+
+def no_module(inputs, outputs):
+    return 3
+
+
+def wrong_shape(inputs, outputs):
+    return torch.nn.Linear(inputs, outputs + 1)
+
+
+def partly_frozen(inputs, outputs):
+    """A network with a frozen layer, and a layer that nothing uses."""
+    model = torch.nn.Sequential(torch.nn.Linear(inputs, 24), torch.nn.Tanh(), torch.nn.Linear(24, outputs))
+    model[0].requires_grad_(False)
+    model[2].unused = torch.nn.Linear(2, 2)
+    return model
+
+
+def demo():
+    """The `main` of demos/online.py."""
+    spec = importlib.util.spec_from_file_location("online", ROOT / "demos" / "online.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def train(*overrides, configuration=None):
+    """Run the demo in this process; its exit code."""
+    chosen = ["--config", str(configuration)] if configuration else ["--config", str(SMALL)]
+    return run_program(demo(), [*chosen, *overrides])
+
+
+def launch(directory, *overrides, processes=2, program="demos/online.py", timeout=180, arguments=()):
+    """Run the demo with `accelerate launch` in `directory`."""
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch",
+        "--config_file", str(ROOT / "configs" / "accelerate" / "accelerate.yaml"),
+        "--num_processes", str(processes), "--main_process_port", str(free_port()), *arguments,
+        str(ROOT / program), "--config", str(SMALL), *overrides,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    return subprocess.run(
+        command, cwd=directory, env=environment, timeout=timeout, capture_output=True, text=True, check=False
+    )
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def error_line(capsys):
+    """The one line that was printed, which is an error."""
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]

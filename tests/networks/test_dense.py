@@ -1,0 +1,125 @@
+"""The backward pass written by hand, against autograd through the plainest form of the same layers."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional
+
+from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
+from evorl.networks.layers import ACTIVATIONS, shares
+
+P, B = 3, 7
+LAYERS = {
+    "one": (DenseLayer("a", (".x", ".y")),),
+    "deep": (DenseLayer("a", (".x", ".y")), DenseLayer("b"), DenseLayer("b.r", residual=True), DenseLayer("c")),
+    "last": (DenseLayer("a", (".x", ".y")), DenseLayer("b", copies=2), DenseLayer("b.r", copies=2, residual=True)),
+    "all": (DenseLayer("a", (".x", ".y"), copies=2), DenseLayer("b", copies=2)),
+}
+SPANS = {"relu": (("relu", 0, P),), "silu": (("silu", 0, P),), "mixed": (("elu", 0, 1), ("gelu", 1, 2), ("tanh", 2, P))}
+
+
+def made(layers, spans, layer_norm, counted, units=6):
+    """A plan, its parameters and two sources."""
+    generator = torch.Generator().manual_seed(1)
+    plan = DensePlan(LAYERS[layers], ("first", "second"), LAYERS[layers][-1].copies, SPANS[spans], layer_norm)
+    p = {}
+    for layer in plan.layers:
+        rows = P * layer.copies
+        widths = {".x": 4, ".y": 2}
+        for suffix in layer.suffixes:
+            p[f"{layer.name}.weight{suffix}"] = torch.randn(
+                rows, widths.get(suffix, units), units, generator=generator, dtype=torch.float64
+            )
+        small = ("bias", *(("gain", "shift") if layer_norm else ()), *(("scale",) if layer.residual else ()))
+        for name in small:
+            p[f"{layer.name}.{name}"] = torch.randn(rows, 1, units, generator=generator, dtype=torch.float64)
+        if layer_norm and counted:
+            number = torch.randint(3, units + 1, (rows, 1, 1), generator=generator)
+            p[f"{layer.name}.counted"] = shares((torch.arange(units) < number).double())
+    for head, outputs in (("first", 3), ("second", 1)):
+        p[f"{head}.weight"] = torch.randn(P, units, outputs, generator=generator, dtype=torch.float64)
+        p[f"{head}.bias"] = torch.randn(P, 1, outputs, generator=generator, dtype=torch.float64)
+    sources = [torch.randn(P, B, width, generator=generator, dtype=torch.float64) for width in (4, 2)]
+    return plan, {name: value if "counted" in name else value.requires_grad_() for name, value in p.items()}, sources
+
+
+def plainly(plan, p, sources):
+    """The heads' outputs, agent by agent."""
+    outputs = []
+    for agent in range(P):
+        activation = next(ACTIVATIONS[name].function for name, start, stop in plan.spans if start <= agent < stop)
+        streams = []
+        for head in range(2):
+            x = torch.cat([source[agent] for source in sources], -1)
+            for layer in plan.layers:
+                row = agent * layer.copies + (head if layer.copies == 2 else 0)
+                weight = torch.cat([p[f"{layer.name}.weight{suffix}"][row] for suffix in layer.suffixes])
+                y = x @ weight + p[f"{layer.name}.bias"][row]
+                if plan.layer_norm:
+                    share = p.get(f"{layer.name}.counted")
+                    share = torch.full((6,), 1 / 6, dtype=torch.float64) if share is None else share[row, :, 0]
+                    mean = (y * share).sum(-1, keepdim=True)
+                    variance = ((y - mean).square() * share).sum(-1, keepdim=True)
+                    y = (y - mean) / (variance + 1e-5).sqrt() * p[f"{layer.name}.gain"][row] + p[f"{layer.name}.shift"][
+                        row
+                    ]
+                y = activation(y)
+                x = x + p[f"{layer.name}.scale"][row] * y if layer.residual else y
+            name = plan.heads[head]
+            streams.append(x @ p[f"{name}.weight"][agent] + p[f"{name}.bias"][agent])
+        outputs.append(streams)
+    return [torch.stack(each) for each in zip(*outputs, strict=True)]
+
+
+def elements(outputs):
+    """Some function of the outputs [P, B]."""
+    first, second = outputs
+    return functional.softplus(first).prod(-1) * second.squeeze(-1).cos()
+
+
+CASES = list(itertools.product(LAYERS, SPANS, ("none", "norm", "counted")))
+
+
+@pytest.mark.parametrize(("layers", "spans", "norm"), CASES)
+def test_gradients_are_those_of_autograd(layers, spans, norm):
+    plan, p, sources = made(layers, spans, norm != "none", norm == "counted")
+    for source in sources:
+        source.requires_grad_()
+    weight = torch.rand(P, B, dtype=torch.float64)
+    expected = plainly(plan, p, sources)
+    leaves = {name: value for name, value in p.items() if value.requires_grad}
+    wanted = torch.autograd.grad(elements(expected), [*leaves.values(), *sources], weight)
+
+    outputs = dense(plan, p, sources)
+    for output, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, other)
+    found = torch.autograd.grad(elements(outputs), [*leaves.values(), *sources], weight)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("layers", "spans", "norm"), CASES)
+def test_a_tape_gives_the_same_gradients_for_the_first_rows_and_for_several_calls(layers, spans, norm):
+    plan, p, sources = made(layers, spans, norm != "none", norm == "counted")
+    leaves = {name: value for name, value in p.items() if value.requires_grad} | {
+        "c": torch.ones(P, 1, dtype=torch.float64, requires_grad=True)
+    }
+    weight, rows = torch.rand(P, B, dtype=torch.float64), 5
+
+    def loss(first, second):
+        shortened = elements([value[:, :rows] for value in first])
+        return functional.pad(shortened, (0, B - rows)) * leaves["c"] + elements(second)
+
+    wanted = torch.autograd.grad(
+        loss(dense(plan, p, sources), dense(plan, p, [2 * source for source in sources])), [*leaves.values()], weight
+    )
+    tape = Tape()
+    first = dense(plan, p, sources, rows, tape)
+    assert not any(value.requires_grad for value in first[1::2])
+    assert all(value.shape[1] == B - rows for value in first[1::2])
+    into = {name: torch.full_like(value, torch.nan) for name, value in leaves.items()}
+    value = loss(first[::2], dense(plan, p, [2 * source for source in sources], None, tape))
+    tape.gradient(value, weight, leaves, into)
+    for one, other in zip(into.values(), wanted, strict=True):
+        torch.testing.assert_close(one, other)

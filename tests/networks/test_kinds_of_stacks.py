@@ -1,0 +1,176 @@
+"""Stacks of every kind of network compute what each of their agents computes alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.kinds import ACTIONS, OBSERVATIONS, act, alone, made, rollout_batch, shown
+from helpers.support import agent, population
+
+from evorl.evolution.architecture import add_layer, enlarge, reduce
+from evorl.networks.layout import plan_stacks
+from evorl.networks.recurrent import CELLS, unroll
+
+CASES = {
+    **{f"seen: {name}": ((), {"observations": space}) for name, space in OBSERVATIONS.items()},
+    **{f"done: {name}": ((), {"actions": space}) for name, space in ACTIONS.items()},
+    "masked": ((), {"masked": True}),
+    "masked choices": ((), {"masked": True, "actions": ACTIONS["choices"]}),
+    "a shared critic": (("algorithm.critic=shared",), {"observations": OBSERVATIONS["dict"]}),
+    "a layer norm": (("network.layer_norm=true",), {}),
+    "normalised": (("algorithm.normalize_observations=true",), {"observations": OBSERVATIONS["dict"]}),
+    "lstm": (("network.recurrent=lstm", "network.recurrent_size=12"), {}),
+    "gru": (("network.recurrent=gru", "network.recurrent_size=12"), {}),
+    "lstm, a shared critic": (("network.recurrent=lstm", "algorithm.critic=shared"), {}),
+    "gru on images": (("network.recurrent=gru", "network.recurrent_size=12"), {"observations": OBSERVATIONS["dict"]}),
+}
+
+
+def family(algorithm):
+    """Agents of one population after some mutations, with numbers of their own."""
+    rng, members = np.random.default_rng(0), []
+    for index, activation in enumerate(("tanh", "relu", "tanh", "gelu")):
+        member = agent(replace(algorithm.initial_architecture(), activation=activation), id=index, dqn=algorithm)
+        member.hyperparameters |= {"learning_rate": 1e-3 * (index + 1), "entropy_coefficient": 0.01 * index}
+        if "clip" in member.hyperparameters:
+            member.hyperparameters["clip"] = 0.1 * (index + 1)
+        members.append(member)
+    groups = members[0].architecture.sizes()
+    enlarge(members[1], algorithm.networks, "hidden.0", 40, rng)
+    add_layer(members[2], algorithm.networks, "hidden.1", rng)
+    if "recurrent" in groups:
+        enlarge(members[1], algorithm.networks, "recurrent", 70, rng)
+    if "channels.0" in groups:
+        enlarge(members[1], algorithm.networks, "channels.1", 13, rng)
+        add_layer(members[2], algorithm.networks, "channels.0", rng)
+        reduce(members[3], algorithm.networks, "kernel.0", 3)
+    for member in members:
+        generator = torch.Generator().manual_seed(member.id)
+        for name, value in member.tensors["policy"]["parameters"].items():
+            if name.endswith(("scale", "bias")):
+                value += 0.3 * torch.randn(value.shape, generator=generator)
+        for name, value in member.tensors["policy"]["buffers"].items():
+            if name.startswith("normal."):
+                value += torch.rand(value.shape, generator=generator)
+    return members
+
+
+def one_of(state, index, units):
+    return state[index : index + 1, ..., :units].clone()
+
+
+@pytest.mark.parametrize("overhead", [0, 10**9])
+@pytest.mark.parametrize("case", CASES)
+def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case, overhead, monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+    overrides, spaces = CASES[case]
+    algorithm = made("ppo", "algorithm.normalize_advantage=true", *overrides, **spaces)
+    agents = family(algorithm)
+    length = 4 if agents[0].architecture.recurrent else 1
+    together = population(agents, algorithm)
+    kernels = len({tuple(layer.kernel for layer in member.architecture.convolutions) for member in agents})
+    assert (len(together.policy.stacks) == kernels) == (overhead > 0)
+    generator = torch.Generator().manual_seed(9)
+    seen = shown(algorithm.interface, len(agents), 6, generator)
+    recurrent = rollout_batch(algorithm, agents, size=6, length=length).recurrent
+    state = torch.zeros(len(agents), 6, 0, 0) if recurrent is None else recurrent.state
+    output, next_state = act(together, seen, state, deterministic=True)
+    best = output.action
+    values = together.policy.value(seen, next_state if length > 1 else None)
+    batches = [rollout_batch(algorithm, agents, length=length, seed=seed) for seed in range(3)]
+    for batch in batches:
+        together.update(batch)
+    trained = {member.id: member for member in together.to_agents()}
+
+    for index, single in enumerate(agents):
+        lonely = population([single], algorithm)
+        units = lonely.policy.stacks[0].recurrent_units
+        own, mine = one_of(state, index, units), {name: value[index : index + 1] for name, value in seen.items()}
+        output, own = act(lonely, mine, own, deterministic=True)
+        torch.testing.assert_close(output.action[0], best[index])
+        torch.testing.assert_close(own[0], next_state[index][..., :units])
+        torch.testing.assert_close(lonely.policy.value(mine, own if length > 1 else None)[0], values[index])
+        for batch in batches:
+            lonely.update(alone(batch, index, units))
+        expected = lonely.to_agents()[0].tensors
+        torch.testing.assert_close(trained[index].tensors, expected, rtol=2e-4, atol=2e-5)
+        start = single.tensors["policy"]["parameters"]
+        assert any(not torch.equal(value, start[name]) for name, value in expected["policy"]["parameters"].items())
+
+
+@pytest.mark.parametrize("case", ["gru on images", "lstm", "seen: dict", "normalised"])
+def test_the_padding_stays_zero(case, monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
+    overrides, spaces = CASES[case]
+    algorithm = made("ppo", *overrides, **spaces)
+    agents = family(algorithm)[:3]
+    together = population(agents, algorithm)
+    assert len(together.policy.stacks) == 1
+    length = 4 if agents[0].architecture.recurrent else 1
+    for seed in range(4):
+        together.update(rollout_batch(algorithm, together.policy.agents, length=length, seed=seed))
+    module = together.policy.stacks[0].networks["policy"]
+    padding = {name: view.detach().clone() for name, view in module.parameters.views.items()}
+    stack = together.policy.stacks[0]
+    for index, member in enumerate(together.policy.agents[place] for place in together.policy.places(stack)):
+        for name, tensor in member.tensors["policy"]["parameters"].items():
+            padding[name][index][tuple(slice(size) for size in tensor.shape)] = 0
+    assert not any(values.any() for values in padding.values())
+
+
+def test_a_grouped_convolution_gives_what_one_for_each_agent_gives(monkeypatch):
+    """A GPU takes all agents of a stack in one call."""
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
+    algorithm = made("ppo", observations=OBSERVATIONS["image"])
+    together = population(family(algorithm)[:3], algorithm)
+    module = together.policy.stacks[0].networks["policy"]
+    encoder = module.network.images["observation"]
+    images = torch.randint(256, (3, 7, 2, 12, 12), dtype=torch.uint8)
+    one_by_one = encoder.forward(module.layout, module.leaves, images)
+    joined = encoder._layers(
+        module.layout.architecture, module.leaves, module.layout.spans, images.transpose(0, 1).flatten(1, 2)
+    )
+    torch.testing.assert_close(joined.view(7, 3, -1).transpose(0, 1), one_by_one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "reference"), [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU)])
+def test_cells_are_those_of_torch(name, reference):
+    time, batch, inputs, units = 5, 3, 4, 6
+    cell, module = CELLS[name], reference(inputs, units)
+    torch.nn.init.zeros_(module.bias_hh_l0)
+    x = torch.randn(time, batch, inputs)
+    given = (x @ module.weight_ih_l0.T + module.bias_ih_l0).unsqueeze(0)
+    state = torch.zeros(1, batch, cell.slots, units)
+    started = torch.zeros(1, time, batch, dtype=torch.bool)
+    outputs, after = unroll(cell, given, module.weight_hh_l0.T.unsqueeze(0), state, started)
+    expected, last = module(x)
+    torch.testing.assert_close(outputs[0], expected)
+    torch.testing.assert_close(after[0, :, 0], (last[0] if name == "lstm" else last)[0])
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_sequence_is_the_same_step_by_step_and_resets_where_an_episode_begins(name):
+    cell, units = CELLS[name], 5
+    given, weight = torch.randn(2, 6, 3, cell.gates * units), torch.randn(2, units, cell.gates * units)
+    first = torch.randn(2, 3, cell.slots, units)
+    started = torch.zeros(2, 6, 3, dtype=torch.bool)
+    started[:, 4] = True
+    outputs, after = unroll(cell, given, weight, first, started)
+    state, steps = first, []
+    for t in range(6):
+        step, state = unroll(cell, given[:, t : t + 1], weight, state, started[:, t : t + 1])
+        steps.append(step)
+    torch.testing.assert_close(torch.cat(steps, 1), outputs)
+    torch.testing.assert_close(state, after)
+    never = torch.zeros(2, 2, 3, dtype=torch.bool)
+    fresh, _ = unroll(cell, given[:, 4:], weight, torch.zeros_like(first), never)
+    torch.testing.assert_close(outputs[:, 4:], fresh)
+    assert not torch.allclose(outputs[:, :1], unroll(cell, given[:, :1], weight, first * 0, never[:, :1])[0])
+
+
+def test_agents_with_other_kernels_do_not_share_a_stack():
+    algorithm = made("ppo", observations=OBSERVATIONS["image"])
+    shapes = [member.architecture for member in family(algorithm)]
+    stacks = plan_stacks(shapes, lambda shape: 1.0)
+    assert sorted(sorted(members) for members, _ in stacks) == [[0, 1, 2], [3]]

@@ -1,0 +1,84 @@
+"""The stacked Adam against torch's own, agent by agent."""
+
+import torch
+
+from evorl.networks.optimizer import StackedAdam
+from evorl.networks.parameters import FlatTensors
+
+SHAPES = {"weight": (4, 3), "bias": (3,)}
+RATES = torch.tensor([1e-3, 1e-2, 3e-4])
+
+
+def gradients(step):
+    flat = FlatTensors(SHAPES, 3, torch.device("cpu"))
+    flat.flat.copy_(torch.randn(flat.flat.shape, generator=torch.Generator().manual_seed(step)))
+    return flat
+
+
+def references(start, limits):
+    parameters = [[view[agent].clone().requires_grad_() for view in start.views.values()] for agent in range(3)]
+    optimizers = [torch.optim.Adam(p, lr=float(rate)) for p, rate in zip(parameters, RATES, strict=True)]
+    return parameters, optimizers, limits
+
+
+def follow(parameters, optimizers, limits, gradient, agent):
+    for parameter, view in zip(parameters[agent], gradient.views.values(), strict=True):
+        parameter.grad = view[agent].clone()
+    if limits is not None:
+        torch.nn.utils.clip_grad_norm_(parameters[agent], float(limits[agent]))
+    optimizers[agent].step()
+
+
+def compare(limits):
+    start = gradients(100)
+    adam = StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu"))
+    reference = references(start, limits)
+    for step in range(20):
+        due = torch.tensor([1.0, float(step % 2), float(step > 10)])
+        gradient = gradients(step)
+        scaled = gradient.flat.clone()
+        if limits is not None:
+            scaled *= start.spread((limits / start.norms(scaled)).clamp(max=1))
+        adam.step(start.flat, scaled, RATES, due)
+        for agent in range(3):
+            if due[agent]:
+                follow(*reference, gradient, agent)
+    for agent in range(3):
+        for view, expected in zip(start.views.values(), reference[0][agent], strict=True):
+            torch.testing.assert_close(view[agent], expected.detach(), rtol=1e-5, atol=1e-6)
+    assert adam.updates.tolist() == [20, 10, 9]
+
+
+def test_it_is_adam_for_each_agent_alone():
+    compare(limits=None)
+
+
+def test_each_agent_is_clipped_by_its_own_norm():
+    compare(limits=torch.tensor([0.5, 100.0, 1.0]))
+
+
+def test_a_step_of_all_agents_is_the_same_as_one_of_those_that_are_active():
+    everyone, each = (StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu")) for _ in range(2))
+    one, other = gradients(100), gradients(100)
+    due = [torch.ones(3)] * 70 + [torch.tensor([1.0, 0.0, 1.0])] + [torch.ones(3)] * 70
+    for step, active in enumerate(due):
+        gradient, rates = gradients(step).flat, RATES * (1 + step % 3)
+        everyone.step(one.flat, gradient, rates, None if active.all() else active)
+        each.step(other.flat, gradient, rates, active)
+    assert torch.equal(one.flat, other.flat), "in how many steps at once factors are computed makes no difference"
+    assert everyone.updates.tolist() == each.updates.tolist() == [141, 140, 141]
+
+
+def test_steps_go_on_from_those_that_were_taken():
+    whole, later = (StackedAdam(SHAPES, 3, 1e-8, torch.device("cpu")) for _ in range(2))
+    one, other = gradients(100), gradients(100)
+    for step in range(10):
+        whole.step(one.flat, gradients(step).flat, RATES)
+    other.flat.copy_(one.flat)
+    later.mean.flat.copy_(whole.mean.flat)
+    later.square.flat.copy_(whole.square.flat)
+    later.load(whole.updates)
+    for step in range(10, 20):
+        whole.step(one.flat, gradients(step).flat, RATES)
+        later.step(other.flat, gradients(step).flat, RATES)
+    assert torch.equal(one.flat, other.flat)

@@ -1,0 +1,191 @@
+"""A stack of agents computes what each of its agents computes alone."""
+
+import itertools
+from dataclasses import replace
+
+import gymnasium as gym
+import pytest
+import torch
+from helpers.support import agent, algorithm, batch, batch_of, fields_of, population, seen
+
+from evorl.networks.layers import ACTIVATIONS
+from evorl.networks.layout import joint, padded, plan_stacks
+from evorl.types import Architecture
+
+MIXED = [
+    Architecture((16, 16), (0, 0), "relu"),
+    Architecture((48, 20), (1, 0), "relu"),
+    Architecture((64, 33), (0, 2), "tanh"),
+    Architecture((5, 64), (0, 0), "gelu"),
+    Architecture((16, 16), (1, 1), "silu"),
+    Architecture((40, 40), (0, 0), "elu"),
+]
+
+
+def variants():
+    return [
+        [replace(a, layer_norm=layer_norm, streams=streams) for a in MIXED]
+        for layer_norm, streams in itertools.product((False, True), ("shared", "last"))
+    ]
+
+
+def dqn_for(architectures, *overrides):
+    return algorithm(f"algorithm.dueling={architectures[0].streams == 'last'}", *overrides)
+
+
+def family(architectures, dqn):
+    return [
+        agent(
+            architecture, id=index, dqn=dqn, learning_rate=1e-3 * (index + 1), gamma=0.9 + 0.01 * index,
+            tau=0.01 * (index + 1), max_grad_norm=0.05 * (index + 1),
+        )
+        for index, architecture in enumerate(architectures)
+    ]  # fmt: skip
+
+
+def only(whole, index):
+    return batch_of(
+        {name: value[index : index + 1] for name, value in fields_of(whole).items()},
+        whole.weight[index : index + 1],
+        whole.due[index : index + 1],
+    )
+
+
+@pytest.fixture
+def one_stack(monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
+
+
+@pytest.mark.parametrize("overhead", [0, 10**9])
+@pytest.mark.parametrize("architectures", variants())
+def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures, overhead, monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+    dqn = dqn_for(architectures, "algorithm.max_grad_norm=1.0")
+    agents = family(architectures, dqn)
+    together = population(agents, dqn)
+    assert (len(together.policy.stacks) == 1) == (overhead > 0)
+    order = [member.id for member in together.policy.agents]
+    batches = [batch(agents, seed=seed) for seed in range(4)]
+    observation = torch.randn(len(agents), 3, 5)
+    outputs = together.policy.joined(
+        [dqn.q_values(s.networks["q"](seen(observation[s.members]))) for s in together.policy.stacks]
+    )
+    for whole in batches:
+        together.update(whole)
+    trained = {member.id: member for member in together.to_agents()}
+
+    for index, single in enumerate(agents):
+        alone = population([single], dqn)
+        expected = dqn.q_values(alone.policy.stacks[0].networks["q"](seen(observation[index : index + 1])))
+        torch.testing.assert_close(outputs[order.index(index)], expected[0])
+        for whole in batches:
+            alone.update(only(whole, index))
+        torch.testing.assert_close(trained[index].tensors, alone.to_agents()[0].tensors)
+        assert trained[index].state == alone.policy.agents[0].state
+
+
+@pytest.mark.parametrize("architectures", variants())
+def test_the_padding_stays_zero(architectures, one_stack):
+    dqn = dqn_for(architectures)
+    together = population(family(architectures, dqn), dqn)
+    for seed in range(5):
+        together.update(batch(together.policy.agents, seed=seed))
+    module = together.policy.stacks[0].networks["q"]
+    padding = {name: view.detach().clone() for name, view in module.parameters.views.items()}
+    stack = together.policy.stacks[0]
+    for index, member in enumerate(together.policy.agents[place] for place in together.policy.places(stack)):
+        for name, tensor in member.tensors["q"]["parameters"].items():
+            corner = padding[name][index][tuple(slice(size) for size in tensor.shape)]
+            assert corner.any()
+            corner.zero_()
+    assert not any(values.any() for values in padding.values())
+
+
+def test_gradients_of_one_agent_do_not_reach_another():
+    dqn = algorithm()
+    agents = [agent(id=index) for index in range(3)]
+    together = population(agents, dqn)
+    before = together.policy.stacks[0].networks["q"].parameters.flat.clone()
+    some = batch(agents)
+    some.columns["reward"][1] = torch.nan
+    together.update(some)
+    parameters = together.policy.stacks[0].networks["q"].parameters
+    rows = list(zip(*map(parameters.rows, (parameters.flat, before)), strict=True))
+    assert not parameters.flat.isnan().any()
+    assert all(torch.equal(now[1], was[1]) for now, was in rows), "an update that is not finite is not applied"
+    assert all(any((now[other] != was[other]).any() for now, was in rows) for other in (0, 2))
+
+
+def test_agents_that_are_not_due_keep_everything():
+    agents = [agent(id=index) for index in range(3)]
+    together = population(agents)
+    some = batch(agents)
+    some.due[1] = 0
+    together.update(some)
+    kept, learned = together.to_agents()[1], together.to_agents()[0]
+    torch.testing.assert_close(kept.tensors, agents[1].tensors, rtol=0, atol=0)
+    assert kept.state.updates["q"] == 0
+    assert learned.state.updates["q"] == 1
+
+
+def test_a_smaller_batch_is_the_mean_over_its_own_size():
+    agents = [agent(id=0), agent(id=1)]
+    together = population(agents)
+    some = batch(agents, size=8)
+    some.weight[1] = torch.tensor([1 / 3] * 3 + [0.0] * 5)
+    alone = population(agents[1:])
+    part = only(some, 1)
+    small = batch_of(
+        {name: value[:, :3] for name, value in fields_of(part).items()}, torch.full((1, 3), 1 / 3), part.due
+    )
+    together.update(some)
+    alone.update(small)
+    torch.testing.assert_close(together.to_agents()[1].tensors, alone.to_agents()[0].tensors)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 2)])
+def test_a_users_module_reads_every_vector_flat(shape):
+    spaces = {"observations": gym.spaces.Box(-1.0, 1.0, shape)}
+    dqn = algorithm("network={name: module, factory: 'helpers.support:probe_network'}", **spaces)
+    (stack,) = population([agent(id=id, dqn=dqn) for id in range(2)], dqn).policy.stacks
+    assert stack.networks["q"](seen(torch.randn(2, 4, *shape)))["q_values"].shape == (2, 4, 3)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_maps_zero_to_zero(name):
+    """Padding relies on it."""
+    assert ACTIVATIONS[name].function(torch.zeros(3)).eq(0).all()
+
+
+@pytest.mark.parametrize(("width", "expected"), [(1, 32), (32, 32), (33, 48), (48, 48), (64, 64), (65, 80)])
+def test_widths_are_padded_to_multiples_of_sixteen(width, expected):
+    assert padded(width) == expected
+
+
+def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
+    small = [Architecture((32, 32), (0, 0), "relu")] * 5
+    cost = algorithm().networks["q"].network.cost
+    assert len(plan_stacks([*small, Architecture((48, 64), (0, 0), "tanh")], cost)) == 1
+    plan = plan_stacks([*small, Architecture((512, 512), (0, 0), "relu")], cost)
+    assert sorted(len(members) for members, _ in plan) == [1, 5]
+    shallow = [Architecture((32,), (0,), "relu")] * 5
+    plan = plan_stacks([*shallow, Architecture((1024,), (0,), "relu")], cost)
+    assert sorted(len(members) for members, _ in plan) == [1, 5]
+
+
+def test_a_plan_places_every_agent_once_and_gives_it_room():
+    architectures = [
+        Architecture((width, other), (depth, 0), name)
+        for width, other, depth, name in itertools.product((8, 200, 40), (16, 90), (0, 2), ("relu", "elu"))
+    ] + [Architecture((30,), (1,), "relu"), Architecture((30, 30), (0, 0), "relu", layer_norm=True)]
+    plan = plan_stacks(architectures, algorithm().networks["q"].network.cost)
+    assert sorted(index for members, _ in plan for index in members) == list(range(len(architectures)))
+    for members, layout in plan:
+        assert layout.architecture == joint([architectures[i] for i in members])
+        for name, start, stop in layout.spans:
+            assert {architectures[i].activation for i in members[start:stop]} == {name}
+        assert layout.spans[-1][2] == len(members)
+        for index in members:
+            assert all(
+                a <= b for a, b in zip(architectures[index].hidden_sizes, layout.architecture.hidden_sizes, strict=True)
+            )

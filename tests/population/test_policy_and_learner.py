@@ -1,0 +1,128 @@
+"""The learning contract: what a policy is, and what objectives and targets a learner can serve."""
+
+import pytest
+import torch
+from helpers.support import OBSERVATIONS, agent, algorithm, batch, greedy, population, seen
+
+from evorl.algorithms.dqn import DQN
+from evorl.algorithms.objective import Objective, hyperparameter
+from evorl.networks.spec import NetworkSpec, Periodic
+from evorl.population import Learner, Policy
+from evorl.types import Architecture, Loss
+
+MIXED = [
+    Architecture((16, 16), (0, 0), "relu"),
+    Architecture((200, 20), (1, 0), "relu"),
+    Architecture((16, 33), (0, 2), "tanh"),
+    Architecture((16, 16), (0, 0), "relu"),
+]
+
+
+class TwoNetworks(DQN):
+    """An algorithm with two networks: a critic, and an actor that every other update changes and each third copies."""
+
+    def __init__(self, config, interface):
+        super().__init__(config, interface)
+        q = self.networks["q"]
+        self.networks = {"critic": q, "q": NetworkSpec(q.network, target=Periodic("learn_step"))}
+        rate = hyperparameter("learning_rate")
+        self.drawn, self.order = [], []
+        self.objectives = [
+            Objective("critic", self.critic_loss, rate),
+            Objective("q", self.actor_loss, rate, every=2, max_grad_norm=lambda stack: torch.full((2,), 1e-3)),
+        ]
+
+    def critic_loss(self, stack, batch, generator):
+        self.order.append("critic")
+        self.drawn.append(torch.rand((), generator=generator).item())
+        errors = stack.networks["critic"](batch.observation)["q_values"].mean(-1) - batch.columns["reward"]
+        return Loss(errors.square(), errors=errors.detach())
+
+    def actor_loss(self, stack, batch, generator):
+        self.order.append("q")
+        value = stack.networks["q"](batch.observation)["q_values"].mean(-1)
+        return Loss(-value)
+
+
+@pytest.fixture
+def two():
+    base = algorithm("algorithm.learn_step=3")
+    made = TwoNetworks(base.config, base.interface)
+    return made, [agent(id=id, dqn=made) for id in range(2)]
+
+
+def test_each_objective_has_its_network_its_period_and_the_generator(two):
+    made, agents = two
+    learner = population(agents, made)
+    before = {name: learner.policy.stacks[0].networks[name].parameters.flat.clone() for name in made.networks}
+    changed = []
+    for seed in range(4):
+        learner.update(batch(agents, seed=seed))
+        now = {name: learner.policy.stacks[0].networks[name].parameters.flat.clone() for name in made.networks}
+        changed.append({name for name in now if not torch.equal(now[name], before[name])})
+        before = now
+    assert changed == [{"critic", "q"}, {"critic"}] * 2
+    assert made.order == ["critic", "q", "critic"] * 2
+    assert len(set(made.drawn)) == 4
+    state = learner.to_agents()[0].state
+    assert state.updates == {"critic": 4, "q": 2}
+
+
+def test_a_periodic_target_is_the_network_of_its_last_copy(two):
+    made, agents = two
+    learner = population(agents, made)
+    network, target = learner.policy.stacks[0].networks["q"], learner.policy.stacks[0].targets["q"]
+    equal = []
+    for seed in range(6):
+        learner.update(batch(agents, seed=seed))
+        equal.append(torch.equal(network.parameters.flat, target.parameters.flat))
+    # Updates of the network come first, third and fifth; the copy comes with every third of them.
+    assert equal == [False, False, False, False, True, True]
+
+
+def test_only_networks_that_ask_for_a_target_have_one():
+    a2c = algorithm("algorithm={name: a2c, rollout_steps: 8}")
+    assert "target" not in agent(dqn=a2c).tensors["policy"]
+    assert not population([agent(dqn=a2c)], a2c).policy.stacks[0].targets
+    assert "target" in agent().tensors["q"]
+
+
+def test_a_policy_is_its_flat_buffer():
+    dqn = algorithm()
+    agents = [agent(shape, id=index, dqn=dqn) for index, shape in enumerate(MIXED)]
+    learner = population(agents, dqn)
+    received = Policy([member.child(9 + member.id) for member in agents], dqn, torch.Generator())
+    for seed in range(3):
+        learner.update(batch(agents, seed=seed))
+    look = seen(torch.randn(4, 6, *OBSERVATIONS.shape))
+    assert not torch.equal(learner.policy.value(look, None), received.value(look, None))
+    received.flat.copy_(learner.policy.flat)
+    torch.testing.assert_close(learner.policy.value(look, None), received.value(look, None), rtol=0, atol=0)
+    assert learner.policy.version == 3
+
+
+def test_agents_keep_their_order_whatever_the_packing(monkeypatch):
+    dqn = algorithm()
+    agents = [agent(shape, id=index, dqn=dqn) for index, shape in enumerate(MIXED)]
+    look, found = seen(torch.randn(4, 6, *OBSERVATIONS.shape)), []
+    for overhead in (0, 10**9):
+        monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+        learner = population(agents, dqn)
+        for seed in range(3):
+            learner.update(batch(agents, seed=seed))
+        assert [member.id for member in learner.to_agents()] == [0, 1, 2, 3]
+        found.append((greedy(learner, look)[0], learner.policy.value(look, None), learner.metrics().sums["loss"]))
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1])
+    torch.testing.assert_close(*(torch.from_numpy(losses) for _, _, losses in found), rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_stays_as_it_is_and_the_result_says_what_became_of_it():
+    dqn, agents = algorithm(), [agent(id=id) for id in range(3)]
+    some = batch(agents)
+    some.columns["reward"][1] = torch.nan
+    some.due[2] = 0
+    result = Learner(Policy(agents, dqn, torch.Generator())).update(some)
+    assert some.due.tolist() == [1, 1, 0]
+    assert result.active.tolist() == [1, 0, 0]
+    assert result.errors.shape == some.weight.shape

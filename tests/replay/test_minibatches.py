@@ -1,0 +1,79 @@
+"""Minibatches: every agent passes over all of its rollout, in parts of its own size and orders of its own."""
+
+import ast
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers.worlds import P, members
+
+from evorl.replay.minibatches import Minibatches, check_rollout
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_pass_divides_the_sequences_into_parts_of_the_wanted_size(seed):
+    """Whatever evolution has made of batch sizes and epochs."""
+    rng = np.random.default_rng(seed)
+    length = int(rng.choice([1, 2, 8]))
+    steps = length * int(rng.integers(1, 40))
+    sizes = [float(size) for size in rng.uniform(0.3, 2.5 * steps, P)]
+    passes = [float(epochs) for epochs in rng.uniform(0.2, 4, P)]
+    minibatches = Minibatches(
+        members(batch_size=tuple(sizes), epochs=tuple(passes)), steps, length, torch.device("cpu")
+    )
+    index = minibatches.draw(torch.Generator().manual_seed(seed))
+    assert index.shape == minibatches.counted.shape
+    lasts = []
+    for p, (size, epochs) in enumerate(zip(sizes, passes, strict=True)):
+        parts = min(steps // length, max(1, round(steps / size)))
+        passes_made = max(1, round(epochs))
+        lasts.append(parts * passes_made)
+        assert minibatches.due[:, p].tolist() == [1] * lasts[-1] + [0] * (len(index) - lasts[-1])
+        for epoch in range(passes_made):
+            drawn = [index[u, p][minibatches.counted[u, p]] for u in range(epoch * parts, (epoch + 1) * parts)]
+            assert sorted(torch.cat(drawn).tolist()) == list(range(steps // length))
+            widths = [len(part) for part in drawn]
+            assert max(widths) - min(widths) <= 1
+    assert minibatches.updates == len(index) == max(lasts)
+
+
+def test_agents_without_batch_size_or_epochs_learn_once_from_everything():
+    minibatches = Minibatches(members(), 24, 4, torch.device("cpu"))
+    assert minibatches.due.tolist() == [[1] * P]
+    index = minibatches.draw(torch.Generator().manual_seed(0))
+    assert index.sort(-1).values.tolist() == [[list(range(6))] * P]
+
+
+def test_agents_and_passes_have_orders_of_their_own():
+    minibatches = Minibatches(members(epochs=3), 200, 1, torch.device("cpu"))
+    index = minibatches.draw(torch.Generator().manual_seed(0)).flatten(0, 1)
+    assert len({tuple(row.tolist()) for row in index}) == 3 * P
+    again = minibatches.draw(torch.Generator().manual_seed(0)).flatten(0, 1)
+    assert torch.equal(index, again)
+
+
+@pytest.mark.parametrize("steps", [1, 12, 16, 45])
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_what_is_refused_names_its_key_and_all_that_would_fit(steps, num_envs):
+    def whole(sequence, size):
+        return steps % sequence == 0 and steps * num_envs % size == 0 and size % sequence == 0
+
+    most = steps * num_envs
+    for sequence in range(1, steps + 2):
+        for size in (None, *range(1, most + 2)):
+            message = check_rollout(steps, num_envs, sequence, size)
+            if steps % sequence:
+                key, fitting = "sequence_length", [n for n in range(1, steps + 1) if whole(n, most)]
+            elif size is None or whole(sequence, size):
+                assert message is None
+                continue
+            else:
+                key, fitting = "batch_size", [n for n in range(1, most + 1) if whole(sequence, n)]
+            assert message.startswith(f"algorithm.{key}: ")
+            assert ast.literal_eval(re.search(r"take one of (\[.*\])$", message)[1]) == fitting
+
+
+def test_of_many_sizes_that_fit_the_nearest_are_named():
+    message = check_rollout(2**20, 2**6, sequence=1, batch_size=100)
+    assert "minibatches of 100; take one of [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]" in message

@@ -1,0 +1,224 @@
+"""Rollouts of small worlds against loops that follow each episode by itself: what is learned from, and when."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import fields_of
+from helpers.worlds import (
+    ALL,
+    PLAIN,
+    E,
+    Group,
+    P,
+    T,
+    World,
+    check,
+    check_rollouts,
+    flat,
+    learned,
+    members,
+    next_state,
+    play,
+    played,
+    rollout_experience,
+    value_of,
+)
+
+from evorl.replay import rollout
+from evorl.types import UpdateResult
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("next_step", [False, True])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_advantages_and_returns_are_those_of_each_episode(seed, next_step, recurrent):
+    check_rollouts(World(seed, next_step, recurrent))
+
+
+def test_all_that_is_learned_of_a_step_was_so_at_that_step():
+    world = World(wide=True)
+    batches = flat(played(world, members(batch_size=(4.0, 16.0, 6.0), epochs=(2, 1, 3))))
+    found = learned(batches)
+    assert found.keys() == ALL.keys()
+    for (t, p, e), times in found.items():
+        assert len(times) == (2, 1, 3)[p]
+        transition, output = world.steps[t]
+        for fields in times:
+            assert set(fields) - {"weight", "advantage", "return"} == {
+                "observation.observation", "observation.picture", "observation.action_mask", "unclipped_action",
+                "log_prob", "value",
+            }  # fmt: skip
+            for name, values in output.extras.items():
+                assert torch.equal(fields[name], values[p, e])
+            for name in ("observation", "picture", "action_mask"):
+                assert torch.equal(fields[f"observation.{name}"], transition.observation[name][p, e])
+    check(world, batches)
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_all_steps_of_a_minibatch_that_happened_weigh_the_same(next_step):
+    world = World(next_step=next_step)
+    for batches in played(world, members(batch_size=(5.0, 16.0, 3.0))):
+        for batch in batches:
+            for p in range(P):
+                positive = batch.weight[p][batch.weight[p] > 0]
+                torch.testing.assert_close(positive, torch.full_like(positive, 1 / len(positive)))
+
+
+def test_a_minibatch_of_nothing_but_resets_weighs_nothing_and_stays_finite():
+    world = World(next_step=True)
+    for transition, _ in world.steps[:T]:
+        transition.valid[1] = False
+    batches = played(world, members(batch_size=4.0), replace(PLAIN, normalize_advantage=True))[0]
+    assert len(batches) == T * E // 4
+    for batch in batches:
+        assert not batch.weight[1].any()
+        assert all(value.isfinite().all() for value in fields_of(batch).values())
+        torch.testing.assert_close(batch.weight[[0, 2]].sum(-1), torch.ones(2))
+
+
+def test_normal_advantages_keep_returns_as_they_are():
+    world = World(next_step=True)
+    settings = replace(PLAIN, normalize_advantage=True)
+    agents = members(batch_size=(5.0, 16.0, 8.0))
+    for batch in flat(played(world, agents, settings)):
+        for p in range(P):
+            if not batch.due[p]:
+                continue
+            counted = (batch.weight[p] > 0).nonzero().flatten().tolist()
+            places = [
+                tuple(fields_of(batch)["observation.observation"][p, b, [0, 1, 2]].int().tolist()) for b in counted
+            ]
+            plain = np.array([world.advantage(*place, world.reward) for place in places])
+            expected = (plain - plain.mean()) / plain.std()
+            np.testing.assert_allclose(fields_of(batch)["advantage"][p, counted], expected, rtol=1e-3, atol=1e-3)
+            values = plain + [world.at(*place).value for place in places]
+            np.testing.assert_allclose(fields_of(batch)["return"][p, counted], values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("next_step", [False, True])
+def test_rewards_are_cut_on_both_sides_before_anything_else(next_step):
+    world = World(next_step=next_step)
+    for batches in played(world, settings=replace(PLAIN, reward_clip=0.25)):
+        check(world, batches, lambda *place: min(0.25, max(-0.25, world.reward(*place))))
+
+
+@pytest.mark.parametrize("length", [2, 4, 8])
+def test_sequences_go_on_step_by_step_from_their_recurrent_state(length):
+    """Unrolling each sequence gives the values that were seen when it was played."""
+    world = World(recurrent=True)
+    agents = members(batch_size=(8.0, 16.0, 8.0), epochs=2)
+    batches = flat(played(world, agents, replace(PLAIN, sequence=length)))
+    starts = {}
+    for batch in batches:
+        sequences = batch.weight.shape[1] // length
+        assert batch.recurrent.state.shape == (P, sequences, 1, 1)
+        assert batch.recurrent.started.shape == (P, length, sequences)
+        rows = {name: fields_of(batch)[name].unflatten(1, (length, sequences)) for name in fields_of(batch)}
+        weight = batch.weight.unflatten(1, (length, sequences))
+        assert torch.equal(weight > 0, (weight[:, :1] > 0).expand_as(weight)), "a sequence counts as a whole"
+        state = batch.recurrent.state
+        for k in range(length):
+            state = torch.where(batch.recurrent.started[:, k, :, None, None], 0.0, state)
+            seen = {"observation": rows["observation.observation"][:, k]}
+            torch.testing.assert_close(value_of(seen, state), rows["value"][:, k])
+            state = next_state(seen, state)
+        for p, s in np.ndindex(P, sequences):
+            if not (batch.due[p] and weight[p, 0, s]):
+                continue
+            t, _, e, _ = rows["observation.observation"][p, 0, s].int().tolist()
+            for k in range(length):
+                assert rows["observation.observation"][p, k, s, [0, 1, 2]].tolist() == [t + k, p, e]
+                assert batch.recurrent.started[p, k, s] == world.steps[t + k][0].started[p, e]
+            assert torch.equal(batch.recurrent.state[p, s], world.steps[t][1].state[p, e])
+            starts[t, p, e] = starts.get((t, p, e), 0) + 1
+    assert starts == {(t, p, e): 2 for t, p, e in ALL if t % length == 0}
+    check(world, batches)
+
+
+def test_agents_that_are_not_recurrent_have_no_state():
+    assert all(batch.recurrent is None for batches in played(World()) for batch in batches)
+
+
+@pytest.mark.parametrize("at_once", [0, 500, 1200, 2**24])
+@pytest.mark.parametrize("sequence", [1, 4])
+def test_how_many_minibatches_are_gathered_at_once_changes_nothing(at_once, sequence, monkeypatch):
+    world, agents = World(recurrent=True), members(batch_size=(4.0, 16.0, 8.0), epochs=(3, 2, 1))
+    settings = replace(PLAIN, sequence=sequence, normalize_advantage=True)
+    expected = flat(played(world, agents, settings))
+    monkeypatch.setattr(rollout, "GATHERED_BYTES", at_once)
+    found = flat(played(world, agents, settings))
+    assert len(found) == len(expected) == 2 * 12
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(vars(one.recurrent), vars(other.recurrent), rtol=0, atol=0)
+        torch.testing.assert_close(fields_of(one), fields_of(other), rtol=0, atol=0)
+        assert torch.equal(one.weight, other.weight)
+        assert torch.equal(one.due, other.due)
+
+
+def order(**options):
+    (batch,), _ = played(World(), **options)
+    return fields_of(batch)["unclipped_action"].tolist()
+
+
+def test_the_order_is_that_of_seed_generation_and_rank():
+    assert order() == order()
+    different = [order(), order(seed=1), order(generation=2), order(rank=1)]
+    assert all(one != other for index, one in enumerate(different) for other in different[:index])
+
+
+def test_a_rollout_that_a_generation_did_not_finish_is_forgotten():
+    world, experience = World(), rollout_experience()
+    experience.begin(Group(members()), 1)
+    assert play(experience, world, 0, T - 1) == []
+    experience.begin(Group(members()), 2)
+    (batches,) = play(experience, world, T)
+    assert set(learned(batches)) == world.valid(T)
+
+
+def drained(experience, stop):
+    """What is due of all agents at each update, when `stop` says after which updates an agent stops."""
+    due = []
+    for batch in experience.batches():
+        due.append(batch.due.tolist())
+        active = batch.due.clone()
+        active[list(stop.get(len(due) - 1, ()))] = 0
+        experience.observe(batch, UpdateResult(active))
+    return due
+
+
+def rollouts_with_stops(*stops, **hyperparameters):
+    world, group, due = World(), Group(members(**hyperparameters)), []
+    experience = rollout_experience(replace(PLAIN, normalized=("observation",)))
+    experience.begin(group, 1)
+    for index, stop in enumerate(stops):
+        for step in world.steps[index * T : (index + 1) * T]:
+            experience.add(*step)
+            due += [found] if (found := drained(experience, stop)) else []
+    return due, group
+
+
+def test_an_agent_that_stops_learns_no_more_from_this_rollout_but_from_the_next():
+    due, group = rollouts_with_stops({1: [0]}, {0: [1], 2: [2]}, epochs=2, batch_size=8.0)
+    assert due == [[[1, 1, 1]] * 2 + [[0, 1, 1]] * 2, [[1, 1, 1]] + [[1, 0, 1]] * 2 + [[1, 0, 0]]]
+    assert len(group.events) == 2
+
+
+@pytest.mark.parametrize("at_once", [0, 2**24])
+def test_when_all_have_stopped_nothing_more_is_due(at_once, monkeypatch):
+    monkeypatch.setattr(rollout, "GATHERED_BYTES", at_once)
+    due, group = rollouts_with_stops({0: [0], 2: [1, 2]}, {}, epochs=3, batch_size=8.0)
+    assert due == [[[1, 1, 1]] + [[0, 1, 1]] * 2, [[1, 1, 1]] * 6]
+    assert len(group.events) == 2, "statistics are updated however learning ended"
+
+
+def test_an_agent_that_is_through_does_not_keep_the_others_from_learning():
+    due, _ = rollouts_with_stops({1: [2]}, batch_size=(16.0, 4.0, 4.0))
+    assert due == [[[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 1, 0]]]
+
+
+def test_nor_do_updates_go_on_for_nobody_once_the_others_have_stopped():
+    due, _ = rollouts_with_stops({1: [1, 2]}, batch_size=(16.0, 4.0, 4.0))
+    assert due == [[[1, 1, 1], [0, 1, 1]]]

@@ -1,0 +1,258 @@
+"""With `split_batches` any number of ranks makes the updates that one makes, with batches of the same size."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.ranks import Exchange
+from helpers.support import (
+    ROOT,
+    SMALL,
+    agent,
+    algorithm,
+    batch_of,
+    fields_of,
+    lines,
+    output_of,
+    population,
+    replay_experience,
+    replay_of,
+    seen,
+    train,
+    vector,
+)
+from helpers.support import launch as launched
+from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_experience
+
+from evorl.replay.minibatches import Minibatches, check_rollout
+from evorl.replay.sampler import DistributedSampler
+from evorl.runs.launch import load_config
+from evorl.system.timing import Stopwatch
+from evorl.types import Transition, UserError
+
+
+def replay(gather, lockstep, part):
+    return replay_experience(
+        replay_of(16, 6, vector(2)), learning_starts=1, gather=gather, lockstep=lockstep, part=part,
+        split_batches=True, rank=part,
+    )  # fmt: skip
+
+
+def transition(generator, envs=3):
+    flags = torch.zeros(2, envs, dtype=torch.bool)
+    shown = torch.rand(2, envs, 2, generator=generator)
+    return Transition(seen(shown), flags, shown[..., 0], {"observation": shown + 1}, flags, flags, ~flags)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_replay_gives_as_many_updates_and_draws_for_each_global_step_on_any_number_of_ranks(ranks, lockstep):
+    """One of the agents has a learn step and a batch of its own, as after a mutation."""
+    exchange, steps = Exchange(ranks), 12
+    learn_step, batch_size = np.array([5.0, 7.5]), np.array([6, 3])
+
+    def work(rank):
+        experience = replay(exchange.gather(rank), lockstep, rank)
+        numbers = zip(learn_step, batch_size, strict=True)
+        agents = [agent(id=id, learn_step=wait, batch_size=float(size)) for id, (wait, size) in enumerate(numbers)]
+        experience.begin(SimpleNamespace(agents=agents, acted=lambda steps: None), 1)
+        generator, batches = torch.Generator().manual_seed(rank), []
+        for _ in range(steps):
+            experience.add(transition(generator), output_of(torch.zeros(2, 3, dtype=torch.int64)))
+            batches += list(experience.batches())
+        return batches
+
+    everyones = exchange.run(work)
+    made = sum(batch.due for batch in everyones[0])
+    assert made.tolist() == np.floor(steps * 3 * ranks / learn_step + 1e-9).tolist()
+    for update in zip(*everyones, strict=True):
+        drawn = sum((batch.weight > 0).sum(1) for batch in update)
+        assert drawn.tolist() == batch_size.tolist()
+        mean = sum(batch.weight.sum(1) for batch in update) / ranks
+        torch.testing.assert_close(mean, torch.ones(2))
+        assert all(batch.weight.shape[1] for batch in update), "also a rank without a draw gives a batch"
+
+
+def test_a_rank_on_which_no_draw_falls_takes_part_with_nothing():
+    draws = [DistributedSampler(rank, np.array([1]), np.random.default_rng(0), torch.Generator()) for rank in range(4)]
+    parts = [sampler.draw(1, np.array([5, 5, 5, 5]), 5) for sampler in draws]
+    assert [index.shape for index, _ in parts] == [(1, 1, 1)] * 4
+    assert sorted(float(weight.sum()) for _, weight in parts) == [0, 0, 0, 4]
+
+
+def test_the_average_gradient_of_two_ranks_is_that_of_one_rank_that_drew_the_same():
+    """The agents differ in their batch sizes; one of an odd size falls on the ranks unequally."""
+    dqn, exchange = algorithm(), Exchange(2)
+    agents = [agent(id=0, dqn=dqn, batch_size=6.0), agent(id=1, dqn=dqn, batch_size=3.0)]
+    generator = torch.Generator().manual_seed(3)
+    rows = {
+        "observation.observation": torch.randn(40, 5, generator=generator),
+        "next_observation.observation": torch.randn(40, 5, generator=generator),
+        "action": torch.randint(3, (40,), generator=generator),
+        "reward": torch.randn(40, generator=generator),
+        "terminated": torch.rand(40, generator=generator) < 0.2,
+    }
+
+    def draw(rank):
+        sampler = DistributedSampler(
+            rank, np.array([6, 3]), np.random.default_rng(0), torch.Generator().manual_seed(rank)
+        )
+        index, weight = sampler.draw(1, np.array([10, 30]), 30 if rank else 10)
+        index = index[0] + (10 if rank else 0)
+        return batch_of({name: value[index] for name, value in rows.items()}, weight[0], torch.ones(2))
+
+    def learn(rank):
+        together = population(agents, dqn, average=exchange.average(rank))
+        together.update(draw(rank))
+        return together.to_agents()
+
+    first, second = exchange.run(learn)
+    parts = [draw(0), draw(1)]
+    alone = []
+    for place, size in enumerate((6, 3)):
+        fields = {
+            name: torch.cat([fields_of(part)[name][place][part.weight[place] > 0] for part in parts])[None]
+            for name in rows
+        }
+        assert fields["reward"].shape == (1, size)
+        single = population([agents[place]], dqn)
+        single.update(batch_of(fields, torch.full((1, size), 1 / size), torch.ones(1)))
+        alone += single.to_agents()
+    for one, other, expected in zip(first, second, alone, strict=True):
+        torch.testing.assert_close(one.tensors, other.tensors, rtol=0, atol=0)
+        torch.testing.assert_close(one.tensors, expected.tensors)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("next_step", [False, True])
+def test_minibatches_of_two_ranks_weigh_and_normalise_as_one(normalize, next_step):
+    """Against a loop over the steps of both ranks; steps that were resets count nowhere."""
+    exchange = Exchange(2)
+
+    def work(rank, normalize):
+        settings = replace(PLAIN, normalize_advantage=normalize, copies=2)
+        experience = rollout_experience(settings, gather=exchange.gather(rank), rank=rank)
+        experience.begin(Group(members(batch_size=(8.0, 5.0, 32.0), epochs=2.0)), 1)
+        rollouts = play(experience, World(seed=rank, next_step=next_step))
+        assert len(rollouts) == 2
+        return [batch for batches in rollouts for batch in batches]
+
+    plain = exchange.run(lambda rank: work(rank, False))
+    found = exchange.run(lambda rank: work(rank, normalize))
+    sizes = set()
+    for one, other, *raw in zip(*found, *plain, strict=True):
+        for p in range(P):
+            counted = [batch.weight[p] > 0 for batch in (one, other)]
+            advantages = torch.cat(
+                [fields_of(batch)["advantage"][p][of] for batch, of in zip(raw, counted, strict=True)]
+            )
+            expected = advantages
+            if normalize:
+                expected = (advantages - advantages.mean()) / (advantages.var(correction=0) + 1e-8).sqrt()
+            both = [fields_of(batch)["advantage"][p][of] for batch, of in zip((one, other), counted, strict=True)]
+            torch.testing.assert_close(torch.cat(both), expected, rtol=1e-4, atol=1e-5)
+            means = [(batch.weight[p] * fields_of(batch)["advantage"][p] ** 3).sum() for batch in (one, other)]
+            torch.testing.assert_close(sum(means) / 2, (expected**3).mean(), rtol=1e-4, atol=1e-5)
+            sizes.add((p, len(advantages)))
+    if not next_step:
+        assert {size for p, size in sizes if p == 0} == {8}
+        assert {size for p, size in sizes if p == 1} <= {4, 6}, "parts of 5 steps, as equal as they can be"
+        assert {size for p, size in sizes if p == 2} == {32}
+
+
+def test_an_algorithm_divides_its_rollouts_and_minibatches_over_two_ranks():
+    """Two rollouts of 16 steps, 8 on each rank, of 2 environments; 8 updates from each, of 8 steps over both ranks."""
+    ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8, epochs: 2, split_batches: true}")
+    exchange = Exchange(2)
+
+    def work(rank):
+        ranks = SimpleNamespace(rank=rank, size=2, on_host=2, device=torch.device("cpu"))
+        placement = SimpleNamespace(ranks=ranks, copies=2, is_sharded=False, gather_copies=exchange.gather(rank))
+        experience = ppo.experience(placement, True, Stopwatch())
+        assert experience.period == T
+        experience.begin(Group(members(batch_size=8.0, epochs=2.0)), 1)
+        return play(experience, World(seed=rank))
+
+    for rollouts in exchange.run(work):
+        assert [len(batches) for batches in rollouts] == [8, 8]
+        for batch in rollouts[0] + rollouts[1]:
+            torch.testing.assert_close(batch.weight, torch.full((P, 4), 2 / 8))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_rollouts_give_as_many_updates_for_each_global_step_on_any_number_of_ranks(ranks):
+    agents = members(batch_size=(8.0, 16.0, 32.0), epochs=(1.0, 3.0, 2.0))
+    whole = Minibatches(agents, 64 * E, 2, torch.device("cpu"))
+    part = Minibatches(agents, 64 * E // ranks, 2, torch.device("cpu"), copies=ranks)
+    assert part.due.tolist() == whole.due.tolist()
+    assert (part.counted.sum(-1) * ranks)[whole.due > 0].tolist() == whole.counted.sum(-1)[whole.due > 0].tolist()
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 8])
+@pytest.mark.parametrize("steps", [8, 24, 30])
+def test_what_ranks_cannot_share_is_refused_with_what_would_be_right(steps, copies):
+    for sequence in (1, 2, 5):
+        for size in (None, 1, 4, 6, 24, 48):
+            share, part = steps / copies, None if size is None else size / copies
+            message = check_rollout(steps, 2, sequence, size, copies)
+            if share % 1:
+                assert message.startswith(f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks")
+                assert message.endswith(f"take a multiple of {copies * sequence}")
+            elif share % sequence:
+                assert message.startswith("algorithm.sequence_length: ")
+            elif part is not None and (part % 1 or share * 2 % part or part % sequence):
+                assert message.startswith("algorithm.batch_size: ")
+            else:
+                assert message is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "says"), [("replicated", "rollout_steps: 9 steps cannot be shared by 2 ranks"), ("sharded", None)]
+)
+def test_a_launch_that_cannot_share_is_refused_before_anything_trains(placement, says, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    shared = "algorithm={name: a2c, rollout_steps: 9, split_batches: true}"
+    arguments = ["--config", str(SMALL), shared, f"population.placement={placement}"]
+    if says is None:
+        assert load_config(arguments, ROOT).algorithm.split_batches
+        return
+    with pytest.raises(UserError, match=says):
+        load_config(arguments, ROOT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone", "split"),
+    [
+        ("{name: dqn, batch_size: 32, learn_step: 4, split_batches: %s}", (128, 1, 16), (32, 1, 4)),
+        (
+            "{name: ppo, rollout_steps: 64, batch_size: 32, epochs: 3, split_batches: %s}",
+            (128, 12, 512),
+            (32, 12, 128),
+        ),
+        ("{name: a2c, rollout_steps: 16, split_batches: %s}", (128, 1, 128), (32, 1, 32)),
+    ],
+)
+def test_how_fast_agents_learn_on_four_ranks(settings, alone, split):
+    for value, expected in (("false", alone), ("true", split)):
+        pace = algorithm(f"algorithm={settings % value}").pace(4)
+        assert (pace.batch, pace.updates, pace.steps) == expected
+
+
+@pytest.mark.two_process
+def test_two_processes_make_the_updates_that_one_makes(tmp_path, monkeypatch):
+    same = (
+        "run.name=a", "algorithm={batch_size: 9, learn_step: 3, split_batches: true}",
+        "evolution.mutation={none: 1, architecture: 0, parameters: 0, hyperparameters: 0}",
+    )  # fmt: skip
+    done = launched(tmp_path, *same, "environment={id: CartPole-v1, num_envs: 2, vectorization: sync}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    (tmp_path / "alone").mkdir()
+    monkeypatch.chdir(tmp_path / "alone")
+    assert train(*same, "environment={id: CartPole-v1, num_envs: 4, vectorization: sync}") == 0
+    one = lines(tmp_path / "alone" / "runs" / "a" / "metrics.jsonl")
+    for key in ("agent_steps", "global_steps", "updates"):
+        assert [row[key] for row in two] == [row[key] for row in one]
+    assert sum(row["updates"][0] for row in one) > 30

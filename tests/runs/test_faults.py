@@ -1,0 +1,385 @@
+"""What goes wrong inside a run: numbers that are not finite, disks that are full, directories in use."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
+
+from evorl import cli
+from evorl.cli import resume_command
+from evorl.distributed.signals import Interrupted
+from evorl.population import check_agents
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import RunDirectory
+from evorl.runs.history import JsonLines
+from evorl.system.files import Lock
+from evorl.types import EvorlWarning, RewardStats, UserError
+
+
+def spoiled(agents, how):
+    """Make agent 1 diverge: through its parameters, its batch, or so that only the gradient overflows."""
+    some = batch(agents)
+    if how == "reward":
+        some.columns["reward"][1] = torch.inf
+    else:
+        for value in agents[1].tensors["q"]["parameters"].values():
+            value *= 1e25 if how == "parameters" else 1e11
+    return some
+
+
+@pytest.mark.parametrize("how", ["reward", "parameters", "gradient"])
+def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice(how):
+    agents = [agent(id=index) for index in range(3)]
+    some = spoiled(agents, how)
+    dqn = algorithm()
+    together, alone = population(agents, dqn), [population([one], dqn) for one in agents]
+    before = together.policy.stacks[0].networks["q"].parameters.flat.clone()
+    for _ in range(3):
+        together.update(some)
+        for index, single in enumerate(alone):
+            single.update(some.part(slice(index, index + 1)))
+    learned = together.to_agents()
+    assert "not finite at update 1" in learned[1].fault
+    assert learned[1].state.updates["q"] == 0
+    after = together.policy.stacks[0].networks["q"].parameters
+    assert all(torch.equal(now[1], was[1]) for now, was in zip(after.rows(after.flat), after.rows(before), strict=True))
+    for index in (0, 2):
+        assert learned[index].fault is None
+        assert learned[index].state.updates["q"] == 3
+        torch.testing.assert_close(learned[index].tensors, alone[index].to_agents()[0].tensors)
+    sums, _ = together.metrics()
+    assert all(values[1] == 0 for values in sums.values()), "an update that was not applied is not counted"
+
+
+def test_an_agent_whose_numbers_are_not_finite_at_the_end_is_found():
+    together = population([agent(id=index) for index in range(2)])
+    together._networks[0]["q"].adam.mean.views["hidden.0.bias"][1, 0, 0] = torch.nan
+    first, second = together.to_agents()
+    assert first.fault is None
+    assert second.fault == "mean of q.hidden.0.bias not finite"
+
+
+def exploding(monkeypatch, *ids):
+    """Agents whose parameters are so large, from the second generation on, that their losses overflow."""
+    from evorl.runs.run import Run
+
+    checkpoint = Run.checkpoint
+
+    def spoil(self, evolved):
+        agents = checkpoint(self, evolved)
+        for member in agents:
+            if member.id in ids and self.progress.generation == 1:
+                for value in member.tensors["q"]["parameters"].values():
+                    value *= 1e25
+        return agents
+
+    monkeypatch.setattr("evorl.runs.run.Run.checkpoint", spoil)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("selection", ["{}", "{name: truncation, share: 0.25}"])
+def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, monkeypatch):
+    exploding(monkeypatch, 4, 5, 2)
+    with pytest.warns(EvorlWarning, match=r"agent \d stopped learning in generation 2: loss or gradient not finite"):
+        assert train("run.name=a", f"evolution.selection={selection}") == 0
+    rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
+    lost = [row for row in rows if row["fault"]]
+    assert lost
+    assert {row["generation"] for row in lost} == {2}
+    assert all(row["fitness"] is None for row in lost)
+    third = [row for row in rows if row["generation"] == 3]
+    assert len(third) == 4
+    assert not {row["id"] for row in third} & {row["id"] for row in lost}
+    assert not {row["parent"] for row in third} & {row["id"] for row in lost}
+
+
+@pytest.mark.slow
+def test_a_run_whose_agents_are_all_lost_says_so_and_ends(in_directory, monkeypatch, capsys):
+    exploding(monkeypatch, *range(10))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert train("run.name=a") == 2
+    assert "all agents were lost in generation 2 (agent" in capsys.readouterr().err
+    assert len(lines(in_directory / "runs" / "a" / "lineage.jsonl")) == 8
+
+
+def full_disk(*arguments):
+    raise OSError(errno.ENOSPC, "No space left on device", "some/file")
+
+
+@pytest.mark.slow
+def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directory, monkeypatch):
+    assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
+    write = Checkpoints.write
+
+    def sometimes(self, generation, name, payload):
+        return full_disk() if generation in (2, 3) else write(self, generation, name, payload)
+
+    monkeypatch.setattr("evorl.runs.checkpoint.Checkpoints.write", sometimes)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert train("run.name=a", *EVERY_MUTATION, "training.max_steps=120") == 0
+    messages = [str(one.message) for one in caught if "has no checkpoint" in str(one.message)]
+    assert len(messages) == 1
+    assert "generation 2 has no checkpoint: some/file: No space left on device; training goes on" in messages[0]
+    assert not list((in_directory / "runs" / "a").rglob(".partial*"))
+    monkeypatch.undo()
+    monkeypatch.chdir(in_directory)
+    assert train("run.name=a", *EVERY_MUTATION, "training.max_steps=200", "run.resume=auto") == 0
+    for name in ("lineage.jsonl", "elite/agent.safetensors"):
+        assert (in_directory / "runs" / "a" / name).read_bytes() == (
+            in_directory / "runs" / "whole" / name
+        ).read_bytes()
+
+
+def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monkeypatch):
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    log.add([{"generation": 1}])
+    log.flush()
+    monkeypatch.setattr("evorl.runs.history.os.fsync", full_disk)
+    log.add([{"generation": 2}])
+    with pytest.raises(OSError, match="No space"):
+        log.flush()
+    assert lines(log.path) == [{"generation": 1}]
+    monkeypatch.undo()
+    log.add([{"generation": 3}])
+    log.flush()
+    assert lines(log.path) == [{"generation": 1}, {"generation": 2}, {"generation": 3}]
+    with log.path.open("ab") as file:
+        file.write(b'\xff\x00{"generation": 1}\n[]\n{"generation": "x"}\n{"generation": 2')
+    with pytest.warns(EvorlWarning, match="metrics.jsonl: holds nothing of generation 4"):
+        log.cut_back(4)
+    assert [row["generation"] for row in log.read()] == [1, 2, 3]
+    with pytest.warns(EvorlWarning, match=r"holds nothing of generation 4, 5, 6, 7, 8 [.]{3}; it was damaged"):
+        log.cut_back(10**11)
+
+
+def test_lines_of_one_file_wait_where_those_of_another_cannot_be_written(tmp_path, monkeypatch):
+    directory = RunDirectory(tmp_path, keep=1)
+    directory.metrics.add([{"generation": 1}])
+    directory.lineage.add([{"generation": 1}])
+    monkeypatch.setattr("evorl.runs.history.os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        directory.flush()
+    monkeypatch.undo()
+    directory.flush()
+    assert lines(directory.metrics.path) == lines(directory.lineage.path) == [{"generation": 1}]
+
+
+def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    rows = [{"generation": number, "text": "x" * 400} for number in range(1, 4)]
+    log.add(rows[:1])
+    log.flush()
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+        log.add(rows[1:2])
+        with pytest.raises(OSError, match="too large"):
+            log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert lines(log.path) == rows[:1]
+    monkeypatch.setattr(
+        "evorl.runs.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
+    )
+    with pytest.raises(Interrupted):
+        log.flush()
+    monkeypatch.undo()
+    log.add(rows[2:])
+    log.flush()
+    assert lines(log.path) == rows
+
+
+def test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so(in_directory):
+    small = "checkpoint.max_replay_mb=0.001"
+    with pytest.warns(EvorlWarning, match="checkpoint.max_replay_mb 0.001, and is not kept; a resumed run"):
+        assert train("run.name=a", small) == 0
+    assert not list((in_directory / "runs" / "a" / "checkpoints").rglob("replay*"))
+    exact = "this resume is not bit-exact: the replay was too large to be kept"
+    with pytest.warns(EvorlWarning, match="and is not kept"), pytest.warns(EvorlWarning, match=exact):
+        assert train("run.name=a", small, "run.resume=auto", "training.max_steps=200") == 0
+
+
+def test_another_placement_takes_a_run_up_and_says_so(in_directory):
+    assert train("run.name=a") == 0
+    sharded = "population.placement=sharded"
+    with pytest.warns(EvorlWarning, match="not bit-exact: the placement changed from replicated to sharded"):
+        assert train("run.name=a", sharded, "run.resume=auto", "training.max_steps=200") == 0
+
+
+def test_steps_that_the_learning_rate_falls_by_cannot_be_changed_afterwards(in_directory, capsys):
+    ppo = "algorithm={name: ppo, rollout_steps: 8, batch_size: 8, annealing: true}"
+    assert train("run.name=a", ppo) == 0
+    assert train("run.name=a", ppo, "run.resume=auto", "training.max_steps=200") == 2
+    assert "training.max_steps was 120 and is now 200" in capsys.readouterr().err
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from evorl.system.files import Lock
+lock = Lock(Path(sys.argv[1]), 0)
+lock.sign({"host": "here", "pid": 1})
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_run_at_a_time_has_a_directory_and_the_dead_have_none(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match=r"run.name: .* is in use by process 1 on here; wait for its end or choose"):
+        Lock(tmp_path, wait=0.2)
+    holder.send_signal(signal.SIGKILL)
+    lock = Lock(tmp_path, wait=5)
+    lock.sign({"pid": 3})
+    holder.wait()
+    holder.stdout.close()
+    assert json.loads((tmp_path / ".lock").read_text()) == {"pid": 3}
+    lock.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_run_in_order(number, code, tmp_path):
+    command = [
+        sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
+        "run.name=a", "training.max_steps=1000000",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = tmp_path / "runs" / "a"
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
+        # Under nohup the tests inherit a signal that is ignored, which a run rightly leaves so.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )  # fmt: skip
+    while not (run / "checkpoints" / "generation-000002").is_dir():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in error
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["ended"] == number.name
+    assert summary["generations"] >= 2
+    kept = Checkpoints(run / "checkpoints", 2)
+    kept.verify(kept.generations()[-1])
+
+
+@pytest.mark.parametrize("arguments", ["--processes 1 a.b=1 c=2", "a.b=1 --processes 1 c=2", "a.b=1 c=2 --processes 1"])
+def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypatch, tmp_path):
+    asked = []
+
+    def resume_command(*given):
+        asked.append(given)
+        raise UserError("enough")
+
+    monkeypatch.setattr(cli, "resume_command", resume_command)
+    with pytest.raises(UserError, match="enough"):
+        cli.run_command(["resume", str(tmp_path), *arguments.split()])
+    assert asked == [(tmp_path, ["a.b=1", "c=2"], cli.PROGRAM, 1, False)]
+
+
+@pytest.mark.parametrize("arguments", ["resume runs/a --proceses 1", "evaluate runs/a a.b=1"])
+def test_what_the_command_line_does_not_know_is_refused(arguments):
+    with pytest.raises(UserError, match="unrecognized arguments"):
+        cli.run_command(arguments.split())
+
+
+@pytest.mark.parametrize("name", ["42", "2024-06-01", "a #b", "x: y"])
+def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path):
+    run = tmp_path / "e #1" / name
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(config().to_yaml())
+    command = resume_command(run, [], cli.PROGRAM, 1)
+    resumed = config(*command[command.index("--config") + 2 :]).run
+    assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
+
+
+def test_more_processes_than_cores_are_only_started_when_asked_for(in_directory, monkeypatch):
+    assert train("run.name=a") == 0
+    monkeypatch.setattr(cli, "_ranks_of", lambda run: 1_000_000)
+    with pytest.raises(UserError, match="--processes: the run had 1000000"):
+        resume_command(in_directory / "runs" / "a", [], cli.PROGRAM, None)
+
+
+@pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])
+def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
+    kwargs = "{how: step, seeds: all, episode: 0}" if how == "error" else "{how: nothing}"
+    environment = f"{{id: 'helpers.faults:Failing-v0', vectorization: async, max_restarts: 1, kwargs: {kwargs}}}"
+    command = [
+        sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
+        "run.name=a", "training.max_steps=1000000", f"environment={environment}",
+    ]  # fmt: skip
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+    try:
+        if how == "signal":
+            while not (tmp_path / "runs" / "a" / "checkpoints" / "generation-000001").is_dir():
+                assert process.poll() is None
+            process.terminate()
+        _, error = process.communicate(timeout=15)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert ("error: environment.max_restarts: " in error) == (how == "error")
+
+
+def test_a_run_whose_reader_has_left_goes_on(tmp_path):
+    command = [
+        sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL), "run.name=a",
+    ]  # fmt: skip
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE)
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
+
+
+def test_a_run_without_its_checkpoints_is_not_begun_anew(in_directory, capsys):
+    assert train("run.name=a", "training.max_steps=108") == 0
+    run = in_directory / "runs" / "a"
+    shutil.rmtree(run / "checkpoints")
+    before = (run / "metrics.jsonl").read_bytes(), (run / "elite" / "agent.safetensors").read_bytes()
+    assert train("run.name=a", "training.max_steps=200", "run.resume=auto") == 2
+    assert "has been trained before, but has no checkpoint" in capsys.readouterr().err
+    assert ((run / "metrics.jsonl").read_bytes(), (run / "elite" / "agent.safetensors").read_bytes()) == before
+
+
+def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):
+    assert train("run.name=a") == 0
+    run, program = in_directory / "runs" / "a", ROOT / "demos" / "online.py"
+    command = resume_command(run, ["training.max_steps=200"], program, None)
+    assert command[:2] == [sys.executable, str(program)]
+    assert command[-3:] == [f'run.directory="{run.parent}"', 'run.name="a"', "run.resume=auto"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    assert lines(run / "metrics.jsonl")[-1]["agent_steps"] >= 200
+    two = resume_command(run, [], program, 2)
+    assert two[two.index("--num_processes") + 1] == "2"
+    with pytest.raises(UserError, match=r"algorithm.gamma was 0.99 and is now 0.5"):
+        resume_command(run, ["algorithm.gamma=0.5"], program, None)
+    with pytest.raises(UserError, match="there is no run here"):
+        resume_command(in_directory / "nothing", [], program, None)
+
+
+def test_an_agent_of_large_rewards_is_taken_up_and_one_that_counts_without_end_is_not():
+    ppo = algorithm("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}")
+    member = agent(dqn=ppo)
+    member.state.rewards = RewardStats(1e3, 1e9, 1e18)
+    check_agents([member], ppo, "here")
+    member.state.acting["steps"] = 1e16
+    with pytest.raises(UserError, match=r"here: agent 0: its state counts beyond 1e\+15"):
+        check_agents([member], ppo, "here")

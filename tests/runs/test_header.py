@@ -1,0 +1,75 @@
+"""What a run says before it trains: who learns where, from how much and how often."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.support import algorithm, config, train
+
+from evorl.distributed import Placement
+from evorl.runs.header import header
+
+PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
+
+
+def header_of(*overrides, ranks=1, threads=1, device="cpu"):
+    settings = config("environment.num_envs=8", *overrides)
+    world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
+    placement = Placement(world, settings.population.placement, settings.population.size)
+    pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
+    return header(settings, placement, pace, threads=threads, directory=Path("runs/x"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "line"),
+    [
+        ((), 1, "dqn on CartPole-v1: 4 agents x 8 environments on 1 rank (cpu, 1 thread), in runs/x"),
+        (
+            ("population.size=1000", "environment.num_envs=1"), 2,
+            "dqn on CartPole-v1: 1,000 agents x 1 environment on each of 2 ranks of 1 host (cpu, 1 thread each, gloo), "
+            "in runs/x",
+        ),
+        (
+            ("population.placement=sharded",), 2,
+            "dqn on CartPole-v1: 4 agents x 8 environments divided over 2 ranks of 1 host (cpu, 1 thread each, gloo), "
+            "in runs/x",
+        ),
+    ],
+)  # fmt: skip
+def test_who_trains_where(overrides, ranks, line):
+    assert header_of(*overrides, ranks=ranks)[0] == line
+
+
+def test_devices_and_threads_are_named():
+    assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "line"),
+    [
+        ("{name: dqn, batch_size: 128, learn_step: 4}", 1, "128 transitions, one for every 4 environment steps"),
+        ("{name: dqn, batch_size: 128, learn_step: 1}", 1, "128 transitions, one for every environment step"),
+        ("{name: dqn, batch_size: 128, learn_step: 0.5}", 1, "128 transitions, 2 for every environment step"),
+        (
+            "{name: dqn, batch_size: 640, learn_step: 2.5}", 2,
+            "1,280 transitions of 2 ranks, one for every 5 environment steps",
+        ),
+        (
+            "{name: dqn, batch_size: 128, learn_step: 2.5, split_batches: true}", 2,
+            "128 transitions of 2 ranks, one for every 2.5 environment steps",
+        ),
+        (PPO % "false", 2, "128 transitions of 2 ranks, 320 for every 4,096 environment steps"),
+        (PPO % "true", 2, "64 transitions of 2 ranks, 320 for every 2,048 environment steps"),
+        ("{name: a2c, rollout_steps: 16}", 1, "128 transitions, one for every 128 environment steps"),
+    ],
+)  # fmt: skip
+def test_how_much_and_how_often_agents_learn(overrides, ranks, line):
+    assert header_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
+
+
+def test_a_run_says_it_once_with_the_steps_that_it_makes(in_directory, capsys):
+    assert train("run.name=a", "algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if " in runs/a" in line] == lines[:1]
+    assert "a generation has 48 steps of each environment" in lines[2], "two environments, whole rollouts"

@@ -1,0 +1,338 @@
+"""A run in one process, as its user sees it: files, seeds, resuming, exit codes."""
+
+import json
+import re
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, train
+
+from evorl.cli import evaluate_elite, run_command
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.launch import run_program
+from evorl.system.formats import decode_agents, encode_agents
+from evorl.types import EvorlWarning, UserError
+
+MEASURED = ("seconds", "wall_clock_seconds", "env_steps_per_second", "updates_per_second")
+SHIPPED = [
+    pytest.param(path, id=path.name, marks=[pytest.mark.slow] if "atari" in path.name else [])
+    for path in sorted((ROOT / "configs" / "training").glob("*.yaml"))
+]
+
+
+def told(run):
+    """The lines of metrics.jsonl without what a clock measured."""
+    return [{key: value for key, value in row.items() if key not in MEASURED} for row in lines(run / "metrics.jsonl")]
+
+
+def last_files(run, skip=("manifest.json", "state.json")):
+    checkpoint = sorted((run / "checkpoints").iterdir())[-1]
+    return {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.name not in skip}
+
+
+def test_a_run_leaves_what_the_readme_promises(in_directory):
+    # 108: steps that native CartPole spends on resets are no steps, so a generation has some fewer than 40.
+    assert train("run.name=a", "training.max_steps=108", *EVERY_MUTATION) == 0
+    run = in_directory / "runs" / "a"
+    metrics, lineage = lines(run / "metrics.jsonl"), lines(run / "lineage.jsonl")
+    assert [row["generation"] for row in metrics] == [1, 2, 3]
+    expected = {
+        "generation", "global_steps", "agent_steps", "fitness", "best_fitness", "mean_fitness", "train_return",
+        "train_episodes",
+        "metrics",
+        "env_steps_per_second", "updates_per_second", "parents", "mutations", "hyperparameters", "architectures",
+    }  # fmt: skip
+    for row in metrics:
+        assert expected <= row.keys()
+        assert row["best_fitness"] == max(row["fitness"])
+        assert row["global_steps"] == pytest.approx(4 * row["agent_steps"], abs=4 * row["generation"])
+        for key in ("fitness", "parents", "mutations", "hyperparameters", "architectures", "train_return"):
+            assert len(row[key]) == 4
+        assert {name: len(values) for name, values in row["metrics"].items()} == {
+            "loss": 4,
+            "td_error": 4,
+            "q_values": 4,
+        }
+    assert len(lineage) == 12
+    ids = {row["id"] for row in lineage}
+    assert all(row["parent"] is None or row["parent"] in ids for row in lineage)
+    elite = json.loads((run / "elite" / "agent.json").read_text())
+    assert elite["id"] in metrics[metrics[-1]["elite_generation"] - 1]["agents"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"solved", "best_fitness", "generations", "global_steps", "wall_clock_seconds"} <= summary.keys()
+    assert summary["best_fitness"] == metrics[-1]["elite_fitness"]
+    best = metrics[-1]["elite_generation"]
+    kept = {int(path.name.removeprefix("generation-")) for path in (run / "checkpoints").iterdir()}
+    assert kept == {2, 3, best}
+    assert not list(run.rglob(".*partial*"))
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(in_directory):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        assert train(f"run.name={name}", f"seed={seed}", *EVERY_MUTATION) == 0
+    runs = in_directory / "runs"
+    assert told(runs / "a") == told(runs / "b")
+    assert last_files(runs / "a") == last_files(runs / "b")
+    assert told(runs / "a") != told(runs / "c")
+
+
+def test_the_resolved_configuration_reproduces_the_run(in_directory):
+    assert train("run.name=a", "seed=9") == 0
+    assert train("run.name=b", configuration=in_directory / "runs" / "a" / "config.yaml") == 0
+    assert told(in_directory / "runs" / "a") == told(in_directory / "runs" / "b")
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(in_directory):
+    assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
+    assert train("run.name=stopped", *EVERY_MUTATION, "training.max_steps=80") == 0
+    whole, stopped = in_directory / "runs" / "whole", in_directory / "runs" / "stopped"
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write('{"generation": 3, "cut sho')  # As a kill in the middle of a write would leave it.
+    assert train("run.name=stopped", *EVERY_MUTATION, "training.max_steps=200", "run.resume=auto") == 0
+    assert told(stopped) == told(whole)
+    assert lines(stopped / "lineage.jsonl") == lines(whole / "lineage.jsonl")
+    assert last_files(stopped) == last_files(whole)
+
+
+def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
+    target = ["training.target_fitness=5", "training.max_steps=100000"]
+    assert train("run.name=a", *target, "evaluation.confirmation_episodes=3") == 0
+    summary = json.loads((in_directory / "runs" / "a" / "summary.json").read_text())
+    assert summary["solved"]
+    assert summary["generations"] == 1
+    assert train("run.name=b", "training.target_fitness=10000", "training.max_steps=80") == 0
+    assert not json.loads((in_directory / "runs" / "b" / "summary.json").read_text())["solved"]
+
+
+@pytest.mark.filterwarnings("ignore:no episode ended")
+@pytest.mark.parametrize("path", SHIPPED)
+def test_every_shipped_configuration_runs(path, in_directory):
+    short = ["evolution.steps=160", "training.max_steps=320", "evaluation.episodes=1", "evaluation.max_steps=20"]
+    assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=200", *short, configuration=path) == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert rows[-1]["metrics"]["loss"][0] is not None, "it is meant to have learned"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["run.name=a"], "already holds a run; choose another name, or go on with run.resume=auto"),
+        (["run.name=a", "run.resume=auto", "seed=2"], "seed was 1 and is now 2"),
+        (["run.name=a", "run.resume=auto", "algorithm.gamma=0.5"], "algorithm.gamma was 0.99 and is now 0.5"),
+        (["run.resume=auto"], "resuming needs the name of the run"),
+        (["run.name=other"], "is not empty and holds no run"),
+        (["run.name=other", "run.resume=auto"], "is not empty and holds no run"),
+        (["run.name=a/config.yaml/x"], "cannot write to"),
+        (["algorithm.gama=1"], "did you mean 'algorithm.gamma'"),
+        (["environment.id=Nothing-v0"], "environment.id: cannot make 'Nothing-v0'"),
+        (["--config", "none.yaml"], "none.yaml: cannot read the configuration: No such file"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory, capsys):
+    assert train("run.name=a", "training.max_steps=40") == 0
+    (in_directory / "runs" / "other").mkdir()
+    (in_directory / "runs" / "other" / "thesis.txt").write_text("mine")
+    capsys.readouterr()
+    assert train(*overrides) == 2
+    assert message in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            (
+                "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: image}}",
+                "network.convolutions=[{channels: 4, kernel: 13}]",
+            ),
+            "network.convolutions.0.kernel: 13 is more than the 12x12 .* take at most 12",
+        ),
+        (
+            ("environment={id: 'helpers.spaces:Masked-v0', kwargs: {forbids_all: true}}",),
+            "environment.id: helpers.spaces:Masked-v0 forbids every action in environment 0 of agent 0 .*at least one",
+        ),
+        (
+            ("environment={id: 'helpers.spaces:Unreadable-v0', kwargs: {part: observation}}",),
+            "environment.id: part 'a' of the observation is Text.* no encoder reads; .* Box, .* Dict, Tuple",
+        ),
+        (
+            ("environment={id: 'helpers.spaces:Unreadable-v0', kwargs: {part: action}}", "algorithm={name: ppo}"),
+            "algorithm.name: ppo cannot act in MultiBinary.* it takes Box, Discrete, MultiDiscrete",
+        ),
+        (
+            ("environment.id=LunarLanderContinuous-v3", "algorithm={name: dqn}"),
+            "algorithm.name: dqn needs discrete actions; LunarLanderContinuous-v3 has Box",
+        ),
+        (("algorithm={name: ppo, batch_size: 60}",), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
+        (
+            ("algorithm={name: ppo, rollout_steps: 100, sequence_length: 32}", "network.recurrent=gru"),
+            "algorithm.sequence_length: 32 does not divide algorithm.rollout_steps 100; .* 25,",
+        ),
+        (("network.recurrent=lstn",), "network.recurrent: there is no 'lstn'; did you mean 'lstm'"),
+        (("network.recurrent=lstm",), "network.recurrent: dqn cannot be recurrent"),
+        (
+            ("environment.observation_indices=[0, 9]",),
+            "environment.observation_indices: there is no number 9; CartPole-v1 shows 0 to 3",
+        ),
+        (("environment.life_loss_ends=true",), "environment.life_loss_ends: only Atari"),
+        (("algorithm={name: ppo, clip: 0}",), "algorithm.clip: .* above 0"),
+    ],
+)
+def test_what_does_not_fit_together_ends_with_one_line_and_code_2(overrides, message, in_directory, capsys):
+    assert train(*overrides) == 2
+    assert re.search(message, error_line(capsys))
+
+
+def test_a_wrong_command_line_ends_with_code_2(in_directory):
+    assert train("--confg", "x") == 2
+
+
+def test_evaluate_plays_fresh_episodes(in_directory, capsys):
+    assert train("run.name=a", "evaluation.max_steps=60", "evolution.steps=120") == 0
+    run = in_directory / "runs" / "a"
+    first, again, other = (evaluate_elite(run, 7, seed) for seed in (0, 0, 1))
+    assert first == again
+    assert first["mean"] != other["mean"]
+    assert first["min"] <= first["mean"] <= first["max"] <= 60
+    capsys.readouterr()
+    run_command(["evaluate", str(run), "--episodes", "7", "--json"])
+    assert json.loads(capsys.readouterr().out) == first
+    assert run_program(run_command, ["evaluate", str(in_directory / "nothing")]) == 2
+    assert "there is no run here" in capsys.readouterr().err
+
+
+def test_a_generation_has_whole_rollouts(in_directory):
+    ppo = "algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 1}"
+    shown = "environment={id: 'helpers.spaces:Shown-v0', kwargs: {kind: flags}, num_envs: 2}"
+    assert train("run.name=a", "evolution.steps=40", "training.max_steps=90", ppo, shown) == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert [row["agent_steps"] for row in rows] == [48, 96]
+    assert [row["updates"] for row in rows] == [[6.0] * 4] * 2
+    assert rows[0]["metrics"].keys() == {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
+
+
+def test_truncation_selection_and_linear_ranges_train_too(in_directory):
+    overrides = [
+        "evolution.selection.name=truncation",
+        "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99, scale: linear}}",
+    ]
+    assert train("run.name=a", *overrides) == 0
+    rows = lines(in_directory / "runs" / "a" / "lineage.jsonl")
+    assert {row["id"] for row in rows if row["generation"] == 2} >= {4}
+
+
+def test_a_damaged_checkpoint_is_named(in_directory):
+    assert train("run.name=a") == 0
+    checkpoint = in_directory / "runs" / "a" / "checkpoints" / "generation-000003"
+    for name in ("agents.safetensors", "state.json", "replay-rank-000.safetensors"):
+        payload = bytearray((checkpoint / name).read_bytes())
+        broken = bytearray(payload)
+        broken[len(broken) // 2] ^= 1
+        (checkpoint / name).write_bytes(broken)
+        with pytest.raises(UserError, match=f"{name}: damaged"):
+            Checkpoints(checkpoint.parent, 2).read(3, name)
+        (checkpoint / name).write_bytes(payload)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(in_directory):
+    assert train("run.name=whole", "training.max_steps=150") == 0
+    assert train("run.name=a", "training.max_steps=108") == 0
+    runs = in_directory / "runs"
+    (runs / "a" / "checkpoints" / "generation-000003" / "agents.safetensors").write_bytes(b"")
+    with pytest.warns(EvorlWarning, match=r"generation-000003/agents.safetensors: damaged.*the checkpoint before it"):
+        assert train("run.name=a", "training.max_steps=150", "run.resume=auto") == 0
+    assert told(runs / "a") == told(runs / "whole")
+
+
+def test_unnamed_runs_get_directories_of_their_own(in_directory):
+    for _ in range(2):
+        assert train("training.max_steps=40") == 0
+    assert len(list((in_directory / "runs").iterdir())) == 2
+
+
+def test_only_fresh_episodes_make_an_elite_and_stop_a_run(in_directory, monkeypatch):
+    """An agent seems to reach the target in every generation, and none does on fresh episodes."""
+
+    def fails(self, agents, generation, purpose, first, episodes):
+        return np.full((len(agents), episodes), 6.0 if purpose == "generation" else 1.0)
+
+    monkeypatch.setattr("evorl.population.evaluation.Evaluator.remeasure", fails)
+    overrides = ["training.target_fitness=5", "evaluation.confirmation_episodes=3", "training.max_steps=40"]
+    assert train("run.name=a", *overrides) == 0
+    row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
+    assert max(row["fitness"]) > 5
+    assert (row["elite_fitness"], row["elite_episodes"], row["solved"]) == (1.0, 2, False)
+
+
+def test_lines_say_how_sure_each_fitness_is(in_directory):
+    assert train("run.name=a", "evaluation.episodes=3", "training.max_steps=40") == 0
+    row = lines(in_directory / "runs" / "a" / "metrics.jsonl")[0]
+    assert row["fitness_episodes"] == [3] * 4
+    assert len(row["fitness_std"]) == 4
+    assert any(row["fitness_std"])
+
+
+def test_agents_survive_the_file(in_directory):
+    assert train("run.name=a", *EVERY_MUTATION) == 0
+    path = in_directory / "runs" / "a" / "checkpoints" / "generation-000003" / "agents.safetensors"
+    agents = decode_agents(path.read_bytes(), "test")
+    again = decode_agents(encode_agents(agents), "test")
+    assert [member.describe() for member in agents] == [member.describe() for member in again]
+    torch.testing.assert_close([m.tensors for m in agents], [m.tensors for m in again], rtol=0, atol=0)
+    with pytest.raises(UserError, match="here: not a file of agents"):
+        decode_agents(b"nonsense", "here")
+
+
+def test_checkpoints_appear_whole_and_old_ones_go(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for generation in (1, 2, 3, 4, 5):
+        entry = checkpoints.write(generation, "state.json", b"payload")
+        assert generation not in checkpoints.generations()
+        checkpoints.complete(generation, {"state.json": entry}, best=2)
+    assert checkpoints.generations() == [2, 4, 5]
+    assert checkpoints.read(5, "state.json") == b"payload"
+    shutil.copytree(checkpoints.path(4), tmp_path / "generation-000009")
+    with pytest.raises(UserError, match="damaged, or of another generation"):
+        checkpoints.read(9, "state.json")
+
+
+def test_trackers_record_and_a_failing_one_is_dropped(in_directory, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    assert train("run.name=a", "tracking.backends=[tensorboard]") == 0
+    assert list((in_directory / "runs" / "a" / "tensorboard").glob("events*"))
+
+    def broken(config, directory, history):
+        raise OSError("no room")
+
+    monkeypatch.setitem(__import__("evorl.runs.trackers", fromlist=["TRACKERS"]).TRACKERS, "tensorboard", broken)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert train("run.name=b", "tracking.backends=[tensorboard]") == 0
+    assert sum("tensorboard failed and is off from here on: no room" in str(w.message) for w in caught) == 1
+
+
+def test_wandb_without_a_key_records_offline_and_says_so(in_directory, monkeypatch, capsys):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(in_directory))
+    assert train("run.name=a", "tracking.backends=[wandb]") == 0
+    out = capsys.readouterr().out
+    assert out.count("W&B: no key found, so the run is recorded offline") == 1
+    assert list((in_directory / "runs" / "a" / "wandb").glob("offline-run-*"))
+
+
+def test_digests_are_compared_before_and_after_every_evolution(in_directory, monkeypatch):
+    compared = []
+    monkeypatch.setattr("evorl.distributed.ranks.Ranks.differing", lambda self, digest, what: compared.append(what))
+    assert train("run.name=a", "training.max_steps=70") == 0
+    assert compared == ["trained agents", "evolved agents"] * 2
+
+
+def test_fitness_is_finite_in_every_line(in_directory):
+    assert train("run.name=a") == 0
+    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+        assert np.isfinite(row["fitness"]).all()

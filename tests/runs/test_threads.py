@@ -1,0 +1,79 @@
+"""How many threads compute, and who says so."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers.support import ROOT, interface, train
+
+from evorl import cli
+from evorl.envs.spec import ObservationSpec
+from evorl.runs.threads import choose_threads, use_threads
+from evorl.types import EvorlWarning
+
+VECTOR = interface().parts
+IMAGE = {"observation": ObservationSpec("image", (8, 8), torch.uint8)}
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before(monkeypatch):
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "images", "cores", "ranks", "count"),
+    [
+        (None, False, 64, 1, 1),
+        (None, True, 64, 1, 64),
+        (None, True, 64, 8, 8),
+        (None, True, 2, 8, 1),
+        (3, False, 64, 1, 3),
+        (3, True, 2, 8, 3),
+    ],
+)
+def test_small_networks_take_one_thread_and_images_a_share_of_the_cores(wanted, images, cores, ranks, count):
+    assert choose_threads(wanted, images, cores, ranks) == count
+
+
+@pytest.mark.parametrize("value", [None, "2", "3,1", "many", "0"])
+def test_the_users_environment_is_heeded(value, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if value is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+    expected = int(value[0]) if value in ("2", "3,1") else 1
+    assert use_threads(None, VECTOR, 1) == expected == torch.get_num_threads()
+    assert use_threads(4, VECTOR, 1) == 4 == torch.get_num_threads()
+
+
+ASKED = "from evorl.runs.threads import use_threads; print(use_threads(None, {}, 1))"
+LAUNCHER = f"""
+import os, subprocess, sys
+given = os.environ | {{"OMP_NUM_THREADS": "7", "ACCELERATE_MIXED_PRECISION": "no"}}
+sys.exit(subprocess.run([sys.executable, "-c", "{ASKED}"], env=given).returncode)
+"""
+"""Does with its process's environment what `accelerate launch` does."""
+
+
+@pytest.mark.parametrize(("value", "count"), [(None, 1), ("2", 2)])
+def test_what_a_launcher_sets_by_itself_is_not_the_users_word(value, count):
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    variables |= {"PYTHONPATH": str(ROOT)} | ({"OMP_NUM_THREADS": value} if value else {})
+    done = subprocess.run([sys.executable, "-c", LAUNCHER], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{count}\n"
+
+
+def test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration(in_directory, capsys):
+    torch.set_num_threads(1)
+    assert train("run.name=a", "run.threads=2", "training.max_steps=40") == 0
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    cli.run_command(["evaluate", "runs/a", "--episodes", "1"])
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    with pytest.warns(EvorlWarning, match="not bit-exact: threads changed from 2 to 3"):
+        assert train("run.name=a", "run.resume=auto", "run.threads=3", "training.max_steps=80") == 0
+    assert torch.get_num_threads() == 3

@@ -1,0 +1,283 @@
+"""Trackers: a run that is taken up again goes on in the same curves, and a tracker that fails ends nothing."""
+
+import contextlib
+import http.server
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from helpers.support import ROOT, config, lines, train
+from tensorboard.backend.event_processing import plugin_event_accumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto.wandb_internal_pb2 import Record
+
+from evorl.runs.trackers import TRACKERS, Trackers
+from evorl.runs.trackers import wandb as wandb_tracker
+from evorl.runs.trackers.history import lacking
+from evorl.types import EvorlWarning
+
+HISTORY = [(generation, 10 * generation, {"generation": generation, "x": -generation}) for generation in range(1, 8)]
+BLOCK = 32768
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def records(directory):
+    """What an offline directory of W&B holds: a file of 32 KiB blocks, whose records may be cut at their ends."""
+    (path,) = Path(directory).glob("*.wandb")
+    data, position, whole = path.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            record = Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def offline(run):
+    """The offline directories of a run in their order: its id and its rows {generation: points} in each."""
+    found = []
+    for directory in sorted((run / "wandb").glob("offline-run-*")):
+        rows, run_id = [], None
+        for record in records(directory):
+            if record.HasField("run"):
+                run_id = record.run.run_id
+                assert not record.run.resume, "an upload would be added to an earlier one instead of replacing it"
+            if record.HasField("history"):
+                items = {item.nested_key[0] or item.key: json.loads(item.value_json) for item in record.history.item}
+                rows.append((record.history.step.num, items))
+        assert len({generation for generation, _ in rows}) == len(rows), "a generation is there twice"
+        found.append((run_id, dict(rows)))
+    return found
+
+
+def scalars(run, name="generation"):
+    accumulator = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(name)]
+
+
+def logged(name, directory, history, upto, **settings):
+    """Log the generations after `history` up to `upto`, as a run does."""
+    overrides = [f"tracking.{key}={value}" for key, value in settings.items()]
+    trackers = Trackers(config(f"tracking.backends=[{name}]", *overrides), directory, history)
+    for entry in HISTORY[len(history) : upto]:
+        trackers.log(*entry)
+    return trackers
+
+
+def finish(trackers):
+    trackers.finish({"solved": False}, [])
+
+
+def test_a_stopped_run_goes_on_in_the_same_curves(in_directory):
+    backends = "tracking.backends=[wandb, tensorboard]"
+    run = in_directory / "runs" / "a"
+    assert train("run.name=a", "training.max_steps=80", backends) == 0
+    time.sleep(1)  # W&B names its directories by the second.
+    assert train("run.name=a", "training.max_steps=160", "run.resume=auto", backends) == 0
+    rows = lines(run / "metrics.jsonl")
+    steps = [row["global_steps"] for row in rows]
+    assert len(rows) >= 4
+    (before, first), (after, newest) = offline(run)
+    assert before == after == json.loads((run / "tracking.json").read_text())["wandb"]
+    assert list(first) == list(range(1, 1 + len(first)))
+    assert 2 <= len(first) < len(rows)
+    assert list(newest) == [row["generation"] for row in rows]
+    assert [newest[row["generation"]]["global_steps"] for row in rows] == steps
+    assert [newest[row["generation"]]["fitness/best"] for row in rows] == [row["best_fitness"] for row in rows]
+    assert (run / "wandb" / "latest-run").resolve() == sorted((run / "wandb").glob("offline-run-*"))[-1]
+    assert scalars(run) == [(step, row["generation"]) for step, row in zip(steps, rows, strict=True)]
+    shown = plugin_event_accumulator.EventAccumulator(
+        str(run / "tensorboard"), tensor_size_guidance={"text": 0}
+    ).Reload()
+    assert len(shown.Tensors("lineage/text_summary")) == 1, "the first part's is replaced"
+
+
+def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path):
+    finish(logged("tensorboard", tmp_path, HISTORY[:0], 5))
+    finish(logged("tensorboard", tmp_path, HISTORY[:3], 6))
+    assert scalars(tmp_path) == [(10 * generation, generation) for generation in range(1, 7)]
+    late = tmp_path / "late"
+    finish(logged("tensorboard", late, HISTORY[:4], 5))
+    assert scalars(late, "x") == [(10 * generation, -generation) for generation in range(1, 6)]
+    finish(logged("tensorboard", late, HISTORY[:0], 2))
+    assert scalars(late) == [(10, 1), (20, 2)], "a run without a checkpoint begins again"
+
+
+def test_a_tracker_lacks_the_generations_from_where_it_stands():
+    assert lacking(HISTORY, 0) == HISTORY
+    assert [generation for generation, _, _ in lacking(HISTORY, 6)] == [6, 7]
+    assert lacking(HISTORY, 8) == []
+    assert lacking((), 3) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"3", b'{"wandb": 3}', b'{"wandb": "../x"}', b'{"wandb": "ABC"}', b"\xff", b"[" * 9999],
+)
+def test_a_damaged_run_id_is_drawn_anew_and_told(tmp_path, content):
+    path = tmp_path / "tracking.json"
+    path.write_bytes(content)
+    with pytest.warns(EvorlWarning, match=r"tracking\.json: .*W&B gets a new run") as caught:
+        drawn = wandb_tracker.run_id(tmp_path)
+    assert len(caught) == 1
+    assert re.fullmatch("[a-z0-9]{1,64}", drawn)
+    assert wandb_tracker.run_id(tmp_path) == drawn
+
+
+def test_run_ids_are_kept_and_differ(tmp_path):
+    (tmp_path / "other").mkdir()
+    assert wandb_tracker.run_id(tmp_path) == wandb_tracker.run_id(tmp_path) != wandb_tracker.run_id(tmp_path / "other")
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """As much of a W&B server as one client needs: runs, and the rows that were sent of each."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.rows = {}
+
+    def answer(self, query, variables):
+        if "query RunResumeStatus" in query:
+            rows = self.rows.get(variables["name"])
+            tail = json.dumps([json.dumps({"_step": rows[-1], "_runtime": 5})]) if rows else "[]"
+            bucket = {
+                "id": "b", "name": variables["name"], "displayName": "r", "summaryMetrics": "{}", "config": "{}",
+                "logLineCount": 0, "historyLineCount": len(rows or ()), "eventsLineCount": 0, "historyTail": tail,
+                "eventsTail": "[]", "tags": [], "wandbConfig": json.dumps({"t": {"value": 1}}),
+            }  # fmt: skip
+            return {"model": {"id": "m", "name": "p", "entity": {"id": "e", "name": "me"}, "bucket": rows and bucket}}
+        if "mutation UpsertBucket" in query:
+            project = {"id": "m", "name": "p", "entity": {"id": "e", "name": "me"}}
+            bucket = {"id": "b", "name": variables["name"], "displayName": "r", "config": "{}", "project": project}
+            return {"upsertBucket": {"bucket": bucket, "inserted": variables["name"] not in self.rows}}
+        if "CreateRunFiles" in query:
+            return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": []}}
+        viewer = {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
+        return {"viewer": viewer} if "query Viewer" in query else {}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        reply = {}
+        if self.path.startswith("/graphql"):
+            reply = {"data": self.server.answer(body["query"], body.get("variables") or {})}
+        elif self.path.endswith("file_stream"):
+            rows = self.server.rows.setdefault(self.path.split("/")[-2], [])
+            history = body.get("files", {}).get("wandb-history.jsonl", {"offset": 0, "content": []})
+            assert not history["content"] or history["offset"] == len(rows)
+            rows += [json.loads(line)["_step"] for line in history["content"]]
+        payload = json.dumps(reply).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def server():
+    running = Server()
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield running
+    running.shutdown()
+
+
+@pytest.mark.slow
+def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path):
+    """The real client, in a process of its own since it keeps its server's address, against a server that is ours."""
+    program = "from test_trackers import *\n" + "".join(
+        f"finish(logged('wandb', Path({str(tmp_path)!r}), HISTORY[:{known}], {upto}, mode='online', timeout=20))\n"
+        for known, upto in ((0, 3), (2, 4), (6, 7))  # A new run, one that W&B is ahead of, one that was offline.
+    )
+    with server() as running:
+        environment = os.environ | {
+            "WANDB_BASE_URL": f"http://127.0.0.1:{running.server_port}", "WANDB_API_KEY": "a" * 40,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        command = [sys.executable, "-W", "ignore", "-c", program]
+        done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        kept = json.loads((tmp_path / "tracking.json").read_text())["wandb"]
+        assert running.rows == {kept: [1, 2, 3, 4, 5, 6, 7]}
+
+
+class Failing:
+    """A tracker that raises or hangs where it is told to."""
+
+    def __init__(self, where, how):
+        self.where, self.how, self.calls = where, how, []
+
+    def log(self, generation, step, scalars):
+        self._call("log")
+
+    def finish(self, summary, lineage):
+        self._call("finish")
+
+    def _call(self, name):
+        self.calls.append(name)
+        if name == self.where:
+            self.how()
+
+
+def no_room():
+    raise OSError("no room")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "how", "calls", "message"),
+    [
+        ("log", no_room, ["log"], "no room"),
+        ("finish", no_room, ["log"] * 3 + ["finish"], "no room"),
+        ("finish", lambda: time.sleep(60), ["log"] * 3 + ["finish"], "it did not close within 0.2 s"),
+    ],
+)
+def test_a_tracker_that_fails_is_told_once_and_training_ends_well(
+    where, how, calls, message, in_directory, monkeypatch
+):
+    failing = Failing(where, how)
+    monkeypatch.setattr("evorl.runs.trackers.trackers.GRACE", 0.1)
+    monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: failing)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        began = time.monotonic()
+        assert (
+            train("run.name=a", "training.max_steps=108", "tracking={backends: [wandb, tensorboard], timeout: 0.1}")
+            == 0
+        )
+        assert time.monotonic() - began < 30
+    told = [str(w.message) for w in caught if "failed and is off from here on" in str(w.message)]
+    assert told == [f"tracking.backends: wandb failed and is off from here on: {message}"]
+    assert failing.calls == calls
+    assert len(scalars(in_directory / "runs" / "a")) == 3, "the other tracker goes on"
+    assert json.loads((in_directory / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
+
+
+@pytest.mark.slow
+def test_programs_that_track_nothing_do_not_wait_for_wandb():
+    program = "import sys, evorl.runs.launch; assert not {'wandb', 'tensorboard'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0
