@@ -45,19 +45,19 @@ def test_growth_preserves_what_an_agent_does_over_time(cell, critic, norm):
     before = answers(algorithm, member)
     assert before.std() > 0.01
     for grow in (
-        lambda: operations.enlarge(member, networks, "channels.0", 11, rng),
-        lambda: operations.enlarge(member, networks, "channels.1", 20, rng),
-        lambda: operations.enlarge(member, networks, "kernel.0", 5, rng),
-        lambda: operations.enlarge(member, networks, "kernel.1", 4, rng),
-        lambda: operations.add_layer(member, networks, "channels.0", rng),
-        lambda: operations.enlarge(member, networks, "channels.0", 13, rng),
-        lambda: operations.enlarge(member, networks, "hidden.1", 30, rng),
-        lambda: operations.add_layer(member, networks, "hidden.1", rng),
-        *([] if cell == "null" else [lambda: operations.enlarge(member, networks, "recurrent", 40, rng)]),
+        lambda: operations.enlarge(member, networks, "policy", "channels.0", 11, rng),
+        lambda: operations.enlarge(member, networks, "policy", "channels.1", 20, rng),
+        lambda: operations.enlarge(member, networks, "policy", "kernel.0", 5, rng),
+        lambda: operations.enlarge(member, networks, "policy", "kernel.1", 4, rng),
+        lambda: operations.add_layer(member, networks, "policy", "channels.0", rng),
+        lambda: operations.enlarge(member, networks, "policy", "channels.0", 13, rng),
+        lambda: operations.enlarge(member, networks, "policy", "hidden.1", 30, rng),
+        lambda: operations.add_layer(member, networks, "policy", "hidden.1", rng),
+        *([] if cell == "null" else [lambda: operations.enlarge(member, networks, "policy", "recurrent", 40, rng)]),
     ):
         grow()
         torch.testing.assert_close(answers(algorithm, member), before, rtol=1e-4, atol=1e-5)
-    shape = member.architecture
+    shape = member.architectures["policy"]
     assert [(layer.kernel, layer.padding) for layer in shape.convolutions] == [(5, 1), (4, 1)]
     assert shape.recurrent_size == (0 if cell == "null" else 40)
 
@@ -66,10 +66,10 @@ def test_growth_preserves_what_an_agent_does_over_time(cell, critic, norm):
 def test_what_has_grown_learns(cell):
     algorithm, member = trained(f"network.recurrent={cell}")
     rng, networks = np.random.default_rng(3), algorithm.networks
-    operations.enlarge(member, networks, "channels.1", 12, rng)
-    operations.enlarge(member, networks, "kernel.0", 5, rng)
-    operations.add_layer(member, networks, "channels.0", rng)
-    operations.enlarge(member, networks, "recurrent", 20, rng)
+    operations.enlarge(member, networks, "policy", "channels.1", 12, rng)
+    operations.enlarge(member, networks, "policy", "kernel.0", 5, rng)
+    operations.add_layer(member, networks, "policy", "channels.0", rng)
+    operations.enlarge(member, networks, "policy", "recurrent", 20, rng)
     group = population([member], algorithm)
     for seed in range(4):
         group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=seed))
@@ -86,9 +86,9 @@ def test_moments_of_what_stays_survive_growing_and_shrinking():
     before = {role: dict(member.tensors["policy"][role]) for role in (*MOMENTS, "parameters")}
     rng = np.random.default_rng(0)
     for group, size in (("recurrent", 30), ("kernel.0", 6), ("channels.1", 16)):
-        small = member.architecture.sizes()[group]
-        operations.enlarge(member, algorithm.networks, group, size, rng)
-        operations.reduce(member, algorithm.networks, group, small)
+        small = member.architectures["policy"].sizes()[group]
+        operations.enlarge(member, algorithm.networks, "policy", group, size, rng)
+        operations.reduce(member, algorithm.networks, "policy", group, small)
     for role, tensors in before.items():
         for name, value in tensors.items():
             torch.testing.assert_close(member.tensors["policy"][role][name], value, rtol=0, atol=0)
@@ -103,8 +103,8 @@ def test_merging_layers_of_joined_parts_multiplies_them(critic):
     for role in ("parameters",):
         member.tensors["policy"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
     before = answers(algorithm, member)
-    operations.merge_layer(member, algorithm.networks, 0)
-    assert member.architecture.hidden_sizes == (12,)
+    operations.merge_layer(member, algorithm.networks, "policy", 0)
+    assert member.architectures["policy"].hidden_sizes == (12,)
     torch.testing.assert_close(answers(algorithm, member), before, rtol=1e-3, atol=1e-3)
 
 
@@ -121,7 +121,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
         mutate = operations.mutate_layers if rng.random() < 0.4 else operations.mutate_units
         change = mutate(member, algorithm.networks, limits, rng)
         seen.add(change.split(".")[0].split(":")[0] + (" layer" if "layer" in change else ""))
-        shape = member.architecture
+        shape = member.architectures["policy"]
         assert 1 <= shape.layers <= 3
         assert 2 <= len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions) <= 4
         assert all(3 <= width <= 80 for width in (*shape.hidden_sizes, shape.recurrent_size))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.kinds import OBSERVATIONS, act, made, rollout_batch, shown
-from helpers.support import agent, population
+from helpers.support import agent, first_architecture, population
 
 from evorl.evolution import architecture as operations
 from evorl.networks import layers
@@ -34,22 +34,22 @@ def test_two_layers_with_the_identity_between_them_become_their_product(index, c
     monkeypatch.setitem(layers.IN_PLACE, "relu", lambda x: x)
     algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
     shape = replace(
-        algorithm.initial_architecture(), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
+        first_architecture(algorithm), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
     )
     member = agent(shape, dqn=algorithm)
     before = heads(algorithm, member)
-    operations.merge_layer(member, algorithm.networks, index)
-    assert member.architecture.hidden_sizes == ((12, 10) if index == 0 else (16, 10))
-    assert member.architecture.residual_layers == (index, 1)
+    operations.merge_layer(member, algorithm.networks, "policy", index)
+    assert member.architectures["policy"].hidden_sizes == ((12, 10) if index == 0 else (16, 10))
+    assert member.architectures["policy"].residual_layers == (index, 1)
     torch.testing.assert_close(heads(algorithm, member), before)
 
 
 @CRITICS
 def test_only_the_product_forgets_its_moments(critic):
     algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
-    member = trained(algorithm, replace(algorithm.initial_architecture(), residual_layers=(1, 1)))
+    member = trained(algorithm, replace(first_architecture(algorithm), residual_layers=(1, 1)))
     before = {role: dict(member.tensors["policy"][role]) for role in MOMENTS}
-    operations.merge_layer(member, algorithm.networks, 0)
+    operations.merge_layer(member, algorithm.networks, "policy", 0)
     moved = {f"hidden.0.residual.0.{what}": f"hidden.1.residual.0.{what}" for what in ("weight", "bias", "scale")}
     for role in MOMENTS:
         tensors = member.tensors["policy"][role]
@@ -65,12 +65,12 @@ def test_only_the_product_forgets_its_moments(critic):
 
 def test_a_layer_norm_counts_all_units_that_are_left():
     algorithm = made("ppo", "network.layer_norm=true")
-    member = trained(algorithm, algorithm.initial_architecture())
+    member = trained(algorithm, first_architecture(algorithm))
     counted = "hidden.1.counted"
-    operations.enlarge(member, algorithm.networks, "hidden.1", 20, np.random.default_rng(0))
+    operations.enlarge(member, algorithm.networks, "policy", "hidden.1", 20, np.random.default_rng(0))
     assert member.tensors["policy"]["buffers"][counted].sum(-1).unique() == 12, "what has grown does not count yet"
     member.tensors["policy"]["parameters"]["action.weight"][12:] = 5.0
-    operations.reduce(member, algorithm.networks, "hidden.1", 15)
+    operations.reduce(member, algorithm.networks, "policy", "hidden.1", 15)
     buffers = member.tensors["policy"]["buffers"]
     assert buffers[counted].shape[-1] == 15
     assert (buffers[counted] == 1).all()
@@ -84,7 +84,7 @@ def test_units_that_nothing_reads_go_first_from_a_cell_and_an_encoder(cell, crit
         "ppo", f"network.recurrent={cell}", "network.recurrent_size=12", f"algorithm.critic={critic}",
         observations=OBSERVATIONS["dict"],
     )  # fmt: skip
-    member = trained(algorithm, algorithm.initial_architecture())
+    member = trained(algorithm, first_architecture(algorithm))
     for role in ("parameters",):
         tensors = member.tensors["policy"][role]
         for head in ("action", "value"):
@@ -104,22 +104,22 @@ def test_units_that_nothing_reads_go_first_from_a_cell_and_an_encoder(cell, crit
         return torch.stack(found)
 
     before = answers()
-    operations.reduce(member, algorithm.networks, "recurrent", 10)
-    operations.reduce(member, algorithm.networks, "channels.1", 6)
+    operations.reduce(member, algorithm.networks, "policy", "recurrent", 10)
+    operations.reduce(member, algorithm.networks, "policy", "channels.1", 6)
     torch.testing.assert_close(answers(), before)
-    operations.reduce(member, algorithm.networks, "recurrent", 9)
+    operations.reduce(member, algorithm.networks, "policy", "recurrent", 9)
     assert not torch.allclose(answers(), before)
 
 
 def test_a_kernel_loses_its_last_rows_and_columns_and_regains_them_as_zeros():
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
-    member = trained(algorithm, algorithm.initial_architecture())
+    member = trained(algorithm, first_architecture(algorithm))
     name, features = "encoder.observation.0.weight", heads(algorithm, member)
     whole = member.tensors["policy"]["parameters"][name].clone()
-    operations.reduce(member, algorithm.networks, "kernel.0", 3)
-    assert [(layer.kernel, layer.padding) for layer in member.architecture.convolutions] == [(3, -1), (3, 0)]
+    operations.reduce(member, algorithm.networks, "policy", "kernel.0", 3)
+    assert [(layer.kernel, layer.padding) for layer in member.architectures["policy"].convolutions] == [(3, -1), (3, 0)]
     smaller = heads(algorithm, member)
-    operations.enlarge(member, algorithm.networks, "kernel.0", 4, np.random.default_rng(0))
+    operations.enlarge(member, algorithm.networks, "policy", "kernel.0", 4, np.random.default_rng(0))
     whole[:, 3], whole[:, :, 3] = 0, 0
     assert torch.equal(member.tensors["policy"]["parameters"][name], whole)
     torch.testing.assert_close(heads(algorithm, member), smaller)

@@ -63,8 +63,8 @@ def context(*overrides):
 def agent(architecture=None, id=0, dqn=None, **hyperparameters):
     """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
     dqn = dqn or algorithm()
-    architecture = architecture or dqn.initial_architecture()
-    made = Agent(id, architecture, dqn.settings.first_hyperparameters() | hyperparameters, {})
+    architectures = {name: architecture or spec.architecture for name, spec in dqn.networks.items()}
+    made = Agent(id, architectures, dqn.settings.first_hyperparameters() | hyperparameters, {})
     made.state = AgentState(acting=dqn.initial_state())
     generator = torch.Generator().manual_seed(id)
     new_tensors(dqn.networks, made, generator)
@@ -73,6 +73,12 @@ def agent(architecture=None, id=0, dqn=None, **hyperparameters):
             for value in roles.get(role, {}).values():
                 value += 0.1 * torch.randn(value.shape, generator=generator)
     return made
+
+
+def first_architecture(algorithm):
+    """The architecture of a new agent that has one network."""
+    (spec,) = algorithm.networks.values()
+    return spec.architecture
 
 
 def population(agents, dqn=None, **options):
