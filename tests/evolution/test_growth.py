@@ -1,11 +1,11 @@
-"""Architecture mutations: growth changes nothing that an agent computes, and nothing that was learned gets lost."""
+"""Mutations of hidden layers: growth changes nothing that an agent computes, and nothing that was learned gets lost."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, algorithm, batch, population, seen
+from helpers.support import agent, algorithm, batch, check_tensors, population, seen
 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import architecture as operations
@@ -200,10 +200,7 @@ def test_a_removed_layer_leaves_no_tensor_behind():
     member = agent(Architecture((16, 16), (1, 2), "relu", True), dqn=dqn)
     operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
     assert member.architectures["q"].residual_layers == (1, 1)
-    specs = dqn.networks["q"].network.specs(member.architectures["q"])
-    for role, named in member.tensors["q"].items():
-        wanted = {name for name, spec in specs.items() if spec.trained == (role != "buffers")}
-        assert set(named) == wanted
+    check_tensors(member, dqn)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -219,11 +216,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_
         shape = member.architectures["q"]
         assert 1 <= shape.layers <= 4
         assert all(3 <= width <= 40 for width in shape.hidden_sizes)
-        specs = dqn.networks["q"].network.specs(shape)
-        for role, named in member.tensors["q"].items():
-            assert {name: tuple(value.shape) for name, value in named.items()} == {
-                name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
-            }
+        check_tensors(member, dqn)
         seen.add((len(shape.hidden_sizes), shape.layers))
     group = population([member], dqn)
     group.update(batch(group.policy.agents))

@@ -88,6 +88,17 @@ def population(agents, dqn=None, **options):
     return Learner(Policy(copies, dqn or algorithm(), generator), **options)
 
 
+def check_tensors(member, algorithm):
+    """Check that an agent has the tensors of its architecture and no others, in its shapes."""
+    for network, tensors in member.tensors.items():
+        shape = member.architectures[network]
+        specs = algorithm.networks[network].network.specs(shape)
+        for role, named in tensors.items():
+            assert {name: tuple(value.shape) for name, value in named.items()} == {
+                name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
+            }
+
+
 def seen(values):
     """An observation of one vector part."""
     return {"observation": values}

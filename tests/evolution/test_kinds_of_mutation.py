@@ -1,26 +1,26 @@
-"""Mutations of image encoders and of recurrent cells: growth changes nothing, and nothing that was learned is lost."""
+"""Mutations of encoders, cells and joined parts: growth changes nothing, and what is taken away leaves all the rest."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from helpers.kinds import OBSERVATIONS, act, made, rollout_batch, shown
-from helpers.support import agent, population
+from helpers.support import agent, check_tensors, first_architecture, population
 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import architecture as operations
+from evorl.networks import layers
 from evorl.networks.growth import MOMENTS
 
-KINDS = [
-    (cell, critic, norm)
-    for cell in ("lstm", "gru", "null")
-    for critic in ("separate", "shared")
-    for norm in (False, True)
-]
+CRITICS = pytest.mark.parametrize("critic", ["separate", "shared"])
+CELLS = pytest.mark.parametrize("cell", ["lstm", "gru"])
 
 
-def trained(*overrides, observations=OBSERVATIONS["dict"]):
+def trained(*overrides, observations=OBSERVATIONS["dict"], **shape):
+    """An algorithm, and an agent of such a shape that has learned."""
     algorithm = made("ppo", "network.recurrent_size=12", *overrides, observations=observations)
-    group = population([agent(dqn=algorithm)], algorithm)
+    group = population([agent(replace(first_architecture(algorithm), **shape), dqn=algorithm)], algorithm)
     for seed in range(3):
         group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=seed))
     return algorithm, group.to_agents()[0]
@@ -38,7 +38,15 @@ def answers(algorithm, member, steps=5):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize(("cell", "critic", "norm"), KINDS)
+def heads(algorithm, member):
+    (stack,) = population([member], algorithm).policy.stacks
+    looks = shown(algorithm.interface, 1, 32, torch.Generator().manual_seed(2))
+    return {name: value.detach() for name, value in stack.networks["policy"](looks).items()}
+
+
+@CRITICS
+@pytest.mark.parametrize("cell", ["lstm", "gru", "null"])
+@pytest.mark.parametrize("norm", [False, True])
 def test_growth_preserves_what_an_agent_does_over_time(cell, critic, norm):
     algorithm, member = trained(f"network.recurrent={cell}", f"algorithm.critic={critic}", f"network.layer_norm={norm}")
     rng, networks = np.random.default_rng(3), algorithm.networks
@@ -62,7 +70,7 @@ def test_growth_preserves_what_an_agent_does_over_time(cell, critic, norm):
     assert shape.recurrent_size == (0 if cell == "null" else 40)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@CELLS
 def test_what_has_grown_learns(cell):
     algorithm, member = trained(f"network.recurrent={cell}")
     rng, networks = np.random.default_rng(3), algorithm.networks
@@ -94,24 +102,10 @@ def test_moments_of_what_stays_survive_growing_and_shrinking():
             torch.testing.assert_close(member.tensors["policy"][role][name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("critic", ["separate", "shared"])
-def test_merging_layers_of_joined_parts_multiplies_them(critic):
-    """Where the activation between two layers changes nothing, neither does the merge."""
-    algorithm, member = trained(
-        "network.activation=relu", f"algorithm.critic={critic}", observations=OBSERVATIONS["tuple"]
-    )
-    for role in ("parameters",):
-        member.tensors["policy"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
-    before = answers(algorithm, member)
-    operations.merge_layer(member, algorithm.networks, "policy", 0)
-    assert member.architectures["policy"].hidden_sizes == (12,)
-    torch.testing.assert_close(answers(algorithm, member), before, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("critic", ["separate", "shared"])
+@CRITICS
 def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic):
     algorithm = made("ppo", "network.recurrent=lstm", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
-    spec, rng = algorithm.networks["policy"], np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     limits = ArchitectureLimits(
         max_layers=3, max_convolutions=4, min_units=3, max_units=80, unit_steps=(1, 9), min_channels=2, max_channels=20,
         channel_steps=(1, 5), max_kernel=6,
@@ -126,11 +120,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
         assert 2 <= len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions) <= 4
         assert all(3 <= width <= 80 for width in (*shape.hidden_sizes, shape.recurrent_size))
         assert all(2 <= layer.channels <= 20 and 1 <= layer.kernel <= 6 for layer in shape.convolutions)
-        specs = spec.network.specs(shape)
-        for role, named in member.tensors["policy"].items():
-            assert {name: tuple(value.shape) for name, value in named.items()} == {
-                name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
-            }
+        check_tensors(member, algorithm)
         if step % 30 == 0:
             group = population([member], algorithm)
             group.update(rollout_batch(algorithm, group.policy.agents, length=4, seed=step))
@@ -138,3 +128,82 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
                 value.isfinite().all() for value in group.to_agents()[0].tensors["policy"]["parameters"].values()
             )
     assert {"hidden", "channels", "kernel", "recurrent", "hidden layer", "channels layer"} <= seen
+
+
+@CRITICS
+@pytest.mark.parametrize("index", [0, 1])
+def test_two_layers_with_the_identity_between_them_become_their_product(index, critic, monkeypatch):
+    monkeypatch.setitem(layers.IN_PLACE, "relu", lambda x: x)
+    algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
+    shape = replace(
+        first_architecture(algorithm), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"
+    )
+    member = agent(shape, dqn=algorithm)
+    before = heads(algorithm, member)
+    operations.merge_layer(member, algorithm.networks, "policy", index)
+    assert member.architectures["policy"].hidden_sizes == ((12, 10) if index == 0 else (16, 10))
+    assert member.architectures["policy"].residual_layers == (index, 1)
+    torch.testing.assert_close(heads(algorithm, member), before)
+
+
+@CRITICS
+def test_only_the_product_forgets_its_moments(critic):
+    algorithm, member = trained(f"algorithm.critic={critic}", residual_layers=(1, 1))
+    before = {role: dict(member.tensors["policy"][role]) for role in MOMENTS}
+    operations.merge_layer(member, algorithm.networks, "policy", 0)
+    moved = {f"hidden.0.residual.0.{what}": f"hidden.1.residual.0.{what}" for what in ("weight", "bias", "scale")}
+    for role in MOMENTS:
+        tensors = member.tensors["policy"][role]
+        product = {f"hidden.0.weight.{part}" for part in algorithm.interface.parts} | {"hidden.0.bias"}
+        assert product <= tensors.keys()
+        for name, value in tensors.items():
+            if name in product:
+                assert value.any() == (role == "square"), name
+            else:
+                assert value.any(), name
+                assert torch.equal(value, before[role][moved.get(name, name)]), name
+
+
+def test_a_layer_norm_counts_all_units_that_are_left():
+    algorithm, member = trained("network.layer_norm=true")
+    counted = "hidden.1.counted"
+    operations.enlarge(member, algorithm.networks, "policy", "hidden.1", 20, np.random.default_rng(0))
+    assert member.tensors["policy"]["buffers"][counted].sum(-1).unique() == 12, "what has grown does not count yet"
+    member.tensors["policy"]["parameters"]["action.weight"][12:] = 5.0
+    operations.reduce(member, algorithm.networks, "policy", "hidden.1", 15)
+    buffers = member.tensors["policy"]["buffers"]
+    assert buffers[counted].shape[-1] == 15
+    assert (buffers[counted] == 1).all()
+    assert (buffers["hidden.0.counted"] == 1).all()
+
+
+@CRITICS
+@CELLS
+def test_units_that_nothing_reads_go_first_from_a_cell_and_an_encoder(cell, critic):
+    algorithm, member = trained(f"network.recurrent={cell}", f"algorithm.critic={critic}")
+    tensors = member.tensors["policy"]["parameters"]
+    for head in ("action", "value"):
+        tensors[f"{head}.weight"][[2, 9]] = 0
+    tensors["recurrent.weight"][..., [2, 9], :, :] = 0
+    # Copies, channels, places, units.
+    tensors["hidden.0.weight.camera"][..., [1, 4], :, :] = 0
+    before = answers(algorithm, member)
+    operations.reduce(member, algorithm.networks, "policy", "recurrent", 10)
+    operations.reduce(member, algorithm.networks, "policy", "channels.1", 6)
+    torch.testing.assert_close(answers(algorithm, member), before)
+    operations.reduce(member, algorithm.networks, "policy", "recurrent", 9)
+    assert not torch.allclose(answers(algorithm, member), before)
+
+
+def test_a_kernel_loses_its_last_rows_and_columns_and_regains_them_as_zeros():
+    algorithm, member = trained(observations=OBSERVATIONS["image"])
+    name, features = "encoder.observation.0.weight", heads(algorithm, member)
+    whole = member.tensors["policy"]["parameters"][name].clone()
+    operations.reduce(member, algorithm.networks, "policy", "kernel.0", 3)
+    assert [(layer.kernel, layer.padding) for layer in member.architectures["policy"].convolutions] == [(3, -1), (3, 0)]
+    smaller = heads(algorithm, member)
+    operations.enlarge(member, algorithm.networks, "policy", "kernel.0", 4, np.random.default_rng(0))
+    whole[:, 3], whole[:, :, 3] = 0, 0
+    assert torch.equal(member.tensors["policy"]["parameters"][name], whole)
+    torch.testing.assert_close(heads(algorithm, member), smaller)
+    assert not torch.allclose(features["value"], smaller["value"])
