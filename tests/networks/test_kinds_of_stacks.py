@@ -119,36 +119,6 @@ def test_the_padding_stays_zero(case, monkeypatch):
     assert not any(values.any() for values in padding.values())
 
 
-def test_a_grouped_convolution_gives_what_one_for_each_agent_gives(monkeypatch):
-    """A GPU takes all agents of a stack in one call."""
-    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
-    algorithm = made("ppo", observations=OBSERVATIONS["image"])
-    together = population(family(algorithm)[:3], algorithm)
-    module = together.policy.stacks[0].networks["policy"]
-    encoder = module.network.images["observation"]
-    images = torch.randint(256, (3, 7, 2, 12, 12), dtype=torch.uint8)
-    one_by_one = encoder.forward(module.layout, module.leaves, images)
-    joined = encoder._layers(
-        module.layout.architecture, module.leaves, module.layout.spans, images.transpose(0, 1).flatten(1, 2)
-    )
-    torch.testing.assert_close(joined.view(7, 3, -1).transpose(0, 1), one_by_one, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "reference"), [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU)])
-def test_cells_are_those_of_torch(name, reference):
-    time, batch, inputs, units = 5, 3, 4, 6
-    cell, module = CELLS[name], reference(inputs, units)
-    torch.nn.init.zeros_(module.bias_hh_l0)
-    x = torch.randn(time, batch, inputs)
-    given = (x @ module.weight_ih_l0.T + module.bias_ih_l0).unsqueeze(0)
-    state = torch.zeros(1, batch, cell.slots, units)
-    started = torch.zeros(1, time, batch, dtype=torch.bool)
-    outputs, after = unroll(cell, given, module.weight_hh_l0.T.unsqueeze(0), state, started)
-    expected, last = module(x)
-    torch.testing.assert_close(outputs[0], expected)
-    torch.testing.assert_close(after[0, :, 0], (last[0] if name == "lstm" else last)[0])
-
-
 @pytest.mark.parametrize("name", CELLS)
 def test_a_sequence_is_the_same_step_by_step_and_resets_where_an_episode_begins(name):
     cell, units = CELLS[name], 5
