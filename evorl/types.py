@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, FailFast, Field, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -85,7 +85,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shapes of an agent's networks.
+    """The shapes of one of an agent's networks.
 
     `convolutions` read each image. `hidden_sizes` are the widths of the hidden layers; `residual_layers[k]` layers of
     the same width follow hidden layer k, each added to its input through a learned scale that starts at zero (ReZero,
@@ -189,6 +189,13 @@ class AgentState:
         )
 
 
+def _small(value: object) -> object:
+    """Raise ValueError for a mapping of many entries, of which each that is wrong would leave an error in memory."""
+    if isinstance(value, dict) and len(value) > 100:
+        raise ValueError("has more than 100 entries")
+    return value
+
+
 class Description(TypedDict):
     """Everything about an agent but its tensors, as JSON has it."""
 
@@ -197,8 +204,8 @@ class Description(TypedDict):
     mutation: str
     fitness: float | None
     fault: str | None
-    architecture: Architecture
-    hyperparameters: dict[str, float]
+    architectures: Annotated[dict[str, Architecture], BeforeValidator(_small)]
+    hyperparameters: Annotated[dict[str, float], BeforeValidator(_small)]
     state: AgentState
 
 
@@ -212,12 +219,13 @@ DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
 class Agent:
     """One member of the population, as a plain value between generations.
 
-    `tensors` holds the roles of each of its networks, in their true shapes. `mutation` says what distinguished the
-    agent from its parent at birth, `fault` why it stopped learning before its generation ended.
+    `architectures` and `tensors` are those of each of its networks, the latter by role and in their true shapes.
+    `mutation` says what distinguished the agent from its parent at birth, `fault` why it stopped learning before its
+    generation ended.
     """
 
     id: int
-    architecture: Architecture
+    architectures: dict[str, Architecture]
     hyperparameters: dict[str, float]
     tensors: dict[str, Roles]
     state: AgentState = field(default_factory=AgentState)
@@ -238,7 +246,7 @@ class Agent:
             "mutation": self.mutation,
             "fitness": self.fitness,
             "fault": self.fault,
-            "architecture": self.architecture.to_json(),
+            "architectures": {network: shape.to_json() for network, shape in self.architectures.items()},
             "hyperparameters": dict(self.hyperparameters),
             "state": asdict(self.state),
         }

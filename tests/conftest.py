@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from helpers.support import train
 
 # Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
 torch.set_num_threads(1)
@@ -20,3 +21,13 @@ def in_directory(tmp_path, monkeypatch):
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """A run of three generations, to be copied and not to be changed."""
+    directory = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert train("run.name=a", "training.max_steps=108") == 0
+    return directory / "runs" / "a"

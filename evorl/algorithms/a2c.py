@@ -27,7 +27,7 @@ from evorl.replay import Pace
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
 from evorl.system.timing import Stopwatch
-from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Segment, Tensors, UserError
+from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
 
 
 class A2CSettings(AlgorithmSettings):
@@ -93,20 +93,16 @@ class A2C:
             )
         self.distribution = DISTRIBUTIONS[kind](interface.action)
         heads = (*self.distribution.heads, Head("value", 1))
-        make = NETWORKS[config.network.name]
-        network = make(config.network, interface.parts, heads, self.settings.normalize_observations)
-        self.networks: Mapping[str, NetworkSpec] = {"policy": NetworkSpec(network)}
+        vectors = (name for name, part in interface.parts.items() if part.kind == "vector")
+        self._normalized = tuple(vectors) if self.settings.normalize_observations else ()
+        network = NETWORKS[config.network.name](config.network, interface.parts, heads, self._normalized)
+        streams: Streams = "all" if self.settings.critic == "separate" else "shared"
+        architecture = initial_architecture(config.network, interface.parts, streams)
+        self.networks: Mapping[str, NetworkSpec] = {"policy": NetworkSpec(network, architecture)}
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
         self.objectives = [Objective("policy", self.loss, self.learning_rate, max_grad_norm=clip)]
-        architecture = self.initial_architecture()
-        network.cost(architecture)
         self._sequence = self.settings.sequence_length if architecture.recurrent else 1
         self.pace(copies=1)
-
-    def initial_architecture(self) -> Architecture:
-        """Return the architecture that the configuration asks for."""
-        streams: Literal["all", "shared"] = "all" if self.settings.critic == "separate" else "shared"
-        return initial_architecture(self.config.network, self.interface.parts, streams)
 
     def initial_state(self) -> dict[str, float]:
         """Return the state that acting changes: the steps made, by which the learning rate may fall."""
@@ -131,7 +127,6 @@ class A2C:
         """Return this rank's rollouts."""
         settings, ranks = self.settings, placement.ranks
         shared = placement.copies if settings.split_batches else 1
-        vectors = [name for name, part in self.interface.parts.items() if part.kind == "vector"]
         return RolloutExperience(
             RolloutSettings(
                 steps=settings.rollout_steps // shared,
@@ -140,7 +135,7 @@ class A2C:
                 reward_clip=settings.reward_clip,
                 normalize_advantage=settings.normalize_advantage,
                 normalize_rewards=settings.normalize_rewards,
-                normalized=tuple(vectors) if settings.normalize_observations else (),
+                normalized=self._normalized,
                 copies=shared,
             ),
             self.interface.parts,

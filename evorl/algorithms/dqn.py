@@ -28,7 +28,7 @@ from evorl.replay import Pace
 from evorl.replay.experience import ReplayExperience, make_replay
 from evorl.replay.n_step import make_windows
 from evorl.system.timing import Stopwatch
-from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
+from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
 REPORT_EVERY = 16
 """What an update reports costs a tenth of it where networks are small."""
@@ -98,18 +98,15 @@ class DQN:
         heads = [Head("q_values", self.actions)]
         if self.settings.dueling:
             heads = [Head("advantage", self.actions), Head("value", 1)]
-        network = NETWORKS[config.network.name](config.network, interface.parts, heads, False)
-        network.cost(self.initial_architecture())
-        self.networks: Mapping[str, NetworkSpec] = {"q": NetworkSpec(network, target=Polyak("tau"))}
+        network = NETWORKS[config.network.name](config.network, interface.parts, heads, ())
+        # Dueling networks part before the last hidden layer.
+        streams: Streams = "last" if self.settings.dueling else "shared"
+        architecture = initial_architecture(config.network, interface.parts, streams)
+        self.networks: Mapping[str, NetworkSpec] = {"q": NetworkSpec(network, architecture, target=Polyak("tau"))}
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
         self.objectives = [
             Objective("q", self.loss, hyperparameter("learning_rate"), max_grad_norm=clip, report_every=REPORT_EVERY)
         ]
-
-    def initial_architecture(self) -> Architecture:
-        """Return what the configuration asks for; dueling networks part before the last hidden layer."""
-        streams: Literal["last", "shared"] = "last" if self.settings.dueling else "shared"
-        return initial_architecture(self.config.network, self.interface.parts, streams)
 
     def initial_state(self) -> dict[str, float]:
         """Return the state that acting changes: the exploration rate."""

@@ -18,7 +18,6 @@ from evorl.replay import Pace, Population
 from evorl.system.timing import Stopwatch
 from evorl.types import (
     Agent,
-    Architecture,
     Batch,
     Observation,
     PolicyOutput,
@@ -83,9 +82,6 @@ class Algorithm(Protocol):
     @property
     def metrics(self) -> Sequence[str]:
         """Return the names of what its losses report."""
-
-    def initial_architecture(self) -> Architecture:
-        """Return a new agent's architecture."""
 
     def initial_state(self) -> dict[str, float]:
         """Return the part of a new agent's state that acting changes, by name."""

@@ -16,6 +16,8 @@ from evorl.types import UserError
 
 WHOLE = "observation"
 """The part's name where a space has only one."""
+ACTION = "action"
+"""The name of the part that critics of actions read beside those of the observation."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,19 @@ def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDAr
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         array = array - space.start
     return {name or WHOLE: array}
+
+
+def with_action(interface: EnvSpec) -> ObservationSpecs:
+    """Return the parts that a critic of continuous actions reads: the observation's and the action, as a flat vector.
+
+    Raises UserError where the actions are not bounded numbers, or a part of the observation has the action's name.
+    """
+    space, where = interface.action, interface.environment
+    if not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
+        raise UserError(f"algorithm.name: needs actions that are numbers between bounds; {where} has {space}")
+    if ACTION in interface.parts:
+        raise UserError(f"environment.id: a part of the observation of {where} is called {ACTION!r}; rename it")
+    return {**interface.parts, ACTION: ObservationSpec("vector", (math.prod(space.shape),), torch.float32)}
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:

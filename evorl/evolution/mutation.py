@@ -32,7 +32,7 @@ def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> str
 
 
 def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
-    """Add or remove a layer in a `new_layer` share of cases, else some units."""
+    """Add or remove a layer of one network in a `new_layer` share of cases, else some units."""
     limits = context.settings.architecture
     if rng.random() < context.settings.mutation.new_layer:
         return mutate_layers(agent, context.networks, limits, rng)
@@ -43,21 +43,23 @@ def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) 
     """Add Gaussian noise to every weight, `strength` times the weight's own magnitude."""
     strength = context.settings.mutation.strength
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-    for roles in agent.tensors.values():
-        for name, value in roles["parameters"].items():
-            noise = torch.randn(value.shape, generator=generator)
-            roles["parameters"][name] = value + strength * value.abs() * noise
+    for network in context.networks:
+        parameters = agent.tensors[network]["parameters"]
+        for name, value in parameters.items():
+            parameters[name] = value + strength * value.abs() * torch.randn(value.shape, generator=generator)
     return f"noise of {strength:g}"
 
 
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
-    """Change the activation, the same in all hidden layers."""
-    before = agent.architecture.activation
-    others = [name for name in context.settings.architecture.activations if name != before]
-    if before is None or not others:
+    """Change the activation, the same in all hidden layers of all networks that have one."""
+    shapes = {name: shape for name, shape in agent.architectures.items() if shape.activation is not None}
+    before = sorted({str(shape.activation) for shape in shapes.values()})
+    others = [name for name in context.settings.architecture.activations if [name] != before]
+    if not shapes or not others:
         return None
-    agent.architecture = replace(agent.architecture, activation=str(rng.choice(others)))
-    return f"{before} -> {agent.architecture.activation}"
+    after = str(rng.choice(others))
+    agent.architectures |= {name: replace(shape, activation=after) for name, shape in shapes.items()}
+    return f"{', '.join(before)} -> {after}"
 
 
 def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evorl.config import Network as NetworkSettings
 from evorl.envs.spec import ObservationSpecs
@@ -14,13 +14,15 @@ from evorl.networks.recurrent import CELLS
 from evorl.networks.standard import StandardNetwork
 from evorl.types import Head
 
-NETWORKS: Mapping[str, Callable[[NetworkSettings, ObservationSpecs, Sequence[Head], bool], Network]] = {
-    "standard": lambda settings, parts, heads, normalize: StandardNetwork(
-        parts, heads, normalize, settings.initialisation or "uniform"
+NETWORKS: Mapping[str, Callable[[NetworkSettings, ObservationSpecs, Sequence[Head], Collection[str]], Network]] = {
+    "standard": lambda settings, parts, heads, normalized: StandardNetwork(
+        parts, heads, normalized, settings.initialisation or "uniform"
     ),
-    "module": lambda settings, parts, heads, normalize: module_network(settings.factory or "", parts, heads, normalize),
+    "module": lambda settings, parts, heads, normalized: module_network(
+        settings.factory or "", parts, heads, normalized
+    ),
 }
-"""From (settings, what agents see, heads, whether vectors are normalised) to the network."""
+"""From (settings, the parts it reads, heads, the vectors it normalises) to the network."""
 
 
 __all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Layout", "Network", "initial_architecture"]

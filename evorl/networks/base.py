@@ -67,7 +67,7 @@ def forward_apart(
 def initial_architecture(
     settings: NetworkSettings, parts: ObservationSpecs, streams: Streams = "shared"
 ) -> Architecture:
-    """Return the architecture that the configuration asks for."""
+    """Return the architecture that the configuration asks for, of a network that reads these parts."""
     if settings.name == "module":
         return Architecture()
     images = any(part.kind == "image" for part in parts.values())

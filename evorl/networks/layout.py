@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from typing import Any
@@ -20,7 +20,7 @@ and 30 ns on each weight of each agent (batch 128, one core)."""
 
 @dataclass(frozen=True)
 class Layout:
-    """The architecture that a stack computes with, wide and deep enough for all its agents, and their activations."""
+    """The architecture of a network of a stack, wide and deep enough for all its agents, and their activations."""
 
     architecture: Architecture
     spans: tuple[Span, ...]
@@ -55,25 +55,31 @@ def _joint_convolution(layers: Sequence[Convolution]) -> Convolution:
     )
 
 
-def plan_stacks(
-    architectures: Sequence[Architecture], cost: Callable[[Architecture], float]
-) -> list[tuple[list[int], Layout]]:
-    """Divide agents into stacks so that a training step is cheap: the members of each stack, and its layout.
+Architectures = Mapping[str, Architecture]
+"""The architectures of one agent's networks, by name."""
 
-    `cost` is the number of multiplications for one observation. A stack costs its calls plus those of all its members
-    at their common padded size. Starting from one stack for each padded shape, the two whose union saves most are
-    joined until no union saves anything.
+
+def plan_stacks(
+    agents: Sequence[Architectures], cost: Callable[[Architectures], float]
+) -> list[tuple[list[int], dict[str, Layout]]]:
+    """Divide agents into stacks so that a training step is cheap: each stack's members, and its networks' layouts.
+
+    Agents can share a stack where each of their networks is of one kind. `cost` is the number of multiplications for
+    one observation, over all networks. A stack costs its calls plus those of all its members at their common padded
+    size. Starting from one stack for each padded shape, the two whose union saves most are joined until no union saves
+    anything.
     """
-    shapes: list[Any] = [(_kind(architecture), _widths(joint([architecture]))) for architecture in architectures]
-    order = sorted(range(len(shapes)), key=shapes.__getitem__)
-    stacks = [list(members) for _, members in groupby(order, key=shapes.__getitem__)]
+    kinds: list[Any] = [tuple(_kind(architecture) for architecture in agent.values()) for agent in agents]
+    shapes: list[Any] = [tuple(map(_widths, _joint([agent]).values())) for agent in agents]
+    order = sorted(range(len(agents)), key=lambda i: (kinds[i], shapes[i]))
+    stacks = [list(members) for _, members in groupby(order, key=lambda i: (kinds[i], shapes[i]))]
 
     def together(members: list[int]) -> float:
-        return STACK_OVERHEAD + len(members) * cost(joint([architectures[i] for i in members]))
+        return STACK_OVERHEAD + len(members) * cost(_joint([agents[i] for i in members]))
 
     def saving(pair: tuple[int, int]) -> float:
         first, second = stacks[pair[0]], stacks[pair[1]]
-        if _kind(architectures[first[0]]) != _kind(architectures[second[0]]):
+        if kinds[first[0]] != kinds[second[0]]:
             return -1.0
         return together(first) + together(second) - together(first + second)
 
@@ -82,16 +88,33 @@ def plan_stacks(
         if saving(best) <= 0:
             break
         stacks[best[0]] += stacks.pop(best[1])
-    return [_laid_out(members, architectures) for members in stacks]
+    return [_laid_out(members, agents) for members in stacks]
 
 
-def _laid_out(members: list[int], architectures: Sequence[Architecture]) -> tuple[list[int], Layout]:
-    members = sorted(members, key=lambda i: (architectures[i].activation or "", i))
+def _joint(agents: Sequence[Architectures]) -> dict[str, Architecture]:
+    """Return for each network the smallest padded architecture that has room for those of all these agents."""
+    return {name: joint([agent[name] for agent in agents]) for name in agents[0]}
+
+
+def _laid_out(members: list[int], agents: Sequence[Architectures]) -> tuple[list[int], dict[str, Layout]]:
+    """Return the members, those with the same activations side by side, and their networks' layouts."""
+    activations = {i: [architecture.activation or "" for architecture in agents[i].values()] for i in members}
+    members = sorted(members, key=lambda i: (*activations[i], i))
+    architectures = _joint([agents[i] for i in members])
+    columns = zip(*(activations[i] for i in members), strict=True)
+    return members, {
+        name: Layout(architecture, _spans(column))
+        for (name, architecture), column in zip(architectures.items(), columns, strict=True)
+    }
+
+
+def _spans(activations: Sequence[str]) -> tuple[Span, ...]:
+    """Return the runs of equal names."""
     spans: list[Span] = []
-    for name, group in groupby(members, key=lambda i: architectures[i].activation or ""):
+    for name, run in groupby(activations):
         start = spans[-1][2] if spans else 0
-        spans.append((name, start, start + len(list(group))))
-    return members, Layout(joint([architectures[i] for i in members]), tuple(spans))
+        spans.append((name, start, start + len(list(run))))
+    return tuple(spans)
 
 
 def _widths(architecture: Architecture) -> tuple[int, ...]:

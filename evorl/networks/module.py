@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -134,12 +134,14 @@ def load_factory(path: str) -> Factory:
     return factory  # type: ignore[no-any-return]
 
 
-def module_network(factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalize: bool) -> ModuleNetwork:
+def module_network(
+    factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalized: Collection[str]
+) -> ModuleNetwork:
     """Return the network of a factory given by name. Raises UserError where it does not map one part to the heads."""
     make = load_factory(factory)
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):
-        raise UserError(f"network.name: a module reads one vector or image; the environment shows {', '.join(parts)}")
-    if normalize:
+        raise UserError(f"network.name: a module reads one vector or image; here it is to read {', '.join(parts)}")
+    if normalized:
         raise UserError("algorithm.normalize_observations: a module has to normalise what it reads by itself")
     ((name, part),) = parts.items()
     outputs = sum(head.outputs for head in heads if not head.constant)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evorl.networks import Network
+from evorl.types import Architecture
 
 
 class TargetRule(Protocol):
@@ -47,7 +48,14 @@ class Periodic:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A network that an algorithm has, with the rule of its target copy; without a rule there is none."""
+    """A network that an algorithm has, its architecture in new agents, and the rule of its target copy, if it has one.
+
+    Raises UserError where the architecture does not fit what the network reads.
+    """
 
     network: Network
+    architecture: Architecture
     target: TargetRule | None = None
+
+    def __post_init__(self) -> None:
+        self.network.cost(self.architecture)

@@ -17,7 +17,7 @@ from evorl.networks.layout import Layout
 from evorl.networks.parameters import FlatTensors, Shape
 from evorl.networks.spec import NetworkSpec
 from evorl.system.formats import check_tensors
-from evorl.types import Agent, Observation, RecurrentInput, Roles, Tensors, UserError
+from evorl.types import Agent, Architecture, Observation, RecurrentInput, Roles, Tensors, UserError
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class StackedNetwork:
         self.buffers.load([each["buffers"] for each in roles])
         self._use_masks()
 
-    def true_shapes(self, agent: Agent) -> dict[str, Shape]:
-        """Return the shapes of an agent's own parameters and buffers, without padding."""
-        sizes = agent.architecture.sizes()
-        return {key: spec.shape(sizes) for key, spec in self.network.specs(agent.architecture).items()}
+    def true_shapes(self, architecture: Architecture) -> dict[str, Shape]:
+        """Return the shapes of the parameters and buffers of one agent, without padding."""
+        sizes = architecture.sizes()
+        return {key: spec.shape(sizes) for key, spec in self.network.specs(architecture).items()}
 
     def _use_masks(self) -> None:
         """Compute with each unit's share of a mask, and with none where all units count."""
@@ -132,28 +132,30 @@ class Stack:
 def new_tensors(networks: Mapping[str, NetworkSpec], agent: Agent, generator: torch.Generator) -> None:
     """Give `agent` fresh parameters, zero moments, and targets equal to the parameters where a network has one."""
     for name, spec in networks.items():
-        values = spec.network.initialise(agent.architecture, generator)
-        roles = fresh_roles(spec.network.specs(agent.architecture), values)
+        values = spec.network.initialise(agent.architectures[name], generator)
+        roles = fresh_roles(spec.network.specs(agent.architectures[name]), values)
         agent.tensors[name] = {role: tensors for role, tensors in roles.items() if role != "target" or spec.target}
         agent.state.updates[name] = 0.0
 
 
 def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> None:
     """Raise UserError unless the tensors of one network of `agent` are those of its architecture."""
-    shape, roles = agent.architecture, agent.tensors[name]
+    shape, roles = agent.architectures[name], agent.tensors[name]
     if (spec.target is not None) != ("target" in roles):
         raise UserError(f"{where}: {name} has {'no' if spec.target else 'a'} target copy")
     if len(shape.residual_layers) != len(shape.hidden_sizes):
-        raise UserError(f"{where}: {len(shape.hidden_sizes)} hidden layers with {len(shape.residual_layers)} depths")
+        raise UserError(
+            f"{where}: {name} has {len(shape.hidden_sizes)} hidden layers with {len(shape.residual_layers)} depths"
+        )
     layers = shape.layers + len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
     # Every layer has tensors, so that a description cannot ask for more of them than its file holds.
     if layers > len(roles["parameters"]):
-        raise UserError(f"{where}: {layers} layers cannot stand in {len(roles['parameters'])} tensors")
+        raise UserError(f"{where}: {layers} layers of {name} cannot stand in {len(roles['parameters'])} tensors")
     try:
         sizes, specs = shape.sizes(), spec.network.specs(shape)
         shapes = {key: (one.shape(sizes), torch.float32) for key, one in specs.items()}
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise UserError(f"{where}: its architecture does not fit together: {error}") from error
+        raise UserError(f"{where}: the architecture of {name} does not fit together: {error}") from error
     for role, tensors in roles.items():
         expected = {key: shapes[key] for key, one in specs.items() if one.trained == (role != "buffers")}
         check_tensors(tensors, expected, f"{where}: {role} of {name}")

@@ -5,7 +5,7 @@ Axes: P agents, B observations (T * S of them where S sequences have T steps), K
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,9 +37,15 @@ class StandardNetwork:
     """
 
     def __init__(
-        self, parts: ObservationSpecs, heads: Sequence[Head], normalize: bool, initialisation: Initialisation
+        self,
+        parts: ObservationSpecs,
+        heads: Sequence[Head],
+        normalized: Collection[str],
+        initialisation: Initialisation,
     ) -> None:
-        """Make a network. With `normalize` vectors are shifted and scaled by each agent's own running statistics.
+        """Make a network that reads these parts; without any it has constant heads alone.
+
+        Vectors that are `normalized` are shifted and scaled by each agent's own running statistics.
 
         Under orthogonal `initialisation` the gains are sqrt 2 for hidden layers and convolutions, 1 for cells and
         heads, 0.01 for heads that begin near zero (arXiv 2006.05990); biases are zero but for a cell's own.
@@ -51,16 +57,13 @@ class StandardNetwork:
         images = {name: part for name, part in parts.items() if part.kind == "image"}
         self.images = {name: ImageEncoder(name, part, initialisation) for name, part in images.items()}
         self._plans: dict[Layout, DensePlan] = {}
-        self.normalized = [name for name, part in parts.items() if normalize and part.kind == "vector"]
+        self.normalized = normalized
 
     def specs(self, architecture: Architecture) -> Specs:
         """Return the parameters of one agent of this architecture."""
         specs: Specs = {}
         for name in self.normalized:
-            width = self.parts[name].width
-            specs[f"normal.{name}.mean"] = ParameterSpec((1,), (width,), "zeros", trained=False)
-            specs[f"normal.{name}.variance"] = ParameterSpec((1,), (width,), "ones", trained=False)
-            specs[f"normal.{name}.number"] = ParameterSpec((1,), (1,), "zeros", trained=False)
+            specs |= _statistics_specs(f"normal.{name}", self.parts[name].width)
         for image in self.images.values():
             specs |= image.specs(architecture)
         sources = {f".{name}": self._reads(architecture, name) for name in self.parts}
@@ -79,7 +82,7 @@ class StandardNetwork:
             specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, copies=copies)
             specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, copies=copies)
             sources = {"": ("recurrent",)}
-        return specs | self._head_specs(sources[""])
+        return specs | _head_specs(self.heads, sources.get("", ()), self.initialisation)
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
         """Return fresh parameters of one agent."""
@@ -111,6 +114,8 @@ class StandardNetwork:
         tape: Tape | None = None,
     ) -> tuple[Tensors, Tensor | None]:
         """Return the heads' outputs [P, B, ...] for observations [P, B, ...], and the next state [P, S, K, N]."""
+        if not self.streams:
+            return self._constants(p), None
         plan, state = self._plan(layout), None
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
@@ -165,15 +170,6 @@ class StandardNetwork:
 
     def _reads(self, architecture: Architecture, part: str) -> Axes:
         return self.images[part].reads(architecture) if part in self.images else (self.parts[part].width,)
-
-    def _head_specs(self, source: Axes) -> Specs:
-        specs: Specs = {}
-        for head in self.heads:
-            if not head.constant:
-                gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
-                specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), self.initialisation, gain=gain)
-            specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "zeros")
-        return specs
 
     def _layer_specs(
         self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, copies: int | None
@@ -247,6 +243,26 @@ def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
     return torch.cat(
         [functional.one_hot(column, size) for column, size in zip(columns, part.sizes, strict=True)], -1
     ).float()
+
+
+def _statistics_specs(name: str, width: int) -> Specs:
+    """Return the running statistics of a vector."""
+    return {
+        f"{name}.mean": ParameterSpec((1,), (width,), "zeros", trained=False),
+        f"{name}.variance": ParameterSpec((1,), (width,), "ones", trained=False),
+        f"{name}.number": ParameterSpec((1,), (1,), "zeros", trained=False),
+    }
+
+
+def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
+    """Return the parameters of heads that read `source`; constant heads read nothing."""
+    specs: Specs = {}
+    for head in heads:
+        if not head.constant:
+            gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
+            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain)
+        specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "zeros")
+    return specs
 
 
 def _moved_up(name: str, index: int) -> str:

@@ -23,7 +23,7 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
         generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
         agent = Agent(
             id=id,
-            architecture=algorithm.initial_architecture(),
+            architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
             hyperparameters=algorithm.settings.first_hyperparameters(),
             tensors={},
             state=AgentState(acting=algorithm.initial_state()),
@@ -46,28 +46,30 @@ def not_finite(agent: Agent) -> str | None:
 
 def _kind(shape: Architecture) -> tuple[object, ...]:
     """Return what no mutation changes of an architecture."""
-    return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, len(shape.convolutions)
+    counts = bool(shape.hidden_sizes), len(shape.convolutions)
+    return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, *counts
 
 
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
     hparams, acting = algorithm.settings.first_hyperparameters(), algorithm.initial_state()
-    initial = algorithm.initial_architecture()
     if len({agent.id for agent in agents}) < len(agents):
         raise UserError(f"{where}: two agents have the same id")
     for agent in agents:
-        here, shape = f"{where}: agent {agent.id}", agent.architecture
-        if shape.activation is not None:
-            check_name(f"{here}: activation", shape.activation, ACTIVATIONS)
-        if _kind(shape) != _kind(initial):
-            raise UserError(f"{here}: has networks of another kind than the configuration asks for")
+        here = f"{where}: agent {agent.id}"
+        for networks in (agent.architectures, agent.tensors):
+            if networks.keys() != algorithm.networks.keys():
+                raise UserError(f"{here}: has the networks {sorted(networks)}, not {sorted(algorithm.networks)}")
         if agent.hyperparameters.keys() != hparams.keys():
             raise UserError(f"{here}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(hparams)}")
-        if agent.tensors.keys() != algorithm.networks.keys():
-            raise UserError(f"{here}: has the networks {sorted(agent.tensors)}, not {sorted(algorithm.networks)}")
         if agent.state.acting.keys() != acting.keys() or agent.state.updates.keys() != algorithm.networks.keys():
             raise UserError(f"{here}: its state is {sorted(agent.state.metrics())[:20]}, which is another algorithm's")
         for name, spec in algorithm.networks.items():
+            shape = agent.architectures[name]
+            if shape.activation is not None:
+                check_name(f"{here}: activation", shape.activation, ACTIVATIONS)
+            if _kind(shape) != _kind(spec.architecture):
+                raise UserError(f"{here}: {name} is of another kind than the configuration asks for")
             check_network(agent, name, spec, here)
         for name, value in agent.hyperparameters.items():
             if reason := algorithm.settings.validation_error(name, value):

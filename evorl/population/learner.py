@@ -58,7 +58,7 @@ class NetworkLearner:
         }
         if self.target is not None:
             flats["target"] = self.target.parameters
-        shapes = self.network.true_shapes(agent)
+        shapes = self.network.true_shapes(agent.architectures[name])
         for role, flat in flats.items():
             own = {key: shape for key, shape in shapes.items() if key in flat.views}
             agent.tensors[name][role] = flat.unload(index, own)

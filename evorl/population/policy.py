@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import Algorithm
-from evorl.networks.layout import Layout, plan_stacks
+from evorl.networks.layout import Architectures, Layout, plan_stacks
 from evorl.networks.stacked import Shapes, Stack, StackedNetwork
 from evorl.replay.moments import Moments
-from evorl.types import Agent, Architecture, Observation, PolicyOutput, RecurrentInput
+from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput
 
 
 class Policy:
@@ -32,19 +32,19 @@ class Policy:
         self.agents = list(agents)
         self.generator = generator
         self.version = 0
-        plan = plan_stacks([agent.architecture for agent in agents], self._cost)
-        specs = {name: spec.network for name, spec in algorithm.networks.items()}
-        shapes = [{name: Shapes.of(network, layout) for name, network in specs.items()} for _, layout in plan]
+        networks = {name: spec.network for name, spec in algorithm.networks.items()}
+        plan = plan_stacks([{name: agent.architectures[name] for name in networks} for agent in agents], self._cost)
+        shapes = [{name: Shapes.of(networks[name], layout) for name, layout in own.items()} for _, own in plan]
         sizes = [
             [each.numel(len(members)) for each in own.values()] for (members, _), own in zip(plan, shapes, strict=True)
         ]
         self.flat = torch.zeros(sum(map(sum, sizes)), device=generator.device)
         self.stacks: list[Stack] = []
         offset = 0
-        for (members, layout), own, lengths in zip(plan, shapes, sizes, strict=True):
+        for (members, layouts), own, lengths in zip(plan, shapes, sizes, strict=True):
             memory = dict(zip(own, self.flat[offset : offset + sum(lengths)].split(lengths), strict=True))
             offset += sum(lengths)
-            self.stacks.append(self._stack(members, layout, own, memory))
+            self.stacks.append(self._stack(members, layouts, own, memory))
 
     def initial_state(self, num_envs: int) -> Tensor:
         """Return the recurrent state [P, E, K, N] of episodes that begin; it has no elements without such networks."""
@@ -96,11 +96,14 @@ class Policy:
 
     @torch.no_grad()
     def update_observation_stats(self, part: str, moments: Moments) -> None:
-        """Add to the statistics by which each agent normalises a part of what it sees."""
+        """Add to the statistics by which each agent's networks, those that do, normalise a part of what they read."""
+        names = [f"normal.{part}.{name}" for name in Moments._fields]
         for stack in self.stacks:
             members = stack.members if isinstance(stack.members, slice) else stack.members.numpy(force=True)
             for network in stack.networks.values():
-                room = [network.buffers.views[f"normal.{part}.{name}"] for name in Moments._fields]
+                room = [network.buffers.views[name] for name in names if name in network.buffers.views]
+                if not room:
+                    continue
                 count, mean, variance = (view.flatten(1).double().cpu().numpy() for view in room)
                 merged = Moments(count[:, 0], mean, variance).merged(moments.part(members))
                 for view, values in zip(room, merged, strict=True):
@@ -125,13 +128,15 @@ class Policy:
         """Tell whether one stack holds all agents in the population's order, so that nothing is to be put together."""
         return len(self.stacks) == 1 and isinstance(self.stacks[0].members, slice)
 
-    def _cost(self, architecture: Architecture) -> float:
-        return sum(spec.network.cost(architecture) for spec in self.algorithm.networks.values())
+    def _cost(self, architectures: Architectures) -> float:
+        return sum(spec.network.cost(architectures[name]) for name, spec in self.algorithm.networks.items())
 
-    def _stack(self, members: list[int], layout: Layout, shapes: dict[str, Shapes], memory: dict[str, Tensor]) -> Stack:
+    def _stack(
+        self, members: list[int], layouts: dict[str, Layout], shapes: dict[str, Shapes], memory: dict[str, Tensor]
+    ) -> Stack:
         agents, device = [self.agents[member] for member in members], self.generator.device
         networks = {
-            name: StackedNetwork.allocate(spec.network, layout, shapes[name], len(agents), memory[name])
+            name: StackedNetwork.allocate(spec.network, layouts[name], shapes[name], len(agents), memory[name])
             for name, spec in self.algorithm.networks.items()
         }
         for name, network in networks.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,14 @@ from evorl.types import Agent
 
 CURVES = ("fitness", "train_return", "train_episodes")
 """The metrics of each agent that a generation's row lists and trackers draw."""
+
+SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
+    "layers": lambda network: len(network["hidden_sizes"]) + sum(network["residual_layers"]),
+    "units": lambda network: sum(network["hidden_sizes"]),
+    "recurrent_units": lambda network: network["recurrent_size"],
+    "channels": lambda network: sum(layer["channels"] for layer in network["convolutions"]),
+}
+"""What trackers draw of each agent's architectures: sums over its networks."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ def generation_row(
         "parents": [agent.parent for agent in agents],
         "mutations": [agent.mutation for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
-        "architectures": [agent.architecture.to_json() for agent in agents],
+        "architectures": [agent.describe()["architectures"] for agent in agents],
         "state": [agent.state.metrics() for agent in agents],
     }
 
@@ -109,11 +117,8 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
         points |= {f"agent_{place}/{name}": values[place] for name, values in row["metrics"].items()}
         values = row["hyperparameters"][place] | row["state"][place]
         points |= {f"agent_{place}/{name}": value for name, value in values.items()}
-        architecture = row["architectures"][place]
-        points[f"agent_{place}/layers"] = len(architecture["hidden_sizes"]) + sum(architecture["residual_layers"])
-        points[f"agent_{place}/units"] = sum(architecture["hidden_sizes"])
-        points[f"agent_{place}/recurrent_units"] = architecture["recurrent_size"]
-        points[f"agent_{place}/channels"] = sum(layer["channels"] for layer in architecture["convolutions"])
+        networks = row["architectures"][place].values()
+        points |= {f"agent_{place}/{name}": sum(map(size, networks)) for name, size in SIZES.items()}
     return {name: float(value) for name, value in points.items() if value is not None and np.isfinite(value)}
 
 

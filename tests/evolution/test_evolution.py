@@ -107,7 +107,7 @@ def test_every_mutation_changes_what_it_says_and_nothing_else(kind):
     )
     assert tensors_differ == (kind in ("parameters", "architecture"))
     assert (child.hyperparameters != parent.hyperparameters) == (kind == "hyperparameters")
-    assert (child.architecture != parent.architecture) == (kind in ("architecture", "activation"))
+    assert (child.architectures != parent.architectures) == (kind in ("architecture", "activation"))
 
 
 def test_a_mutation_with_nothing_to_change_says_so():

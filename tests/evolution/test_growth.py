@@ -1,11 +1,11 @@
-"""Architecture mutations: growth changes nothing that an agent computes, and nothing that was learned gets lost."""
+"""Mutations of hidden layers: growth changes nothing that an agent computes, and nothing that was learned gets lost."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from helpers.support import agent, algorithm, batch, population, seen
+from helpers.support import agent, algorithm, batch, check_tensors, population, seen
 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import architecture as operations
@@ -39,25 +39,25 @@ def test_growth_preserves_the_function(activation, layer_norm, dueling):
     member = trained(activation, layer_norm, streams, dqn)
     before = outputs(member, dqn)
     for grow in (
-        lambda: operations.enlarge(member, dqn.networks, "hidden.0", 37, rng),
-        lambda: operations.enlarge(member, dqn.networks, "hidden.1", 50, rng),
-        lambda: operations.add_layer(member, dqn.networks, "hidden.0", rng),
-        lambda: operations.add_layer(member, dqn.networks, "hidden.1", rng),
-        lambda: operations.enlarge(member, dqn.networks, "hidden.1", 70, rng),
+        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.0", 37, rng),
+        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 50, rng),
+        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.0", rng),
+        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.1", rng),
+        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 70, rng),
     ):
         grow()
         for was, now in zip(before, outputs(member, dqn), strict=True):
             torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
-    assert member.architecture.hidden_sizes == (37, 70)
-    assert member.architecture.residual_layers == (2, 1)
+    assert member.architectures["q"].hidden_sizes == (37, 70)
+    assert member.architectures["q"].residual_layers == (2, 1)
 
 
 @pytest.mark.parametrize(("activation", "layer_norm", "dueling"), KINDS)
 def test_what_has_grown_learns(activation, layer_norm, dueling):
     (dqn, streams), rng = made(dueling), np.random.default_rng(3)
     member = trained(activation, layer_norm, streams, dqn)
-    operations.enlarge(member, dqn.networks, "hidden.1", 30, rng)
-    operations.add_layer(member, dqn.networks, "hidden.1", rng)
+    operations.enlarge(member, dqn.networks, "q", "hidden.1", 30, rng)
+    operations.add_layer(member, dqn.networks, "q", "hidden.1", rng)
     born = {name: value.clone() for name, value in member.tensors["q"]["parameters"].items()}
     group = population([member], dqn)
     for seed in range(3):
@@ -74,7 +74,7 @@ def test_moments_of_surviving_weights_survive():
     dqn = algorithm()
     member = trained("relu", False, "shared", dqn)
     before = {role: dict(member.tensors["q"][role]) for role in ("mean", "square", "target")}
-    operations.enlarge(member, dqn.networks, "hidden.1", 40, np.random.default_rng(0))
+    operations.enlarge(member, dqn.networks, "q", "hidden.1", 40, np.random.default_rng(0))
     for role in ("mean", "square"):
         moments = member.tensors["q"][role]
         assert before[role]["hidden.1.weight"].any()
@@ -86,7 +86,7 @@ def test_moments_of_surviving_weights_survive():
     )
     assert not new[0].any()
     torch.testing.assert_close(new[1], before["square"]["hidden.1.weight"].mean().expand(20, 16))
-    operations.reduce(member, dqn.networks, "hidden.1", 24)
+    operations.reduce(member, dqn.networks, "q", "hidden.1", 24)
     for role in ("mean", "square", "target"):
         for name, value in before[role].items():
             torch.testing.assert_close(member.tensors["q"][role][name], value)
@@ -103,9 +103,9 @@ def veteran():
 
 
 GROWTHS = {
-    "a wider first layer": lambda *given: operations.enlarge(given[0], given[1], "hidden.0", 96, given[2]),
-    "a wider last layer": lambda *given: operations.enlarge(given[0], given[1], "hidden.1", 96, given[2]),
-    "another layer": lambda *given: operations.add_layer(given[0], given[1], "hidden.1", given[2]),
+    "a wider first layer": lambda *given: operations.enlarge(given[0], given[1], "q", "hidden.0", 96, given[2]),
+    "a wider last layer": lambda *given: operations.enlarge(given[0], given[1], "q", "hidden.1", 96, given[2]),
+    "another layer": lambda *given: operations.add_layer(given[0], given[1], "q", "hidden.1", given[2]),
 }
 
 
@@ -138,7 +138,7 @@ def test_new_weights_step_no_further_than_under_a_fresh_adam(growth, veteran):
 def test_a_merged_layer_takes_over_how_far_the_next_one_steps(veteran):
     dqn, parent = veteran
     child = parent.child(1)
-    operations.merge_layer(child, dqn.networks, 0)
+    operations.merge_layer(child, dqn.networks, "q", 0)
     before, after = parent.tensors["q"]["square"], child.tensors["q"]["square"]
     for new, old in (("weight.observation", "weight"), ("bias", "bias")):
         name, expected = f"hidden.0.{new}", before[f"hidden.1.{old}"].mean()
@@ -153,8 +153,8 @@ def test_streams_take_their_own_steps():
     square = member.tensors["q"]["square"]
     for name in ("hidden.1.weight", "hidden.1.bias"):
         square[name][1] = 1e6
-    operations.add_layer(member, dqn.networks, "hidden.1", np.random.default_rng(0))
-    operations.enlarge(member, dqn.networks, "hidden.1", 30, np.random.default_rng(0))
+    operations.add_layer(member, dqn.networks, "q", "hidden.1", np.random.default_rng(0))
+    operations.enlarge(member, dqn.networks, "q", "hidden.1", 30, np.random.default_rng(0))
     for name in ("hidden.1.weight", "hidden.1.residual.0.weight", "hidden.1.residual.0.scale"):
         policy, value = member.tensors["q"]["square"][name][..., 24:]
         assert policy.max() < 1
@@ -166,7 +166,7 @@ def test_an_agent_that_never_learned_has_no_moments_to_take_over():
     member = agent(dqn=dqn)
     for growth in GROWTHS.values():
         growth(member, dqn.networks, np.random.default_rng(0))
-    operations.merge_layer(member, dqn.networks, 0)
+    operations.merge_layer(member, dqn.networks, "q", 0)
     assert not any(value.any() for role in ("mean", "square") for value in member.tensors["q"][role].values())
 
 
@@ -176,8 +176,8 @@ def test_the_units_that_are_read_least_go_first():
     for role in ("parameters", "target"):
         member.tensors["q"][role]["q_values.weight"][[3, 7]] = 0
     before = outputs(member, dqn)
-    operations.reduce(member, dqn.networks, "hidden.1", 14)
-    assert member.architecture.hidden_sizes == (16, 14)
+    operations.reduce(member, dqn.networks, "q", "hidden.1", 14)
+    assert member.architectures["q"].hidden_sizes == (16, 14)
     torch.testing.assert_close(outputs(member, dqn), before)
 
 
@@ -189,21 +189,18 @@ def test_merging_layers_multiplies_them(dueling):
     for role in ("parameters", "target"):
         member.tensors["q"][role]["hidden.0.bias"] += 100.0  # Far from zero ReLU is the identity.
     before = outputs(member, dqn)
-    operations.merge_layer(member, dqn.networks, 0)
-    assert member.architecture.hidden_sizes == (12, 10)
-    assert member.architecture.residual_layers == (1, 0)
+    operations.merge_layer(member, dqn.networks, "q", 0)
+    assert member.architectures["q"].hidden_sizes == (12, 10)
+    assert member.architectures["q"].residual_layers == (1, 0)
     torch.testing.assert_close(outputs(member, dqn), before, rtol=1e-3, atol=1e-3)
 
 
 def test_a_removed_layer_leaves_no_tensor_behind():
     dqn = algorithm()
     member = agent(Architecture((16, 16), (1, 2), "relu", True), dqn=dqn)
-    operations.remove_residual_layer(member, dqn.networks, "hidden.1")
-    assert member.architecture.residual_layers == (1, 1)
-    specs = dqn.networks["q"].network.specs(member.architecture)
-    for role, named in member.tensors["q"].items():
-        wanted = {name for name, spec in specs.items() if spec.trained == (role != "buffers")}
-        assert set(named) == wanted
+    operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
+    assert member.architectures["q"].residual_layers == (1, 1)
+    check_tensors(member, dqn)
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -216,14 +213,10 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(layer_
     for _ in range(150):
         mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units
         mutate(member, dqn.networks, limits, rng)
-        shape = member.architecture
+        shape = member.architectures["q"]
         assert 1 <= shape.layers <= 4
         assert all(3 <= width <= 40 for width in shape.hidden_sizes)
-        specs = dqn.networks["q"].network.specs(shape)
-        for role, named in member.tensors["q"].items():
-            assert {name: tuple(value.shape) for name, value in named.items()} == {
-                name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
-            }
+        check_tensors(member, dqn)
         seen.add((len(shape.hidden_sizes), shape.layers))
     group = population([member], dqn)
     group.update(batch(group.policy.agents))

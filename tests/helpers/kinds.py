@@ -92,14 +92,14 @@ def act(learner, look, state, deterministic=False):
 
 def random_state(algorithm, agents, size, generator):
     """Random recurrent states [P, S, K, N], zero beyond each agent's own units; None without recurrence."""
-    ((_, spec),) = algorithm.networks.items()
-    numbers, units = spec.network.recurrent_shape(agents[0].architecture)
+    ((name, spec),) = algorithm.networks.items()
+    numbers, units = spec.network.recurrent_shape(agents[0].architectures[name])
     if not units:
         return None
-    most = padded(max(agent.architecture.recurrent_size for agent in agents))
+    most = padded(max(agent.architectures[name].recurrent_size for agent in agents))
     state = torch.zeros(len(agents), size, numbers, most)
     for index, agent in enumerate(agents):
-        own = state[index, ..., : agent.architecture.recurrent_size]
+        own = state[index, ..., : agent.architectures[name].recurrent_size]
         own.copy_(0.5 * torch.randn(own.shape, generator=generator))
     return state
 

@@ -63,8 +63,8 @@ def context(*overrides):
 def agent(architecture=None, id=0, dqn=None, **hyperparameters):
     """An agent with random parameters, moments and biases, so that nothing is zero by luck."""
     dqn = dqn or algorithm()
-    architecture = architecture or dqn.initial_architecture()
-    made = Agent(id, architecture, dqn.settings.first_hyperparameters() | hyperparameters, {})
+    architectures = {name: architecture or spec.architecture for name, spec in dqn.networks.items()}
+    made = Agent(id, architectures, dqn.settings.first_hyperparameters() | hyperparameters, {})
     made.state = AgentState(acting=dqn.initial_state())
     generator = torch.Generator().manual_seed(id)
     new_tensors(dqn.networks, made, generator)
@@ -75,11 +75,28 @@ def agent(architecture=None, id=0, dqn=None, **hyperparameters):
     return made
 
 
+def first_architecture(algorithm):
+    """The architecture of a new agent that has one network."""
+    (spec,) = algorithm.networks.values()
+    return spec.architecture
+
+
 def population(agents, dqn=None, **options):
     """The learner of agents that are copies of these."""
     copies = [replace(a.child(a.id), parent=a.parent, mutation=a.mutation) for a in agents]
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
     return Learner(Policy(copies, dqn or algorithm(), generator), **options)
+
+
+def check_tensors(member, algorithm):
+    """Check that an agent has the tensors of its architecture and no others, in its shapes."""
+    for network, tensors in member.tensors.items():
+        shape = member.architectures[network]
+        specs = algorithm.networks[network].network.specs(shape)
+        for role, named in tensors.items():
+            assert {name: tuple(value.shape) for name, value in named.items()} == {
+                name: spec.shape(shape.sizes()) for name, spec in specs.items() if spec.trained == (role != "buffers")
+            }
 
 
 def seen(values):

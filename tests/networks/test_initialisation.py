@@ -18,10 +18,10 @@ GAINS = {"encoder": math.sqrt(2), "hidden": math.sqrt(2), "recurrent": 1.0, "act
 
 def newborn(algorithm, seed=0):
     """An agent's first parameters and their descriptions."""
-    member = Agent(0, algorithm.initial_architecture(), {}, {})
-    new_tensors(algorithm.networks, member, torch.Generator().manual_seed(seed))
     ((name, spec),) = algorithm.networks.items()
-    return member, member.tensors[name]["parameters"], spec.network.specs(member.architecture)
+    member = Agent(0, {name: spec.architecture}, {}, {})
+    new_tensors(algorithm.networks, member, torch.Generator().manual_seed(seed))
+    return member, member.tensors[name]["parameters"], spec.network.specs(spec.architecture)
 
 
 def matrices(values, specs, sizes):
@@ -39,7 +39,7 @@ def test_actor_critics_begin_orthogonal(name, cell, critic):
     overrides = f"network.recurrent={cell}", "network.recurrent_size=12", f"algorithm.critic={critic}"
     member, values, specs = newborn(made(name, *overrides, observations=OBSERVATIONS["dict"]))
     count = 0
-    for key, copies in matrices(values, specs, member.architecture.sizes()):
+    for key, copies in matrices(values, specs, member.architectures["policy"].sizes()):
         for matrix in copies:
             rows = matrix if matrix.shape[0] < matrix.shape[1] else matrix.T
             expected = GAINS[key.split(".")[0]] ** 2 * torch.eye(len(rows))
@@ -52,7 +52,7 @@ def test_actor_critics_begin_orthogonal(name, cell, critic):
 
 def test_dqn_begins_uniform_unless_told():
     member, values, specs = newborn(algorithm())
-    for _, (matrix,) in matrices(values, specs, member.architecture.sizes()):
+    for _, (matrix,) in matrices(values, specs, member.architectures["q"].sizes()):
         bound = 1 / math.sqrt(matrix.shape[0])
         assert 0.8 * bound < matrix.abs().max() <= bound
     _, values, _ = newborn(algorithm("network.initialisation=orthogonal"))
@@ -75,7 +75,7 @@ def test_an_lstm_begins_by_keeping_its_state(critic):
     member, values, _ = newborn(lstm)
     expected = torch.tensor([0.0, 1.0, 0.0, 0.0]).unsqueeze(-1)
     torch.testing.assert_close(values["recurrent.bias"], expected.expand(values["recurrent.bias"].shape))
-    operations.enlarge(member, lstm.networks, "recurrent", 20, np.random.default_rng(0))
+    operations.enlarge(member, lstm.networks, "policy", "recurrent", 20, np.random.default_rng(0))
     grown = member.tensors["policy"]["parameters"]["recurrent.bias"]
     assert grown.shape[-1] == 20
     torch.testing.assert_close(grown, expected.expand(grown.shape))
@@ -87,9 +87,9 @@ def test_new_units_read_as_strongly_as_the_first_and_are_not_read_yet():
     ppo = made("ppo", observations=OBSERVATIONS["dict"])
     member, _, specs = newborn(ppo)
     for group, size in (("hidden.0", 40), ("channels.0", 14)):
-        operations.enlarge(member, ppo.networks, group, size, np.random.default_rng(0))
-    values, sizes = member.tensors["policy"]["parameters"], member.architecture.sizes()
-    specs = ppo.networks["policy"].network.specs(member.architecture)
+        operations.enlarge(member, ppo.networks, "policy", group, size, np.random.default_rng(0))
+    values, sizes = member.tensors["policy"]["parameters"], member.architectures["policy"].sizes()
+    specs = ppo.networks["policy"].network.specs(member.architectures["policy"])
     for name, old in (("hidden.0.weight.camera", 16), ("encoder.camera.0.weight", 6)):
         for matrix in values[name].view(specs[name].matrix(sizes)):
             norms = matrix.norm(dim=0)

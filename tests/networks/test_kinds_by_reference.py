@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.kinds import OBSERVATIONS, act, alone, made, rollout_batch, shown
-from helpers.support import agent, batch_of, greedy, population
+from helpers.support import agent, batch_of, first_architecture, greedy, population
 from torch.nn import functional
 
 from evorl.networks.layers import ACTIVATIONS
@@ -24,7 +24,7 @@ def one_stack(monkeypatch):
 
 def varied(algorithm, kernels=True):
     """Three agents that share a stack if they may, and one whose kernel and padding are others."""
-    first, members = algorithm.initial_architecture(), []
+    first, members = first_architecture(algorithm), []
     for index, (activation, sizes, depths) in enumerate(
         (("relu", (16, 12), (0, 0)), ("tanh", (20, 40), (1, 0)), ("relu", (33, 9), (0, 2)), ("gelu", (5, 16), (1, 1)))
     ):
@@ -42,7 +42,7 @@ def varied(algorithm, kernels=True):
 def by_torch(member, algorithm, seen, started, cell):
     """Heads [T * S, ...] of one agent, layer by layer through torch's own, episode by episode."""
     (roles,) = member.tensors.values()
-    p, shape = roles["parameters"], member.architecture
+    p, shape = roles["parameters"], member.architectures["policy"]
     normal = roles["buffers"]
     act = ACTIVATIONS[shape.activation].function
     encoded = {}
@@ -209,7 +209,7 @@ def test_acting_step_by_step_is_learning_from_the_sequence(cell, critic, one_sta
         torch.cat([step["log_prob"] for step in steps], 1),
     )
     for index, member in enumerate(together.policy.agents):
-        units = member.architecture.recurrent_size
+        units = member.architectures["policy"].recurrent_size
         assert state[index, ..., :units].all()
         assert not state[index, ..., units:].any(), "units that an agent does not have stay at zero"
 

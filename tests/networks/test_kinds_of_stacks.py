@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.kinds import ACTIONS, OBSERVATIONS, act, alone, made, rollout_batch, shown
-from helpers.support import agent, population
+from helpers.support import agent, first_architecture, population
 
 from evorl.evolution.architecture import add_layer, enlarge, reduce
 from evorl.networks.layout import plan_stacks
@@ -31,20 +31,20 @@ def family(algorithm):
     """Agents of one population after some mutations, with numbers of their own."""
     rng, members = np.random.default_rng(0), []
     for index, activation in enumerate(("tanh", "relu", "tanh", "gelu")):
-        member = agent(replace(algorithm.initial_architecture(), activation=activation), id=index, dqn=algorithm)
+        member = agent(replace(first_architecture(algorithm), activation=activation), id=index, dqn=algorithm)
         member.hyperparameters |= {"learning_rate": 1e-3 * (index + 1), "entropy_coefficient": 0.01 * index}
         if "clip" in member.hyperparameters:
             member.hyperparameters["clip"] = 0.1 * (index + 1)
         members.append(member)
-    groups = members[0].architecture.sizes()
-    enlarge(members[1], algorithm.networks, "hidden.0", 40, rng)
-    add_layer(members[2], algorithm.networks, "hidden.1", rng)
+    groups = members[0].architectures["policy"].sizes()
+    enlarge(members[1], algorithm.networks, "policy", "hidden.0", 40, rng)
+    add_layer(members[2], algorithm.networks, "policy", "hidden.1", rng)
     if "recurrent" in groups:
-        enlarge(members[1], algorithm.networks, "recurrent", 70, rng)
+        enlarge(members[1], algorithm.networks, "policy", "recurrent", 70, rng)
     if "channels.0" in groups:
-        enlarge(members[1], algorithm.networks, "channels.1", 13, rng)
-        add_layer(members[2], algorithm.networks, "channels.0", rng)
-        reduce(members[3], algorithm.networks, "kernel.0", 3)
+        enlarge(members[1], algorithm.networks, "policy", "channels.1", 13, rng)
+        add_layer(members[2], algorithm.networks, "policy", "channels.0", rng)
+        reduce(members[3], algorithm.networks, "policy", "kernel.0", 3)
     for member in members:
         generator = torch.Generator().manual_seed(member.id)
         for name, value in member.tensors["policy"]["parameters"].items():
@@ -67,9 +67,9 @@ def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case, overhead, mo
     overrides, spaces = CASES[case]
     algorithm = made("ppo", "algorithm.normalize_advantage=true", *overrides, **spaces)
     agents = family(algorithm)
-    length = 4 if agents[0].architecture.recurrent else 1
+    length = 4 if agents[0].architectures["policy"].recurrent else 1
     together = population(agents, algorithm)
-    kernels = len({tuple(layer.kernel for layer in member.architecture.convolutions) for member in agents})
+    kernels = len({tuple(layer.kernel for layer in member.architectures["policy"].convolutions) for member in agents})
     assert (len(together.policy.stacks) == kernels) == (overhead > 0)
     generator = torch.Generator().manual_seed(9)
     seen = shown(algorithm.interface, len(agents), 6, generator)
@@ -107,7 +107,7 @@ def test_the_padding_stays_zero(case, monkeypatch):
     agents = family(algorithm)[:3]
     together = population(agents, algorithm)
     assert len(together.policy.stacks) == 1
-    length = 4 if agents[0].architecture.recurrent else 1
+    length = 4 if agents[0].architectures["policy"].recurrent else 1
     for seed in range(4):
         together.update(rollout_batch(algorithm, together.policy.agents, length=length, seed=seed))
     module = together.policy.stacks[0].networks["policy"]
@@ -117,36 +117,6 @@ def test_the_padding_stays_zero(case, monkeypatch):
         for name, tensor in member.tensors["policy"]["parameters"].items():
             padding[name][index][tuple(slice(size) for size in tensor.shape)] = 0
     assert not any(values.any() for values in padding.values())
-
-
-def test_a_grouped_convolution_gives_what_one_for_each_agent_gives(monkeypatch):
-    """A GPU takes all agents of a stack in one call."""
-    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
-    algorithm = made("ppo", observations=OBSERVATIONS["image"])
-    together = population(family(algorithm)[:3], algorithm)
-    module = together.policy.stacks[0].networks["policy"]
-    encoder = module.network.images["observation"]
-    images = torch.randint(256, (3, 7, 2, 12, 12), dtype=torch.uint8)
-    one_by_one = encoder.forward(module.layout, module.leaves, images)
-    joined = encoder._layers(
-        module.layout.architecture, module.leaves, module.layout.spans, images.transpose(0, 1).flatten(1, 2)
-    )
-    torch.testing.assert_close(joined.view(7, 3, -1).transpose(0, 1), one_by_one, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "reference"), [("lstm", torch.nn.LSTM), ("gru", torch.nn.GRU)])
-def test_cells_are_those_of_torch(name, reference):
-    time, batch, inputs, units = 5, 3, 4, 6
-    cell, module = CELLS[name], reference(inputs, units)
-    torch.nn.init.zeros_(module.bias_hh_l0)
-    x = torch.randn(time, batch, inputs)
-    given = (x @ module.weight_ih_l0.T + module.bias_ih_l0).unsqueeze(0)
-    state = torch.zeros(1, batch, cell.slots, units)
-    started = torch.zeros(1, time, batch, dtype=torch.bool)
-    outputs, after = unroll(cell, given, module.weight_hh_l0.T.unsqueeze(0), state, started)
-    expected, last = module(x)
-    torch.testing.assert_close(outputs[0], expected)
-    torch.testing.assert_close(after[0, :, 0], (last[0] if name == "lstm" else last)[0])
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -171,6 +141,6 @@ def test_a_sequence_is_the_same_step_by_step_and_resets_where_an_episode_begins(
 
 def test_agents_with_other_kernels_do_not_share_a_stack():
     algorithm = made("ppo", observations=OBSERVATIONS["image"])
-    shapes = [member.architecture for member in family(algorithm)]
-    stacks = plan_stacks(shapes, lambda shape: 1.0)
+    shapes = [member.architectures for member in family(algorithm)]
+    stacks = plan_stacks(shapes, lambda shapes: 1.0)
     assert sorted(sorted(members) for members, _ in stacks) == [[0, 1, 2], [3]]

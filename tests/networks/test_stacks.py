@@ -162,15 +162,21 @@ def test_widths_are_padded_to_multiples_of_sixteen(width, expected):
     assert padded(width) == expected
 
 
+def plan(architectures):
+    """The stacks of agents with one network."""
+    cost = algorithm().networks["q"].network.cost
+    stacks = plan_stacks([{"q": architecture} for architecture in architectures], lambda own: cost(own["q"]))
+    return [(members, layouts["q"]) for members, layouts in stacks]
+
+
 def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
     small = [Architecture((32, 32), (0, 0), "relu")] * 5
-    cost = algorithm().networks["q"].network.cost
-    assert len(plan_stacks([*small, Architecture((48, 64), (0, 0), "tanh")], cost)) == 1
-    plan = plan_stacks([*small, Architecture((512, 512), (0, 0), "relu")], cost)
-    assert sorted(len(members) for members, _ in plan) == [1, 5]
+    assert len(plan([*small, Architecture((48, 64), (0, 0), "tanh")])) == 1
+    stacks = plan([*small, Architecture((512, 512), (0, 0), "relu")])
+    assert sorted(len(members) for members, _ in stacks) == [1, 5]
     shallow = [Architecture((32,), (0,), "relu")] * 5
-    plan = plan_stacks([*shallow, Architecture((1024,), (0,), "relu")], cost)
-    assert sorted(len(members) for members, _ in plan) == [1, 5]
+    stacks = plan([*shallow, Architecture((1024,), (0,), "relu")])
+    assert sorted(len(members) for members, _ in stacks) == [1, 5]
 
 
 def test_a_plan_places_every_agent_once_and_gives_it_room():
@@ -178,9 +184,9 @@ def test_a_plan_places_every_agent_once_and_gives_it_room():
         Architecture((width, other), (depth, 0), name)
         for width, other, depth, name in itertools.product((8, 200, 40), (16, 90), (0, 2), ("relu", "elu"))
     ] + [Architecture((30,), (1,), "relu"), Architecture((30, 30), (0, 0), "relu", layer_norm=True)]
-    plan = plan_stacks(architectures, algorithm().networks["q"].network.cost)
-    assert sorted(index for members, _ in plan for index in members) == list(range(len(architectures)))
-    for members, layout in plan:
+    stacks = plan(architectures)
+    assert sorted(index for members, _ in stacks for index in members) == list(range(len(architectures)))
+    for members, layout in stacks:
         assert layout.architecture == joint([architectures[i] for i in members])
         for name, start, stop in layout.spans:
             assert {architectures[i].activation for i in members[start:stop]} == {name}

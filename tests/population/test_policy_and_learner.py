@@ -24,7 +24,7 @@ class TwoNetworks(DQN):
     def __init__(self, config, interface):
         super().__init__(config, interface)
         q = self.networks["q"]
-        self.networks = {"critic": q, "q": NetworkSpec(q.network, target=Periodic("learn_step"))}
+        self.networks = {"critic": q, "q": NetworkSpec(q.network, q.architecture, target=Periodic("learn_step"))}
         rate = hyperparameter("learning_rate")
         self.drawn, self.order = [], []
         self.objectives = [

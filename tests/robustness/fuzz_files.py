@@ -143,12 +143,14 @@ def described(rng: np.random.Generator, payload: bytes) -> bytes:
     how = rng.random()
     if name == "agents" and how < 0.5:
         place = int(rng.integers(len(value)))
-        part = pick(rng, ("architecture", "state", "hyperparameters"))
+        part = pick(rng, ("architectures", "state", "hyperparameters"))
         value[place] = {**value[place], part: several(rng, value[place][part])}
-        if part == "architecture" and rng.random() < 0.3:
+        if part == "architectures" and rng.random() < 0.3:
             known = value[place][part]
-            if isinstance(known, dict) and isinstance(known.get("residual_layers"), list):
-                value[place][part] = {**known, "residual_layers": known["residual_layers"] + [0] * sizes(rng, 1, 3000)}
+            network = next(iter(known), "") if isinstance(known, dict) else ""
+            if network and isinstance(known[network], dict) and isinstance(known[network].get("residual_layers"), list):
+                depths = known[network]["residual_layers"] + [0] * sizes(rng, 1, 3000)
+                value[place][part] = {**known, network: {**known[network], "residual_layers": depths}}
     elif name == "agents" and how < 0.6:
         value = value * sizes(rng, 2, 3000)
         value = [{**each, "id": place} for place, each in enumerate(value)] if rng.random() < 0.5 else value

@@ -148,15 +148,15 @@ def strange_agents(rng: np.random.Generator, room: Room) -> None:
     made, odd = [], rng.random(4) < (0.3, 0.15, 0.2, 0.1)
     for id in range(pick(rng, (1, 30)) if odd[3] else 4):
         shape = _strange_shape(rng, odd[0], odd[1])
-        agent = Agent(id, shape, algorithm.settings.first_hyperparameters(), {})
+        agent = Agent(id, dict.fromkeys(algorithm.networks, shape), algorithm.settings.first_hyperparameters(), {})
         agent.state.acting = algorithm.initial_state()
         try:
             new_tensors(algorithm.networks, agent, torch.Generator().manual_seed(id))
         except Exception:
             # No tensors fit such a shape; what they would have been is then the first architecture's.
-            agent.architecture = algorithm.initial_architecture()
+            agent.architectures = {name: spec.architecture for name, spec in algorithm.networks.items()}
             new_tensors(algorithm.networks, agent, torch.Generator().manual_seed(id))
-            agent.architecture = shape
+            agent.architectures = dict.fromkeys(algorithm.networks, shape)
         if odd[2]:
             _with_strange_numbers(rng, agent)
         agent.mutation = pick(rng, ("none", "\x1b[2J", "x" * 5000, "a\nb"))

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python tests/robustness/restarts.py [--runs 10]
 
-Each run must end by itself and leave what an undisturbed run leaves, byte for byte. Prints the seconds from each kill
-to the moment at which training goes on; exits with 1 if a run does not end or ends otherwise.
+Each run must end by itself, with no replica drifted, and leave what an undisturbed run leaves, byte for byte. Prints
+the seconds from each kill to the moment at which training goes on; exits with 1 if a run fails or ends otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos import CASES, ROOT, differences
+from chaos import CASES, ROOT, differences, drifts
 
 from evorl.runs.launch import run_program
 from evorl.runs.run import Run
@@ -88,9 +88,12 @@ def main() -> int:
                 [float(at) for at in re.findall(rf"{what} at ([\d.]+)", output)] for what in ("killed", "training")
             )
             seconds += [after - before for before, after in zip(killed, training[1:], strict=True)]
-            same = not differences(directory / "runs" / "alone", directory / "runs" / f"killed-{number}")
+            runs = [directory / "runs" / name for name in ("alone", f"killed-{number}")]
+            same = not differences(*runs) and not any(drifts(run) for run in runs)
             alike += same and len(killed) == RESTARTS
-            print(f"run {number + 1}: {len(killed)} kills, {'identical' if same else 'DIFFERENT'}", flush=True)
+            print(
+                f"run {number + 1}: {len(killed)} kills, {'identical' if same else 'DIFFERENT or drifted'}", flush=True
+            )
     print(
         f"{alike} of {runs} runs ended by themselves with an identical result; from a kill to training again "
         f"{statistics.median(seconds):.1f} s (median of {len(seconds)}, longest {max(seconds):.1f} s)"

@@ -18,6 +18,7 @@ def played(tmp_path_factory):
     return crashes.sessions(tmp_path_factory.mktemp("crashes"), 2)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_at_any_call_ends_as_one_that_was_left_alone(played, tmp_path):
     """The short form of crashes.py."""
     done = [one for session in played for one in crashes.disturb(session, tmp_path, EVERY)]

@@ -51,6 +51,7 @@ print(json.dumps([codes, time.monotonic() - began]))
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
     program = STUCK.format(root=ROOT)
     done = subprocess.run([sys.executable, "-c", program], env=VARIABLES, capture_output=True, text=True, check=True)

@@ -24,19 +24,10 @@ from evorl.types import UserError
 CANARY = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(directory)
-        assert train("run.name=a", "training.max_steps=40") == 0
-    return directory / "runs" / "a"
-
-
 @pytest.fixture
-def run(trained, in_directory):
+def run(trained_run, in_directory):
     """A stranger's run, which is the working directory."""
-    shutil.copytree(trained, in_directory / "a")
+    shutil.copytree(trained_run, in_directory / "a")
     os.chdir(in_directory / "a")
     return in_directory / "a"
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from chaos import CASES, ROOT, differences
+from chaos import CASES, ROOT, differences, drifts
 
 HOSTS = {"evorl-a": "10.213.0.1", "evorl-b": "10.213.0.2"}
 SETTINGS = (*CASES["dqn-replicated"], "run.timeout=10", "run.resume=auto")
@@ -109,6 +109,7 @@ def scenario(directories: Sequence[Path], kind: str, port: int) -> list[str]:
         alike = not (found := differences(directory / "runs" / "alone", directory / "runs" / "lost"))
         print(f"{kind}: what {directory.name} holds is {'identical' if alike else f'DIFFERENT: {found}'}", flush=True)
         wrong += found
+        wrong += [f"{name}: replicas drifted" for name in ("alone", "lost") if drifts(directory / "runs" / name)]
     return wrong
 
 

@@ -20,7 +20,7 @@ from evorl.runs.trackers.shared import shared_settings
 from evorl.system.files import read_bounded, write_json
 from evorl.types import EvorlWarning, UserError
 
-LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architecture", "hyperparameters")
+LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architectures", "hyperparameters")
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"
 FORMERLY = ("forge.coreweave.com",)
@@ -134,6 +134,6 @@ def _has_key(address: str) -> bool:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={item}" for key, item in value.items())
-    return value
+    if not isinstance(value, Mapping):
+        return value
+    return ", ".join(f"{key}=({_cell(v)})" if isinstance(v, Mapping) else f"{key}={v}" for key, v in value.items())

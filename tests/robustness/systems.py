@@ -1,0 +1,52 @@
+"""Small systems of every algorithm and kind of observation and action, which train for some seconds."""
+
+from __future__ import annotations
+
+PLACEMENTS = {
+    "one process": (1, ()),
+    "replicated": (2, ()),
+    "sharded": (2, ("population.placement=sharded",)),
+}
+"""How many ranks there are, and how that is asked for."""
+COMMON = (
+    "population.size=4", "evaluation={episodes: 2, max_steps: 20, confirmation_episodes: 3}", "tracking.backends=[]",
+    "run={timeout: 120, threads: 1, lock_timeout: 60}", "network={hidden_sizes: [16, 16]}",
+    "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 0.5,"
+    " new_layer: 0.5}",
+    "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4, min_channels: 2,"
+    " channel_steps: [3, 8]}",
+    "evolution.steps=48", "training.max_steps=192",
+)  # fmt: skip
+DQN = (
+    "algorithm={name: dqn, batch_size: 8, learn_step: 3}", "replay={capacity: 400, learning_starts: 20}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 16},"
+    " learn_step: {min: 2, max: 6, grow: 1.5, shrink: 0.75}}",
+)  # fmt: skip
+PPO = (
+    "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16, epochs: 2, target_kl: 0.02,"
+    " normalize_observations: true, normalize_rewards: true}",
+    "evolution.hyperparameters={clip: {min: 0.1, max: 0.4}, epochs: {min: 1, max: 3}}", "training.max_steps=256",
+)  # fmt: skip
+IMAGES = "network.convolutions=[{channels: 4, kernel: 4, stride: 2}, {channels: 4, kernel: 3}]"
+
+
+def world(name: str, more: str = "") -> str:
+    """Return the setting for an environment that begins afresh in each generation."""
+    return f"environment={{id: '{name}', num_envs: 2, carry_over: false{more}}}"
+
+
+CASES = {
+    "dqn": (*COMMON, *DQN, world("CartPole-v1")),
+    "dqn-split-batches": (
+        *COMMON, *DQN, world("LunarLander-v3"), "algorithm.split_batches=true", "algorithm.dueling=true",
+    ),
+    "dqn-images": (*COMMON, *DQN, world("helpers.spaces:Shown-v0", ", kwargs: {kind: image}"), IMAGES),
+    "a2c": (*COMMON, "algorithm={name: a2c, rollout_steps: 8, annealing: true}", world("CartPole-v1")),
+    "ppo": (*COMMON, *PPO, world("CartPole-v1", ", vectorization: sync")),
+    "ppo-recurrent": (
+        *COMMON, *PPO, world("CartPole-v1", ", vectorization: sync, observation_indices: [0, 2]"),
+        "network={hidden_sizes: [16], recurrent: gru, recurrent_size: 12}",
+    ),
+    "ppo-continuous": (*COMMON, *PPO, world("Pendulum-v1")),
+    "ppo-dict": (*COMMON, *PPO, world("helpers.spaces:Shown-v0", ", kwargs: {kind: dict}"), IMAGES),
+}  # fmt: skip

@@ -1,0 +1,59 @@
+"""Runs that are killed at random moments, in short, and a resume that forgets something."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from timeline import ROOT, Undisturbed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness needs pidfd_open and prctl")
+FORGETFUL = """
+from evorl.runs.run import Run
+begin = Run.__init__
+def forgetful(self, *arguments):
+    begin(self, *arguments)
+    for agent in self.agents:
+        agent.state.update_debt = 0.0
+Run.__init__ = forgetful
+"""
+
+
+def play(directory, *arguments, first=""):
+    """Play kills.py in a process that may fork, since it has no threads yet."""
+    program = f"import sys, kills\n{first}\nsys.exit(kills.main(sys.argv[1:]))"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'robustness'}"}
+    out = directory / "table.json"
+    words = [sys.executable, "-c", program, "--launched", "0", "--out", str(out), *arguments]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert out.is_file(), done.stderr[-3000:]
+    return done, json.loads(out.read_text())
+
+
+@pytest.mark.two_process
+def test_runs_that_are_killed_at_random_moments_end_as_if_left_alone(tmp_path):
+    """The short form of kills.py."""
+    done, rows = play(tmp_path, "--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert {row["outcome"] for row in rows} == {"identical"}
+
+
+@pytest.mark.slow
+def test_a_resume_that_forgets_the_share_of_an_update_is_noticed(tmp_path):
+    done, rows = play(tmp_path, "--kills", "1", "--seed", "11", "--case", "dqn", first=FORGETFUL)
+    assert done.returncode == 1, done.stdout[-3000:]
+    assert "metrics.jsonl" in rows[0]["outcome"]
+    assert f"DIFFERENT {rows[0]['run']}: it leaves otherwise" in done.stdout
+
+
+def test_moments_are_uniform_over_what_is_left_of_a_run():
+    """Worked by hand: a second to start, two generations of 4 s with a phase halfway, and a second to end."""
+    course = Undisturbed([0.0, 1.0, 3.0, 5.0, 7.0], 10.0, [1, 3, 5])
+    assert course.moment(0, 0.05) == pytest.approx((0, 0.5))
+    assert course.moment(0, 0.35) == pytest.approx((2, 0.5))
+    # A process that begins with the second generation takes 6 s: its events are the start, and those at 1 and 3 s.
+    assert course.moment(1, 0.25) == pytest.approx((1, 0.5))
+    assert course.moment(1, 0.75) == pytest.approx((2, 1.5))
+    # One that finds all generations complete starts and ends.
+    assert course.moment(2, 0.5) == pytest.approx((0, 2.0))

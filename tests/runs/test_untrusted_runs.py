@@ -1,0 +1,213 @@
+"""Runs that somebody has prepared: one line says what is wrong, and nothing outside them is touched."""
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+import torch
+from helpers.forged import DESCRIBED, forge, hostile
+from helpers.support import error_line, train
+
+from evorl.cli import run_command
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.history import JsonLines
+from evorl.runs.launch import run_program
+from evorl.system.files import entry, read_bounded
+from evorl.system.formats import decode_tensors, encode_tensors
+from evorl.types import EvorlWarning, UserError
+
+RESUME = ("run.name=a", "run.resume=auto", "training.max_steps=200")
+REPLAY = "replay-rank-000.safetensors"
+
+
+@pytest.fixture
+def run(trained_run, in_directory):
+    """A run of three generations that a test may spoil."""
+    return shutil.copytree(trained_run, in_directory / "runs" / "a")
+
+
+def refused(capsys, *overrides):
+    """The one line with which a run ends that is resumed."""
+    capsys.readouterr()
+    assert train(*(overrides or RESUME)) == 2
+    return error_line(capsys)
+
+
+def evaluate(run, capsys):
+    capsys.readouterr()
+    began = time.perf_counter()
+    assert run_program(run_command, ["evaluate", str(run), "--episodes", "1"]) == 2
+    assert time.perf_counter() - began < 10
+    error = error_line(capsys)
+    assert len(error) < 1200
+    return error
+
+
+def test_an_elite_larger_than_memory_is_not_read(run, capsys):
+    elite = run / "elite" / "agent.safetensors"
+    os.truncate(elite, 2**40)
+    error = evaluate(run, capsys)
+    assert f"{elite}: 1024.0 GiB do not fit twice into" in error
+
+
+@pytest.mark.parametrize("change", ["a huge layer", "an activation of a megabyte", "no state"])
+def test_evaluate_refuses_a_hostile_elite(change, run, capsys):
+    elite = run / "elite" / "agent.safetensors"
+    elite.write_bytes(hostile(**DESCRIBED[change]))
+    assert str(elite.parent) in evaluate(run, capsys)
+
+
+def test_evaluate_does_not_wait_for_a_pipe(run, capsys):
+    elite = run / "elite" / "agent.safetensors"
+    elite.unlink()
+    os.mkfifo(elite)
+    assert "no elite" in evaluate(run, capsys)
+    with pytest.raises(OSError, match="not a file"):
+        read_bounded(elite)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "agents.safetensors/../../x", "config.yaml", "", "x\0"])
+def test_a_manifest_cannot_reach_out_of_its_checkpoint(name, run, capsys):
+    (run / "x").write_bytes(b"mine")
+    checkpoints = forge(run, {}, {name: entry(b"mine")})
+    with pytest.raises(UserError, match=r"manifest.json: lists .* no checkpoint has"):
+        checkpoints.verify(3)
+    with pytest.raises(UserError, match=r"manifest.json: lists .* no checkpoint has"):
+        checkpoints.read(3, name)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "elite", "metrics.jsonl", "config.yaml", "lineage.jsonl"])
+def test_a_link_in_a_runs_directory_is_refused(name, run, capsys):
+    outside = run.parent.parent / "outside"
+    (run / name).rename(outside)
+    (run / name).symlink_to(outside)
+    before = sorted(path.name for path in run.parent.parent.rglob("*"))
+    assert f"{run.relative_to(run.parent.parent) / name}: is a symbolic link" in refused(capsys)
+    assert sorted(path.name for path in run.parent.parent.rglob("*")) == before
+
+
+def test_a_link_where_something_is_gathered_is_not_followed(run, tmp_path):
+    """Only names that a run writes before it renames them; the next write would go where the link leads."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text").write_text("mine")
+    (run / "checkpoints" / ".partial-000004").symlink_to(tmp_path / "thesis")
+    (run / "elite" / ".agent.safetensors.partial").symlink_to(tmp_path / "thesis" / "text")
+    assert train(*RESUME) == 0
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text"]
+    assert (tmp_path / "thesis" / "text").read_text() == "mine"
+
+
+STATES = {
+    "an extra key": ({"password": "x"}, "password"),
+    "a negative generation": ({"generation": -3}, "generation"),
+    "negative steps": ({"agent_steps": -1}, "agent_steps"),
+    "a negative id": ({"next_id": -5}, "next_id"),
+    "no ranks": ({"ranks": 0}, "ranks"),
+    "steps of text": ({"global_steps": "many"}, "global_steps"),
+    "a negative elite": ({"elite_generation": -1}, "elite_generation"),
+}
+
+
+@pytest.mark.parametrize(("change", "key"), STATES.values(), ids=STATES)
+def test_a_state_that_no_run_writes_is_refused(change, key, run, capsys):
+    state = json.loads((run / "checkpoints" / "generation-000003" / "state.json").read_bytes())
+    metrics = (run / "metrics.jsonl").read_bytes()
+    forge(run, {"state.json": json.dumps(state | change).encode()})
+    assert f"generation-000003/state.json: {key}: " in refused(capsys)
+    assert (run / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_state_of_another_generation_is_refused(run, capsys):
+    state = json.loads((run / "checkpoints" / "generation-000003" / "state.json").read_bytes())
+    forge(run, {"state.json": json.dumps(state | {"generation": 2}).encode()})
+    assert "generation-000003/state.json: " in refused(capsys)
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"[" * 1_000_000, b'{"generation": 3', b"\xff\xfe"])
+def test_a_state_that_is_no_state_is_refused(payload, run, capsys):
+    forge(run, {"state.json": payload})
+    assert "generation-000003/state.json: " in refused(capsys)
+
+
+NUMBERS = {
+    "more rows than there are": {"rows": 10**7, "written": 10**6, "oldest": 0},
+    "more rows than fit": {"written": 501},
+    "rows that were never written": {"oldest": 10**5},
+    "rows before the first": {"oldest": -1},
+    "a negative number of rows": {"written": -1},
+    "rows past 64 bits": {"rows": 2**70, "written": 2**70, "oldest": 0},
+    "fewer rows than there are": {"written": 1, "oldest": 0},
+    "no rows": {"rows": 0},
+    "no streams": {"streams": 0},
+}
+
+
+@pytest.mark.parametrize("change", NUMBERS.values(), ids=NUMBERS)
+def test_a_replay_whose_numbers_lie_is_refused(change, run, capsys):
+    path = run / "checkpoints" / "generation-000003" / REPLAY
+    rows, numbers = decode_tensors(path.read_bytes(), "here")
+    forge(run, {REPLAY: encode_tensors(rows, numbers | change)})
+    assert REPLAY in refused(capsys)
+
+
+@pytest.mark.parametrize("change", ["a row too few", "another shape", "another type", "a field missing", "nothing"])
+@pytest.mark.parametrize("name", ["column.action", "observation.observation", "valid", "last.observation"])
+def test_a_replay_of_other_rows_is_refused(change, name, run, capsys):
+    path = run / "checkpoints" / "generation-000003" / REPLAY
+    rows, numbers = decode_tensors(path.read_bytes(), "here")
+    value = rows.pop(name)
+    other = {"a row too few": value[:-1], "another shape": value.unsqueeze(-1), "another type": value.to(torch.float64)}
+    rows |= {name: other[change].contiguous()} if change in other else {}
+    forge(run, {REPLAY: encode_tensors({} if change == "nothing" else rows, numbers)})
+    assert REPLAY in refused(capsys)
+
+
+def test_a_replay_that_was_kept_before_there_was_one_storage_is_refused(run, capsys):
+    """It kept both observations of each transition, and where its ring stood."""
+    seen = {f"{prefix}observation.observation": torch.zeros(9, 4) for prefix in ("", "next_")}
+    columns = {"action": torch.zeros(9).long(), "reward": torch.zeros(9), "terminated": torch.zeros(9) > 0}
+    forge(run, {REPLAY: encode_tensors(seen | columns, {"size": 9, "next": 9, "capacity": 500})})
+    assert REPLAY in refused(capsys)
+
+
+def test_a_history_larger_than_memory_is_not_read(run, capsys):
+    metrics = run / "metrics.jsonl"
+    os.truncate(metrics, 2**40)
+    with pytest.raises(UserError, match=r"metrics.jsonl: 1024.0 GiB do not fit"):
+        JsonLines(metrics).read()
+    assert "metrics.jsonl: 1024.0 GiB do not fit" in refused(capsys)
+
+
+def test_lines_that_are_no_rows_are_left_out(run):
+    metrics = run / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    strange = [
+        b"[" * 100_000,
+        b"9" * 5000,
+        b"\xff\xfe",
+        b"[]",
+        b'{"generation": "3"}',
+        b'{"generation": 1e400}',
+        b"null",
+    ]
+    metrics.write_bytes(b"\n".join(strange) + b"\n" + whole)
+    assert train(*RESUME) == 0
+    assert metrics.read_bytes().startswith(whole)
+
+
+def test_names_that_only_look_like_checkpoints_are_left_alone(run):
+    """Both would have stood for generation 3 a second time."""
+    for name in ("generation-0000003", "generation-00000٣"):
+        (run / "checkpoints" / name).mkdir()
+    assert Checkpoints(run / "checkpoints", 9).generations()[-1] == 3
+    assert Checkpoints(run / "checkpoints", 9).generations().count(3) == 1
+    assert train(*RESUME) == 0
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_passed_over(run):
+    (run / "checkpoints" / "generation-000009").write_text("mine")
+    with pytest.warns(EvorlWarning, match="generation-000009/manifest.json: cannot be read"):
+        assert train(*RESUME) == 0
+    assert (run / "checkpoints" / "damaged-generation-000009").read_text() == "mine"
