@@ -85,10 +85,12 @@ class _Call:
     rows: int | None
     outputs: list[Tensor]
 
-    def backward(self, gradients: Sequence[Tensor | None], into: Tensors, to_sources: bool = False) -> list[Tensor]:
+    def backward(
+        self, gradients: Sequence[Tensor | None], into: Tensors | None, to_sources: bool = False
+    ) -> list[Tensor]:
         """Write the gradients of parameters `into` tensors where there are some, else put new ones there.
 
-        Return those of the sources, if wanted.
+        Without `into` they are not wanted. Return those of the sources, if wanted.
         """
         traces = self.traces if self.rows is None else [trace.rows(self.rows) for trace in self.traces]
         filled = [
@@ -174,8 +176,9 @@ class _Dense(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         call, count, found = ctx.call, ctx.count, Tensors()
-        wanted = ctx.needs_input_grad[4 : 4 + count]
-        before = call.backward(gradients if call.rows is None else gradients[::2], found, any(wanted))
+        wanted, learned = ctx.needs_input_grad[4 : 4 + count], any(ctx.needs_input_grad[4 + count :])
+        outputs = gradients if call.rows is None else gradients[::2]
+        before = call.backward(outputs, found if learned else None, any(wanted))
         sources = [gradient if want else None for gradient, want in zip(before, wanted, strict=False)]
         sources += [None] * (count - len(sources))
         return None, None, None, None, *sources, *[found.get(name) for name in ctx.names]
@@ -212,9 +215,9 @@ def _streams(x: Tensor, plan: DensePlan) -> Sequence[Tensor]:
 
 
 def _backward(
-    plan: DensePlan, p: Tensors, traces: list[_Trace], outputs: Sequence[Tensor], to_sources: bool, into: Tensors
+    plan: DensePlan, p: Tensors, traces: list[_Trace], outputs: Sequence[Tensor], to_sources: bool, into: Tensors | None
 ) -> list[Tensor]:
-    """Write the parameters' gradients; return those of the sources, if wanted."""
+    """Write the parameters' gradients, if wanted; return those of the sources, if wanted."""
     gradients = list(outputs)
     if plan.heads:
         gradients = [_heads_backward(plan, p, traces[-1].sources[0], outputs, into)]
@@ -227,13 +230,14 @@ def _backward(
     return gradients if to_sources else []
 
 
-def _heads_backward(plan: DensePlan, p: Tensors, x: Tensor, outputs: Sequence[Tensor], into: Tensors) -> Tensor:
+def _heads_backward(plan: DensePlan, p: Tensors, x: Tensor, outputs: Sequence[Tensor], into: Tensors | None) -> Tensor:
     """Return the gradient [P * copies, B, N] of what the heads read."""
     parts = []
     for head, stream, gradient in zip(plan.heads, _streams(x, plan), outputs, strict=True):
         weight, bias = f"{head}.weight", f"{head}.bias"
-        into[weight] = torch.bmm(stream.mT, gradient, out=into.get(weight))
-        into[bias] = torch.sum(gradient, 1, keepdim=True, out=into.get(bias))
+        if into is not None:
+            into[weight] = torch.bmm(stream.mT, gradient, out=into.get(weight))
+            into[bias] = torch.sum(gradient, 1, keepdim=True, out=into.get(bias))
         parts.append(torch.bmm(gradient, p[weight].mT))
     if plan.copies > 1:
         return torch.stack(parts, 1).flatten(0, 1)
@@ -241,13 +245,14 @@ def _heads_backward(plan: DensePlan, p: Tensors, x: Tensor, outputs: Sequence[Te
 
 
 def _layer_backward(
-    plan: DensePlan, layer: DenseLayer, p: Tensors, trace: _Trace, gradient: Tensor, wanted: bool, into: Tensors
+    plan: DensePlan, layer: DenseLayer, p: Tensors, trace: _Trace, gradient: Tensor, wanted: bool, into: Tensors | None
 ) -> list[Tensor]:
     """Return the gradient of each source, where `wanted`."""
     name, around = layer.name, gradient
 
     def add_up(values: Tensor, parameter: str) -> None:
-        into[parameter] = torch.sum(values, 1, keepdim=True, out=into.get(parameter))
+        if into is not None:
+            into[parameter] = torch.sum(values, 1, keepdim=True, out=into.get(parameter))
 
     if layer.residual:
         add_up(gradient * trace.y, f"{name}.scale")
@@ -260,7 +265,8 @@ def _layer_backward(
     add_up(gradient, f"{name}.bias")
     weights = [f"{name}.weight{suffix}" for suffix in layer.suffixes]
     for weight, source in zip(weights, trace.sources, strict=True):
-        into[weight] = torch.bmm(source.mT, gradient, out=into.get(weight))
+        if into is not None:
+            into[weight] = torch.bmm(source.mT, gradient, out=into.get(weight))
     if layer.residual:
         return [torch.baddbmm(around, gradient, p[weights[0]].mT)]
     return [torch.bmm(gradient, p[weight].mT) for weight in weights] if wanted else []

@@ -59,6 +59,8 @@ class StackedNetwork:
         self.buffers = buffers
         self.leaves = {key: view.requires_grad_() for key, view in parameters.matrices(shapes.matrices).items()}
         self._tensors = self.leaves | buffers.matrices(shapes.matrices)
+        # What is not being learned needs no gradients, though they may pass through it to what it reads.
+        self._frozen = parameters.matrices(shapes.matrices) | buffers.matrices(shapes.matrices)
         self.tape: Tape | None = None
         """Where calls are recorded, while a loss is computed whose gradient is wanted."""
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
@@ -79,15 +81,19 @@ class StackedNetwork:
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
         """Return the heads' outputs [P, B, outputs] for observations [P, B, ...]."""
-        return self.network.forward(self.layout, self._tensors, x, recurrent, self.tape)[0]
+        return self.network.forward(self.layout, self._given, x, recurrent, self.tape)[0]
 
     def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
         """Return the same, and the recurrent state [P, S, K, N] after the observations."""
-        return self.network.forward(self.layout, self._tensors, x, recurrent, self.tape)
+        return self.network.forward(self.layout, self._given, x, recurrent, self.tape)
+
+    @property
+    def _given(self) -> Tensors:
+        return self._frozen if self.tape is None else self._tensors
 
     def forward_pair(self, x: Observation, following: Observation) -> tuple[Tensors, Tensors]:
         """Return the outputs for `x`, and without gradients those for `following`, of one shape."""
-        return self.network.forward_pair(self.layout, self._tensors, x, following, self.tape)
+        return self.network.forward_pair(self.layout, self._given, x, following, self.tape)
 
     def load(self, roles: Sequence[Roles]) -> None:
         """Take over the agents' parameters and buffers."""
@@ -104,10 +110,10 @@ class StackedNetwork:
         """Compute with each unit's share of a mask, and with none where all units count."""
         for key in self.shapes.masks:
             counted = self.buffers.matrices(self.shapes.matrices)[key]
-            if bool((counted == 1).all()):
-                self._tensors.pop(key, None)
-            else:
-                self._tensors[key] = shares(counted)
+            for tensors in (self._tensors, self._frozen):
+                tensors.pop(key, None)
+                if not bool((counted == 1).all()):
+                    tensors[key] = shares(counted)
 
 
 @dataclass

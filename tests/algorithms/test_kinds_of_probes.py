@@ -56,8 +56,9 @@ def test_the_best_that_is_allowed_is_done_and_nothing_else(algorithm):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("critic", ["separate", "shared"])
 def test_a_recurrent_state_keeps_what_was_shown_once(cell, critic):
-    settings = f"network.recurrent={cell}", f"algorithm.critic={critic}", "algorithm.gamma=0.95"
-    assert (score(*learned("Recall", "{}", *PPO, *settings, steps=640)) == 1.0).all()
+    # With a rate of 1e-2 one seed in six does not find it; with this one all of twelve do.
+    settings = f"network.recurrent={cell}", f"algorithm.critic={critic}", "algorithm.learning_rate=5e-3"
+    assert (score(*learned("Recall", "{}", *PPO, *settings, "algorithm.gamma=0.95", steps=960)) == 1.0).all()
 
 
 def test_without_a_recurrent_state_it_is_a_guess():

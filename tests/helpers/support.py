@@ -127,7 +127,7 @@ def play(learner, experience, environments, steps, generation=0):
 
 def trained(*overrides, steps):
     """A population of two that has been trained for so many steps, and its environments."""
-    settings = config("population.size=2", *overrides, "algorithm.learning_rate=1e-2")
+    settings = config("population.size=2", "algorithm.learning_rate=1e-2", *overrides)
     environments = Environments(settings.environment, 2, settings.environment.num_envs)
     chosen = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=0, rank=0, purpose="test")

@@ -70,17 +70,17 @@ class ThreeNetworks:
             target = one_step_return(reward, terminated, stack.hyperparameters["gamma"], value)
         outputs = stack.networks["critics"]({**batch.observation, "action": batch.columns["action"]})
         errors = sum(squared_error(value.squeeze(-1), target) for value in outputs.values())
-        return Loss((errors * batch.weight).sum(-1), {}, errors.detach())
+        return Loss(errors, errors=errors.detach())
 
     def actor_loss(self, stack, batch, generator):
         action, log_prob = sampled(stack.networks["actor"](batch.observation), batch.columns["noise"])
         value = smaller(stack.networks["critics"], batch.observation, action)
-        return Loss(((heat(stack).exp().detach() * log_prob - value) * batch.weight).sum(-1))
+        return Loss(heat(stack).exp().detach() * log_prob - value)
 
     def temperature_loss(self, stack, batch, generator):
         with torch.no_grad():
             _, log_prob = sampled(stack.networks["actor"](batch.observation), batch.columns["noise"])
-        return Loss((-heat(stack) * (log_prob - 2) * batch.weight).sum(-1))
+        return Loss(-heat(stack) * (log_prob - 2))
 
 
 def sampled(outputs, noise):
