@@ -125,9 +125,9 @@ def play(learner, experience, environments, steps, generation=0):
             experience.observe(batch, learner.update(batch))
 
 
-def trained(*overrides, steps):
+def trained(*overrides, steps, learning_rate=1e-2):
     """A population of two that has been trained for so many steps, and its environments."""
-    settings = config("population.size=2", "algorithm.learning_rate=1e-2", *overrides)
+    settings = config("population.size=2", *overrides, f"algorithm.learning_rate={learning_rate}")
     environments = Environments(settings.environment, 2, settings.environment.num_envs)
     chosen = make_algorithm(settings, environments.interface)
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
