@@ -54,7 +54,7 @@ class PriorityTree:
         return self._minimum
 
     def set(self, leaf: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
-        """Set leaves [P, K] to priorities [P, K] above 0 `where` [P, K]; of a leaf that is set twice the last counts."""
+        """Set leaves [P, K] to priorities [P, K] above 0 `where` [P, K]; of a leaf set twice the last counts."""
         node = leaf + self._first
         flat = self.leaves.reshape(-1)
         replaced = ((flat.take(node) == self._minimum[:, None]) & where).any(1)

@@ -185,4 +185,4 @@ class PrioritisedSampler:
 
 def _by_update(values: NDArray[np.int64] | NDArray[np.float32], device: torch.device) -> Tensor:
     """Return values [P, U, B] as a tensor [U, P, B]."""
-    return torch.from_numpy(values.swapaxes(0, 1)).to(device)
+    return torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))).to(device)
