@@ -6,14 +6,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from evorl.config.fields import Fraction, Positive, Section
+from evorl.config.fields import Count, Fraction, Positive, Section
 
 
 class ImportanceExponent(Section):
-    """Importance weights: their exponent goes linearly from `start` to `end` within training.max_steps."""
+    """The exponent of importance weights goes linearly from `start` to `end`."""
 
     start: Fraction = 0.4
     end: Fraction = 1.0
+    steps: Count | None = None
+    """Environment steps of each agent, over all ranks, after which it is at its end; null is training.max_steps."""
 
 
 class Prioritised(Section):

@@ -87,7 +87,7 @@ def _prioritised(config: AnyConfig, storage: Storage, placement: Placement, plac
         importance_start=given.importance_exponent.start if given else 0.0,
         importance_end=given.importance_exponent.end if given else 0.0,
         generation_steps=config.evolution.steps,
-        max_steps=config.training.max_steps,
+        importance_steps=(given and given.importance_exponent.steps) or config.training.max_steps,
         shared=config.replay.shared,
     )
     return PrioritisedSampler(storage, agents, settings, place)

@@ -18,7 +18,7 @@ from evorl.replay.storage import Storage
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
-SAMPLER = "sampler."
+PRIORITIES = "priorities"
 """The beginning of the names of what a sampler keeps in a checkpoint."""
 
 
@@ -52,8 +52,8 @@ class ReplayExperience:
     ) -> None:
         """`windows` say what a batch holds of the slots that `sampler` draws; `gather` asks all ranks of the agents."""
         self.storage = storage
-        self._windows = windows
-        self._sampler = sampler
+        self.windows = windows
+        self.sampler = sampler
         self._settings = settings
         self._gather = gather
         self._stopwatch = stopwatch
@@ -79,12 +79,12 @@ class ReplayExperience:
         debt = np.array([agent.state.update_debt for agent in agents])
         # Agents change places, and episodes may begin anew: what comes next does not follow what came last.
         self.storage.break_streams()
-        self._windows.begin(agents)
+        self.windows.begin(agents)
         self._schedule = UpdateSchedule(learn_step, debt)
         self._made = np.zeros(len(agents))
         known = self._gather(np.array([float(self.storage.drawable), float(self.storage.full)]))
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
-        self._sampler.begin(agents, generation, len(known))
+        self.sampler.begin(agents, generation, len(known))
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments; where it was no transition, nothing can be drawn.
@@ -126,9 +126,9 @@ class ReplayExperience:
         if updates == 0:
             return
         with self._stopwatch("sampling"):
-            slots, weight = self._sampler.draw(updates)
+            slots, weight = self.sampler.draw(updates)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
-            found = self._windows.gather(slots)
+            found = self.windows.gather(slots)
         for update in range(updates):
             self._update = update
             seen, following, columns = ({name: values[update] for name, values in group.items()} for group in found)
@@ -136,7 +136,7 @@ class ReplayExperience:
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Let the sampler know what became of the batch that was given last."""
-        self._sampler.observe(self._update, result)
+        self.sampler.observe(self._update, result)
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
         """Return steps [P] of each agent since the last call, over all ranks that hold it; note all parts' sizes.
@@ -149,14 +149,14 @@ class ReplayExperience:
             steps, reports = self._steps * len(self._sizes), np.zeros((len(self._sizes), 0))
         else:
             with self._stopwatch("sampling"):
-                report = self._sampler.report()
+                report = self.sampler.report()
             with self._stopwatch("communication"):
                 known = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], self._steps, report]))
             self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
             steps, reports = known[:, 2 : 2 + len(self._steps)].sum(0), known[:, 2 + len(self._steps) :]
         self._made = self._made + steps
         with self._stopwatch("sampling"):
-            self._sampler.agree(Agreement(self._sizes, self._made, reports))
+            self.sampler.agree(Agreement(self._sizes, self._made, reports))
         return steps
 
     def end(self, agents: list[Agent]) -> None:
@@ -167,13 +167,13 @@ class ReplayExperience:
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """Return what a checkpoint keeps of this rank's part."""
         tensors, numbers = self.storage.state()
-        return tensors | {SAMPLER + name: values for name, values in self._sampler.state().items()}, numbers
+        return tensors | self.sampler.state(), numbers
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
         """Take over what `state` gave."""
-        sampler = {name: values for name, values in rows.items() if name.startswith(SAMPLER)}
-        self.storage.restore({name: values for name, values in rows.items() if name not in sampler}, numbers)
-        self._sampler.restore({name.removeprefix(SAMPLER): values for name, values in sampler.items()}, numbers)
+        priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
+        self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
+        self.sampler.restore(priorities, numbers)
 
 
 def _streams(values: Mapping[str, Tensor]) -> Tensors:

@@ -55,18 +55,18 @@ class PriorityTree:
 
     def set(self, leaf: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
         """Set leaves [P, K] to priorities [P, K] above 0 `where` [P, K]; of a leaf set twice the last counts."""
-        node = leaf + self._first
-        flat = self.leaves.reshape(-1)
-        replaced = ((flat.take(node) == self._minimum[:, None]) & where).any(1)
-        self._note(np.min(priority, 1, where=where, initial=np.inf), replaced)
-        everywhere = bool(where.all())
-        node = node.reshape(-1) if everywhere else node[where]
-        flat[node] = priority.reshape(-1) if everywhere else priority[where]
+        places = leaf + self._first
+        flat, node, values = self.leaves.reshape(-1), places.reshape(-1), priority.reshape(-1)
+        if not where.all():
+            node, values = places[where], priority[where]
+        replaced = ((flat.take(places) == self._minimum[:, None]) & where).any(1)
+        flat[node] = values
+        self._note(np.min(flat.take(places), 1, where=where, initial=np.inf), replaced)
         for below, here in zip(self.levels, self.levels[1:], strict=False):
             if here.size <= len(node):
                 np.add(below[:, ::2], below[:, 1::2], out=here)
                 continue
-            node >>= 1
+            node = node >> 1
             pairs = below.reshape(-1, 2).take(node, 0)
             here.reshape(-1)[node] = pairs[:, 0] + pairs[:, 1]
 

@@ -23,8 +23,8 @@ from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
 class PrioritySettings:
     """Priorities are (|error| + `epsilon`) to the power of `exponent`; with 0 all are alike and no error is needed.
 
-    The exponent of importance weights goes linearly from `importance_start` to `importance_end` within `max_steps`
-    steps of an agent, of which a generation has `generation_steps`. Unless the replay is `shared`, an agent draws only
+    The exponent of importance weights goes linearly from `importance_start` to `importance_end` within
+    `importance_steps` of an agent, of which a generation has `generation_steps`. Unless the replay is `shared`, an agent draws only
     what it or an ancestor has done.
     """
 
@@ -33,12 +33,12 @@ class PrioritySettings:
     importance_start: float
     importance_end: float
     generation_steps: int
-    max_steps: int
+    importance_steps: int
     shared: bool
 
     def importance(self, generation: int, steps: Floats) -> Floats:
         """Return the exponent [P] of importance weights after these `steps` [P] of a generation, the first being 1."""
-        done = ((generation - 1) * self.generation_steps + steps) / self.max_steps
+        done = ((generation - 1) * self.generation_steps + steps) / self.importance_steps
         return self.importance_start + np.clip(done, 0, 1) * (self.importance_end - self.importance_start)
 
 
@@ -98,7 +98,9 @@ class PrioritisedSampler:
         self._set_priorities()
         priorities = self._priorities
         priorities.drop()
-        return np.concatenate([priorities.tree.total, priorities.tree.minimum, priorities.maximum, priorities.fresh()])
+        # Where all are alike, the smallest is the largest, and need not be looked for.
+        minimum = priorities.tree.minimum if self._settings.exponent else priorities.maximum
+        return np.concatenate([priorities.tree.total, minimum, priorities.maximum, priorities.fresh()])
 
     def agree(self, known: Agreement) -> None:
         """Give what is new the largest priority of all ranks, and take note of their masses and minima after that."""

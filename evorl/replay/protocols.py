@@ -79,7 +79,7 @@ class Sampler(Protocol):
         """Take note of what became of an update of the last draw."""
 
     def state(self) -> Tensors:
-        """Return what a checkpoint keeps beside the storage."""
+        """Return what a checkpoint keeps beside the storage, under names that begin with `priorities`."""
 
     def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
         """Take over what `state` gave beside a storage of these numbers, which has been restored.

@@ -13,6 +13,8 @@ from torch import Tensor
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay.protocols import Agreement
 from evorl.replay.storage import Storage
+from evorl.replay.stored import WHERE
+from evorl.system.formats import check_tensors
 from evorl.types import Agent, Tensors, UpdateResult
 
 
@@ -141,4 +143,5 @@ class UniformSampler:
         return {}
 
     def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Take over nothing."""
+        """Raise UserError unless there is nothing to take over."""
+        check_tensors(tensors, {}, WHERE)
