@@ -24,8 +24,8 @@ class PrioritySettings:
     """Priorities are (|error| + `epsilon`) to the power of `exponent`; with 0 all are alike and no error is needed.
 
     The exponent of importance weights goes linearly from `importance_start` to `importance_end` within
-    `importance_steps` of an agent, of which a generation has `generation_steps`. Unless the replay is `shared`, an agent
-    draws only what it or an ancestor has done.
+    `importance_steps` of an agent, of which a generation has `generation_steps`. Unless the replay is `shared`, an
+    agent draws only what it or an ancestor has done.
     """
 
     exponent: float
