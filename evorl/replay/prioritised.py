@@ -109,7 +109,7 @@ class PrioritisedSampler:
         self._priorities.maximum = largest
         self._priorities.insert()
         self._mass = mass + fresh * largest
-        self._minimum = np.where(fresh > 0, np.minimum(minimum, largest), minimum).min(0)
+        self._minimum = np.minimum(minimum, largest).min(0)
         self._beta = self._settings.importance(self._generation, known.steps)
 
     def draw(self, updates: int) -> tuple[Tensor, Tensor]:
@@ -122,12 +122,11 @@ class PrioritisedSampler:
         fraction = (place + self._own.random(shape)) / np.maximum(counts, place + 1)
         found = self._priorities.tree.find(fraction.reshape(shape[0], -1))
         slots, priority = found[0].reshape(shape), found[1].reshape(shape)
-        counted, least = place < counts, self._minimum
+        counted = place < counts
         if not counted.all():
             # An agent that has nothing to draw here is led anywhere.
             slots, priority = np.where(priority > 0, slots, 0), np.where(counted, priority, 1.0)
-            least = np.where(np.isfinite(least), least, 1.0)
-        weight = (least[:, None, None] / priority) ** self._beta[:, None, None]
+        weight = (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
         weight *= counted * (self._ranks / self._draws)[:, None, None]
         device, newest = self._storage.device, self._storage.written - 1
         errors = torch.zeros(updates, shape[0], shape[2], device=device)

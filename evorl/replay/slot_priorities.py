@@ -52,7 +52,6 @@ class SlotPriorities:
         known = (id if id in places else parent for id, parent in agents)
         sources = np.array([-1 if id is None else places.get(id, -1) for id in known])
         new = sources < 0
-        self.drop()
         if not self._agents:
             self.oldest, self._newest = self._storage.oldest, self._storage.written
         elif (sources != np.arange(len(sources))).any():

@@ -146,6 +146,8 @@ def test_draws_fall_on_ranks_and_slots_as_priorities_do():
         masses = [part.sampler._priorities.tree.leaves[agent, :24] for part in parts]
         expected = 3 * size * updates * np.concatenate(masses) / np.concatenate(masses).sum()
         hits = [np.bincount(slots[:, agent][weight[:, agent] > 0].numpy(), minlength=24) for slots, weight in drawn]
+        shares = [part.sum() / updates for part in hits]
+        assert shares == pytest.approx([part.sum() / updates for part in np.split(expected, 3)], abs=0.05)
         found, likely = np.concatenate(hits), expected > 0
         assert not found[~likely].any()
         # Chi-square with 35 degrees of freedom exceeds 77 once in 20,000 times, and strata only narrow it.
@@ -320,6 +322,19 @@ def prioritised_experience(part=0, settings=SETTINGS, rows=7, **options):
     storage = replay_of(rows, P * E, vector(1))
     sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(3, part, part, False))
     return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, **options)
+
+
+def test_what_was_written_since_the_last_exchange_is_in_a_checkpoint_too():
+    first, second = Part(rows=4), Part(rows=4)
+    for rows in (3, 4, 9):
+        for _ in range(rows):
+            first.write(valid=0.8)
+        second.storage.restore(*first.storage.state())
+        second.sampler.restore(first.sampler.state(), first.storage.state()[1])
+        leaves = [part.sampler._priorities.tree.leaves for part in (first, second)]
+        assert np.array_equal(*leaves)
+        assert np.flatnonzero(leaves[0][0]).tolist() == sorted(first.drawable())
+        second = Part(rows=4)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, OWN])
