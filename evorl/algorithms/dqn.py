@@ -25,8 +25,8 @@ from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.replay import Pace
-from evorl.replay.experience import ReplayExperience, make_replay
-from evorl.replay.n_step import make_windows
+from evorl.replay.build import replay_experience
+from evorl.replay.experience import ReplayExperience
 from evorl.system.timing import Stopwatch
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
@@ -118,23 +118,9 @@ class DQN:
         return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
-        """Return this rank's part of the replay; capacity and start of learning are divided over the ranks."""
-        ranks, replay = placement.ranks, self.config.replay
-        share = max(1, replay.capacity // ranks.size)
-        streams = placement.local_size * self.config.environment.num_envs
-        storage = make_replay(share, streams, self.interface, ((), torch.int64), ranks.device, ranks.on_host)
-        return ReplayExperience(
-            storage,
-            make_windows(storage, replay.n_step, n_step_return),
-            learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
-            gather=placement.gather_copies,
-            lockstep=always_valid,
-            part=0 if placement.is_sharded else ranks.rank,
-            reward_clip=self.settings.reward_clip,
-            split_batches=self.settings.split_batches,
-            seed=self.config.seed,
-            rank=ranks.rank,
-            stopwatch=stopwatch,
+        """Return this rank's part of the replay."""
+        return replay_experience(
+            self.config, self.interface, ((), torch.int64), n_step_return, placement, always_valid, stopwatch
         )
 
     def act(

@@ -1,4 +1,4 @@
-"""The YAML schema of an experiment. Every default stands here, in `settings.py` or in an algorithm's own settings."""
+"""The YAML schema of an experiment. Every default stands in this room, or in an algorithm's own settings."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from evorl.config.fields import (
     Weight,
     Width,
 )
+from evorl.config.replay import Replay
 from evorl.types import UserError
 
 MAX_WEIGHTS = 2**28
@@ -144,15 +145,6 @@ class Network(Section):
             if count > MAX_WEIGHTS:
                 raise ValueError(f"{name} have {count} weights between them; they may have at most {MAX_WEIGHTS}")
         return self
-
-
-class Replay(Section):
-    capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
-    """Transitions kept, over all ranks and agents."""
-    learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
-    """Transitions held, over all ranks and agents, before learning starts."""
-    n_step: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Steps of an n-step return (arXiv 1710.02298). Fewer where the episode ends, or where no more are there yet."""
 
 
 class PopulationSettings(Section):

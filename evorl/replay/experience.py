@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.envs.spec import EnvSpec, ObservationSpec, choices
-from evorl.randomness import numpy_generator, torch_generator
 from evorl.replay import Gather, Population
 from evorl.replay.n_step import Windows
-from evorl.replay.ring import Field, memory_at_first
-from evorl.replay.sampler import DistributedSampler
+from evorl.replay.protocols import Agreement, Sampler
 from evorl.replay.schedule import UpdateSchedule
 from evorl.replay.storage import Storage
-from evorl.system.memory import check_room
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
+PRIORITIES = "priorities"
+"""The beginning of the names of what a sampler keeps in a checkpoint."""
 
-def make_replay(
-    capacity: int, streams: int, interface: EnvSpec, action: Field, device: torch.device, ranks_on_host: int = 1
-) -> Storage:
-    """Return a replay of so many transitions of `streams` environments; a row of all of them is the least it keeps.
 
-    Raises UserError where memory has no room.
+@dataclass(frozen=True)
+class ReplaySettings:
+    """The pace of learning. In `lockstep` all ranks that hold the same agents add equally many transitions.
+
+    With `split_batches` learn steps count over all of these ranks, otherwise on each.
     """
-    parts = dict(interface.parts)
-    if interface.masked:
-        parts["action_mask"] = ObservationSpec("vector", (sum(choices(interface.action)),), torch.bool)
-    columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
-    rows = max(1, capacity // streams)
-    size = memory_at_first(rows, streams, parts, columns)
-    sharing = ranks_on_host if device.type == "cpu" else 1
-    check_room(size, "replay.capacity", copies=1, device=device, processes=sharing)
-    return Storage(rows, streams, parts, columns, device)
+
+    learning_starts: int
+    lockstep: bool
+    reward_clip: float | None
+    split_batches: bool
 
 
 class ReplayExperience:
@@ -50,39 +45,26 @@ class ReplayExperience:
         self,
         storage: Storage,
         windows: Windows,
-        *,
-        learning_starts: int,
+        sampler: Sampler,
+        settings: ReplaySettings,
         gather: Gather,
-        lockstep: bool,
-        part: int,
-        reward_clip: float | None,
-        split_batches: bool,
-        seed: int,
-        rank: int,
         stopwatch: Stopwatch,
     ) -> None:
-        """`part` is this rank's place among those that `gather` asks; in `lockstep` all of them add equally many.
-
-        With `split_batches` learn steps and batch sizes count over all of them, otherwise on each.
-        """
+        """`windows` say what a batch holds of the slots that `sampler` draws; `gather` asks all ranks of the agents."""
         self.storage = storage
-        self._windows = windows
-        self._learning_starts = learning_starts
+        self.windows = windows
+        self.sampler = sampler
+        self._settings = settings
         self._gather = gather
-        self._lockstep = lockstep
-        self._part = part
-        self._reward_clip = reward_clip
-        self._split_batches = split_batches
-        self._seed = seed
-        self._rank = rank
         self._stopwatch = stopwatch
         self._policy: Population
         self._schedule: UpdateSchedule
-        self._sampler: DistributedSampler
         self._steps: NDArray[np.float64]
+        self._made: NDArray[np.float64]
         self._sizes: NDArray[np.int64]
         self._full = False
         self._capacity = storage.rows * storage.streams
+        self._update = 0
 
     @property
     def period(self) -> int:
@@ -95,28 +77,21 @@ class ReplayExperience:
         self._policy = policy
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
         debt = np.array([agent.state.update_debt for agent in agents])
-        batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         # Agents change places, and episodes may begin anew: what comes next does not follow what came last.
         self.storage.break_streams()
-        self._windows.begin(agents)
+        self.windows.begin(agents)
         self._schedule = UpdateSchedule(learn_step, debt)
+        self._made = np.zeros(len(agents))
         known = self._gather(np.array([float(self.storage.drawable), float(self.storage.full)]))
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
-        self._sampler = DistributedSampler(
-            self._part,
-            batch_size if self._split_batches else batch_size * len(known),
-            shared=numpy_generator(self._seed, generation=generation, rank=0, purpose="share of draws"),
-            own=torch_generator(
-                self._seed, generation=generation, rank=self._rank, purpose="draws", device=self.storage.device
-            ),
-        )
+        self.sampler.begin(agents, generation, len(known))
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments; where it was no transition, nothing can be drawn.
 
         Raises UserError where ranks add in lockstep and there is nothing to draw.
         """
-        clip, valid = self._reward_clip, transition.valid
+        clip, valid = self._settings.reward_clip, transition.valid
         columns = {
             "action": output.action,
             "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
@@ -130,12 +105,12 @@ class ReplayExperience:
             started=transition.started.flatten(),
             ended=(transition.terminated | transition.truncated).flatten(),
         )
-        if self._lockstep or transition.all_valid:
+        if self._settings.lockstep or transition.all_valid:
             # The other ranks do not hear of a step that was dropped here, and count on as many as they have made.
             self._steps = np.full(valid.shape[0], float(valid.shape[1]))
         else:
             self._steps = valid.sum(1).cpu().numpy().astype(np.float64)
-        if self._lockstep and not self.storage.drawable:
+        if self._settings.lockstep and not self.storage.drawable:
             when = "in the very first step" if self.storage.written == 1 else "in every step that replay.capacity keeps"
             raise UserError(f"environment.id: every environment failed {when}")
 
@@ -144,33 +119,45 @@ class ReplayExperience:
         steps = self._agree_on_steps()
         self._policy.acted(steps)
         # A ring also holds resets: full, it may never come to so many transitions, or fall back below.
-        if self._sizes.sum() < self._learning_starts and not self._full:
+        if self._sizes.sum() < self._settings.learning_starts and not self._full:
             return
-        counts = self._schedule.due(steps if self._split_batches else steps / len(self._sizes))
+        counts = self._schedule.due(steps if self._settings.split_batches else steps / len(self._sizes))
         updates = int(counts.max())
         if updates == 0:
             return
         with self._stopwatch("sampling"):
-            index, weight = self._sampler.draw(updates, self._sizes, self.storage.drawable)
+            slots, weight = self.sampler.draw(updates)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
-            found = self._windows.gather(self.storage.nth(index))
+            found = self.windows.gather(slots)
         for update in range(updates):
+            self._update = update
             seen, following, columns = ({name: values[update] for name, values in group.items()} for group in found)
             yield Batch(seen, following, columns, weight[update], due[update], all_due=bool((counts > update).all()))
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Draws are uniform whatever became of a batch."""
+        """Let the sampler know what became of the batch that was given last."""
+        self.sampler.observe(self._update, result)
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Return steps [P] of each agent since the last call, over all ranks that hold it; note all parts' sizes."""
-        if self._lockstep:
+        """Return steps [P] of each agent since the last call, over all ranks that hold it; note all parts' sizes.
+
+        One exchange serves the samplers too. Where ranks are in lockstep there is none, and nothing to report.
+        """
+        if self._settings.lockstep:
             self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self._capacity)
             self._full = self._full or bool((self._sizes == self._capacity).all())
-            return self._steps * len(self._sizes)
-        with self._stopwatch("communication"):
-            known = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], self._steps]))
-        self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
-        return np.asarray(known[:, 2:].sum(0))
+            steps, reports = self._steps * len(self._sizes), np.zeros((len(self._sizes), 0))
+        else:
+            with self._stopwatch("sampling"):
+                report = self.sampler.report()
+            with self._stopwatch("communication"):
+                known = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], self._steps, report]))
+            self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
+            steps, reports = known[:, 2 : 2 + len(self._steps)].sum(0), known[:, 2 + len(self._steps) :]
+        self._made = self._made + steps
+        with self._stopwatch("sampling"):
+            self.sampler.agree(Agreement(self._sizes, self._made, reports))
+        return steps
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""
@@ -179,11 +166,14 @@ class ReplayExperience:
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """Return what a checkpoint keeps of this rank's part."""
-        return self.storage.state()
+        tensors, numbers = self.storage.state()
+        return tensors | self.sampler.state(), numbers
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
         """Take over what `state` gave."""
-        self.storage.restore(rows, numbers)
+        priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
+        self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
+        self.sampler.restore(priorities, numbers)
 
 
 def _streams(values: Mapping[str, Tensor]) -> Tensors:

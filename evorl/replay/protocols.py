@@ -1,8 +1,11 @@
-"""The pace of learning from experience, and what an experience needs of the policy."""
+"""The pace of learning from experience, and what an experience needs of a policy and a sampler.
+
+Axes: R ranks, U updates, P agents, E environments, B batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.replay.moments import Moments
-from evorl.types import Agent, Observation
+from evorl.types import Agent, Observation, Tensors, UpdateResult
 
 Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """Every rank's numbers [R, ...] from this rank's [...]; of this rank alone where agents are not replicated."""
@@ -42,3 +45,44 @@ class Population(Protocol):
 
     def update_observation_stats(self, part: str, moments: Moments) -> None:
         """Add to the statistics by which each agent normalises a part of what it sees."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks that hold the same agents know alike after a vector step.
+
+    `sizes` [R] are the transitions that each rank has, `steps` [P] those that each agent made in this generation over
+    all ranks, and `reports` [R, K] what each rank's sampler reported.
+    """
+
+    sizes: NDArray[np.int64]
+    steps: NDArray[np.float64]
+    reports: NDArray[np.float64]
+
+
+class Sampler(Protocol):
+    """Chooses what each update learns from. It draws from the union of the parts of all ranks that hold the agents."""
+
+    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
+        """Start a generation of these agents, which so many ranks hold."""
+
+    def report(self) -> NDArray[np.float64]:
+        """Return what all ranks must know of this one's part [K] before the next draw."""
+
+    def agree(self, known: Agreement) -> None:
+        """Take note of what all ranks know; every vector step has an agreement, whether anything is drawn or not."""
+
+    def draw(self, updates: int) -> tuple[Tensor, Tensor]:
+        """Return the slots [U, P, B] of so many updates, and their weights [U, P, B]."""
+
+    def observe(self, update: int, result: UpdateResult) -> None:
+        """Take note of what became of an update of the last draw."""
+
+    def state(self) -> Tensors:
+        """Return what a checkpoint keeps beside the storage, under names that begin with `priorities`."""
+
+    def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Take over what `state` gave beside a storage of these numbers, which has been restored.
+
+        Raises UserError for what it could not have given.
+        """

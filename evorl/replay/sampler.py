@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evorl.randomness import numpy_generator, torch_generator
+from evorl.replay.protocols import Agreement
+from evorl.replay.storage import Storage
+from evorl.replay.stored import WHERE
+from evorl.system.formats import check_tensors
+from evorl.types import Agent, Tensors, UpdateResult
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """The seeds of draws, and this rank's place: `part` among those that hold the same agents, `rank` among all.
+
+    With `split_batches` batch sizes count over all ranks that hold an agent, otherwise on each.
+    """
+
+    seed: int
+    rank: int
+    part: int
+    split_batches: bool
+
+    def draws(self, agents: Sequence[Agent], ranks: int) -> NDArray[np.int64]:
+        """Return the draws [P] for an update of each agent, of all `ranks` together."""
+        batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
+        return batch_size if self.split_batches else batch_size * ranks
+
+    def shared(self, generation: int) -> np.random.Generator:
+        """Return a generator that gives the same numbers on every rank."""
+        return numpy_generator(self.seed, generation=generation, rank=0, purpose="share of draws")
+
 
 def share_of_draws(
-    draws: NDArray[np.int64], sizes: NDArray[np.int64], rank: int, offset: NDArray[np.float64]
+    draws: NDArray[np.int64], sizes: NDArray[np.int64] | NDArray[np.float64], rank: int, offset: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Return how many of `draws` [...] fall on `rank`, whose part is sizes[rank] of sizes [R].
 
     Systematic sampling (Madow 1949): with one `offset` [...] in [0, 1) that all ranks share, rank r's count is the
     number of points of the grid (i + offset) on its stretch of the union. Counts sum to `draws`, differ from their
     expectation by less than one, and have exactly that expectation, so each transition of the union is equally likely;
-    with equal parts every rank draws the same number.
+    with equal parts every rank draws the same number. Sizes may be masses of priorities too, and of each agent [R, P];
+    of an agent without any nothing is drawn.
     """
-    edges = np.concatenate([[0], np.cumsum(sizes)]) / max(1, int(sizes.sum()))
+    edges = np.concatenate([np.zeros_like(sizes[:1]), sizes]).cumsum(0)
+    whole = edges[-1]
+    edges = edges / np.where(whole > 0, whole, 1)
     # The 1e-9 keeps a rounding error at an edge from moving a draw to the next rank.
     upper = np.floor(draws * edges[rank + 1] + offset + 1e-9)
     lower = np.floor(draws * edges[rank] + offset + 1e-9)
@@ -64,3 +99,49 @@ class DistributedSampler:
             weight = torch.from_numpy(values.astype(np.float32)).to(self._own.device)
             self._weights = {key: weight}
         return weight
+
+
+class UniformSampler:
+    """Draws all transitions of the union alike."""
+
+    def __init__(self, storage: Storage, settings: SamplerSettings) -> None:
+        self._storage = storage
+        self._settings = settings
+        self._sampler: DistributedSampler
+        self._sizes: NDArray[np.int64]
+
+    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
+        """Start a generation of these agents, which so many ranks hold."""
+        settings, device = self._settings, self._storage.device
+        self._sampler = DistributedSampler(
+            settings.part,
+            settings.draws(agents, ranks),
+            shared=settings.shared(generation),
+            own=torch_generator(
+                settings.seed, generation=generation, rank=settings.rank, purpose="draws", device=device
+            ),
+        )
+
+    def report(self) -> NDArray[np.float64]:
+        """Return nothing: sizes are all that there is to know."""
+        return np.zeros(0)
+
+    def agree(self, known: Agreement) -> None:
+        """Take note of the sizes of all parts."""
+        self._sizes = known.sizes
+
+    def draw(self, updates: int) -> tuple[Tensor, Tensor]:
+        """Return the slots [U, P, B] of so many updates, and their weights [U, P, B]."""
+        index, weight = self._sampler.draw(updates, self._sizes, self._storage.drawable)
+        return self._storage.nth(index), weight
+
+    def observe(self, update: int, result: UpdateResult) -> None:
+        """Draws are uniform whatever became of an update."""
+
+    def state(self) -> Tensors:
+        """Return nothing: generators begin anew in each generation."""
+        return {}
+
+    def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Raise UserError unless there is nothing to take over."""
+        check_tensors(tensors, {}, WHERE)

@@ -7,7 +7,7 @@ from helpers.support import agent, config, kept, lines, train
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.replay.experience import make_replay
+from evorl.replay.build import make_replay
 
 pytest.importorskip("ale_py")
 P, E = 2, 2

@@ -22,8 +22,9 @@ from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
 from evorl.randomness import torch_generator
-from evorl.replay.experience import ReplayExperience
+from evorl.replay.experience import ReplayExperience, ReplaySettings
 from evorl.replay.n_step import OneStep
+from evorl.replay.sampler import SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.launch import run_program
 from evorl.system.timing import Stopwatch
@@ -173,10 +174,13 @@ def replay_of(rows, streams, part):
     return Storage(rows, streams, {"observation": part}, REPLAYED, torch.device("cpu"))
 
 
-def replay_experience(storage, windows=None, **settings):
-    """The experience of this storage, of single transitions unless `windows` says otherwise."""
-    fixed = {"reward_clip": None, "split_batches": False, "seed": 0, "stopwatch": Stopwatch()}
-    return ReplayExperience(storage, windows or OneStep(storage), **(fixed | settings))
+def replay_experience(storage, windows=None, sampler=None, part=0, rank=0, split_batches=False, **settings):
+    """The experience of this storage: single transitions, drawn alike, unless `windows` or `sampler` say otherwise."""
+    gather = settings.pop("gather", lambda numbers: numbers[None])
+    place = SamplerSettings(seed=0, rank=rank, part=part, split_batches=split_batches)
+    chosen = ReplaySettings(**{"reward_clip": None, "split_batches": split_batches} | settings)
+    sampler = sampler or UniformSampler(storage, place)
+    return ReplayExperience(storage, windows or OneStep(storage), sampler, chosen, gather, Stopwatch())
 
 
 def vector(size):

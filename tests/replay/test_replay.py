@@ -7,7 +7,7 @@ from helpers.support import interface
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evorl.replay.experience import make_replay
+from evorl.replay.build import make_replay
 from evorl.replay.sampler import DistributedSampler, share_of_draws
 from evorl.replay.schedule import UpdateSchedule
 from evorl.replay.storage import Storage

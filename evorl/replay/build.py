@@ -1,0 +1,93 @@
+"""Put together what a rank stores for algorithms that learn from replay, as the configuration asks."""
+
+from __future__ import annotations
+
+import torch
+
+from evorl.config import AnyConfig
+from evorl.distributed import Placement
+from evorl.envs.spec import EnvSpec, ObservationSpec, choices
+from evorl.replay.experience import ReplayExperience, ReplaySettings
+from evorl.replay.n_step import Returns, make_windows
+from evorl.replay.priorities import PriorityTree
+from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
+from evorl.replay.protocols import Sampler
+from evorl.replay.ring import Field, memory_at_first
+from evorl.replay.sampler import SamplerSettings, UniformSampler
+from evorl.replay.storage import Storage
+from evorl.system.memory import check_room
+from evorl.system.timing import Stopwatch
+
+
+def replay_experience(
+    config: AnyConfig,
+    interface: EnvSpec,
+    action: Field,
+    returns: Returns,
+    placement: Placement,
+    always_valid: bool,
+    stopwatch: Stopwatch,
+) -> ReplayExperience:
+    """Return this rank's part of the replay; capacity and start of learning are divided over the ranks.
+
+    `returns` are the algorithm's, of windows of several steps. Raises UserError where memory has no room, or the part
+    none for such windows.
+    """
+    ranks, replay = placement.ranks, config.replay
+    share = max(1, replay.capacity // ranks.size)
+    streams = placement.local_size * config.environment.num_envs
+    storage = make_replay(share, streams, interface, action, ranks.device, ranks.on_host)
+    prioritised = replay.prioritised is not None or not replay.shared
+    place = SamplerSettings(
+        config.seed, ranks.rank, 0 if placement.is_sharded else ranks.rank, config.algorithm.split_batches
+    )
+    make_sampler = _prioritised if prioritised else _uniform
+    settings = ReplaySettings(
+        learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
+        # Ranks that exchange priorities need not count on each other.
+        lockstep=always_valid and not prioritised,
+        reward_clip=config.algorithm.reward_clip,
+        split_batches=config.algorithm.split_batches,
+    )
+    windows = make_windows(storage, replay.n_step, returns)
+    sampler = make_sampler(config, storage, placement, place)
+    return ReplayExperience(storage, windows, sampler, settings, placement.gather_copies, stopwatch)
+
+
+def make_replay(
+    capacity: int, streams: int, interface: EnvSpec, action: Field, device: torch.device, ranks_on_host: int = 1
+) -> Storage:
+    """Return a replay of so many transitions of `streams` environments; a row of all of them is the least it keeps.
+
+    Raises UserError where memory has no room.
+    """
+    parts = dict(interface.parts)
+    if interface.masked:
+        parts["action_mask"] = ObservationSpec("vector", (sum(choices(interface.action)),), torch.bool)
+    columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
+    rows = max(1, capacity // streams)
+    size = memory_at_first(rows, streams, parts, columns)
+    sharing = ranks_on_host if device.type == "cpu" else 1
+    check_room(size, "replay.capacity", copies=1, device=device, processes=sharing)
+    return Storage(rows, streams, parts, columns, device)
+
+
+def _uniform(config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings) -> Sampler:
+    return UniformSampler(storage, place)
+
+
+def _prioritised(config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings) -> Sampler:
+    """Return a sampler by priorities; where every agent has a replay of its own and none are asked for, all equal."""
+    agents, ranks, given = placement.local_size, placement.ranks, config.replay.prioritised
+    size = PriorityTree.memory(agents, storage.slots)
+    check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)
+    settings = PrioritySettings(
+        exponent=given.exponent if given else 0.0,
+        epsilon=given.epsilon if given else 1.0,
+        importance_start=given.importance_exponent.start if given else 0.0,
+        importance_end=given.importance_exponent.end if given else 0.0,
+        generation_steps=config.evolution.steps,
+        importance_steps=(given and given.importance_exponent.steps) or config.training.max_steps,
+        shared=config.replay.shared,
+    )
+    return PrioritisedSampler(storage, agents, settings, place)

@@ -1,0 +1,189 @@
+"""Prioritised replay over all ranks (arXiv 1511.05952). Axes: U updates, P agents, B batch, R ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evorl.randomness import numpy_generator
+from evorl.replay.priorities import Floats, Integers
+from evorl.replay.protocols import Agreement
+from evorl.replay.sampler import SamplerSettings, share_of_draws
+from evorl.replay.slot_priorities import SlotPriorities
+from evorl.replay.storage import Storage
+from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
+
+
+@dataclass(frozen=True)
+class PrioritySettings:
+    """Priorities are (|error| + `epsilon`) to the power of `exponent`; with 0 all are alike and no error is needed.
+
+    The exponent of importance weights goes linearly from `importance_start` to `importance_end` within
+    `importance_steps` of an agent, of which a generation has `generation_steps`. Unless the replay is `shared`, an
+    agent draws only what it or an ancestor has done.
+    """
+
+    exponent: float
+    epsilon: float
+    importance_start: float
+    importance_end: float
+    generation_steps: int
+    importance_steps: int
+    shared: bool
+
+    def importance(self, generation: int, steps: Floats) -> Floats:
+        """Return the exponent [P] of importance weights after these `steps` [P] of a generation, the first being 1."""
+        done = ((generation - 1) * self.generation_steps + steps) / self.importance_steps
+        return self.importance_start + np.clip(done, 0, 1) * (self.importance_end - self.importance_start)
+
+
+@dataclass
+class Draw:
+    """What was drawn at once: `slots` [P, U, B], which of them `counted`, and the `newest` and `oldest` row there was.
+
+    The errors [U, P, B] of the `observed` updates wait in it, and which agents were `active` [U, P].
+    """
+
+    slots: Integers
+    counted: NDArray[np.bool_]
+    newest: int
+    oldest: int
+    errors: Tensor
+    active: Tensor
+    observed: list[int] = field(default_factory=list)
+
+
+class PrioritisedSampler:
+    """Each agent draws transitions in proportion to its own priorities, as from one buffer of all ranks.
+
+    One exchange for each vector step tells all ranks each other's masses, minima and maxima of priorities. The draws of
+    that step are made at once: each rank's share follows its mass, by systematic sampling, and is drawn from its own
+    part in strata. The priorities that the updates give are in place before the next exchange.
+
+    The paper's weight (N p_i / sum p)^-beta over the largest of the union is (min p / p_i)^beta: N and the sum cancel.
+    """
+
+    def __init__(self, storage: Storage, agents: int, settings: PrioritySettings, place: SamplerSettings) -> None:
+        self._storage = storage
+        self._settings = settings
+        self._place = place
+        self._priorities = SlotPriorities(storage, agents, settings.shared)
+        self._drawn: Draw | None = None
+        self._agents: Sequence[Agent] = ()
+        self._ranks, self._generation = 1, 1
+        self._draws: Integers
+        self._mass: Floats
+        self._minimum: Floats
+        self._beta: Floats
+        self._shared: np.random.Generator
+        self._own: np.random.Generator
+
+    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
+        """Start a generation of these agents, which so many ranks hold; children have their parents' priorities."""
+        self._set_priorities()
+        self._priorities.begin([(agent.id, agent.parent) for agent in agents])
+        self._drawn = None
+        self._agents, self._generation, self._ranks = agents, generation, ranks
+        self._draws = self._place.draws(agents, ranks)
+        self._shared = self._place.shared(generation)
+        self._own = numpy_generator(self._place.seed, generation=generation, rank=self._place.rank, purpose="draws")
+
+    def report(self) -> Floats:
+        """Return the mass, minimum and maximum [P] of priorities, and how many transitions [P] have none yet."""
+        self._set_priorities()
+        priorities = self._priorities
+        priorities.drop()
+        # Where all are alike, the smallest is the largest, and need not be looked for.
+        minimum = priorities.tree.minimum if self._settings.exponent else priorities.maximum
+        return np.concatenate([priorities.tree.total, minimum, priorities.maximum, priorities.fresh()])
+
+    def agree(self, known: Agreement) -> None:
+        """Give what is new the largest priority of all ranks, and take note of their masses and minima after that."""
+        mass, minimum, maximum, fresh = known.reports.reshape(len(known.reports), 4, -1).swapaxes(0, 1)
+        largest = maximum.max(0)
+        self._priorities.maximum = largest
+        self._priorities.insert()
+        self._mass = mass + fresh * largest
+        self._minimum = np.minimum(minimum, largest).min(0)
+        self._beta = self._settings.importance(self._generation, known.steps)
+
+    def draw(self, updates: int) -> tuple[Tensor, Tensor]:
+        """Return the slots [U, P, B] of so many updates, and their weights [U, P, B]."""
+        offset = self._shared.random((updates, len(self._agents)))
+        counts = share_of_draws(self._draws, self._mass, self._place.part, offset).T[..., None]
+        # A rank on which no draw falls takes part all the same, with a weight of zero.
+        place = np.arange(max(1, int(counts.max())))
+        shape = (len(self._agents), updates, len(place))
+        fraction = (place + self._own.random(shape)) / np.maximum(counts, place + 1)
+        found = self._priorities.tree.find(fraction.reshape(shape[0], -1))
+        slots, priority = found[0].reshape(shape), found[1].reshape(shape)
+        counted = place < counts
+        if not counted.all():
+            # An agent that has nothing to draw here is led anywhere.
+            slots, priority = np.where(priority > 0, slots, 0), np.where(counted, priority, 1.0)
+        weight = (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
+        weight *= counted * (self._ranks / self._draws)[:, None, None]
+        device, newest = self._storage.device, self._storage.written - 1
+        errors = torch.zeros(updates, shape[0], shape[2], device=device)
+        active = torch.zeros(updates, shape[0], device=device)
+        self._drawn = Draw(slots, counted, newest, self._priorities.oldest, errors, active)
+        return _by_update(slots, device), _by_update(weight.astype(np.float32), device)
+
+    def observe(self, update: int, result: UpdateResult) -> None:
+        """Keep the errors of an update of the last draw, until they become priorities before the next one.
+
+        Raises UserError where the algorithm gives no errors.
+        """
+        drawn = self._drawn
+        if drawn is None or not self._settings.exponent:
+            return
+        if result.errors is None:
+            raise UserError("replay.prioritised: this algorithm gives no errors to draw by; leave it out")
+        drawn.errors[update] = result.errors
+        drawn.active[update] = result.active
+        drawn.observed.append(update)
+
+    def state(self) -> Tensors:
+        """Return the priorities, as `SlotPriorities` keeps them."""
+        self._set_priorities()
+        return self._priorities.state()
+
+    def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Take over what `state` gave beside a storage of these `numbers`. Raises UserError for what it did not."""
+        self._priorities.restore(tensors, numbers)
+
+    def _set_priorities(self) -> None:
+        """Let the errors that were observed become priorities. Raises RunFailed where one is not finite."""
+        drawn = self._drawn
+        if drawn is None or not drawn.observed:
+            return
+        updates, drawn.observed = drawn.observed, []
+        chosen = slice(None) if updates == list(range(len(drawn.errors))) else updates
+        errors = drawn.errors[chosen].abs().double().cpu().numpy().swapaxes(0, 1)
+        active = drawn.active[chosen].cpu().numpy().T > 0
+        where = drawn.counted[:, chosen]
+        where = where if active.all() else where & active[..., None]
+        if not np.isfinite(errors).all():
+            self._refuse((~np.isfinite(errors) & where).any((1, 2)))
+            errors = np.where(where, errors, 0.0)
+        priority = (errors + self._settings.epsilon) ** self._settings.exponent
+        slots, flat = drawn.slots[:, chosen], (len(self._agents), -1)
+        if self._priorities.oldest > drawn.oldest:
+            where = where & self._priorities.stands(slots, drawn.newest)
+        self._priorities.set(slots.reshape(flat), priority.reshape(flat), where.reshape(flat))
+
+    def _refuse(self, lost: NDArray[np.bool_]) -> None:
+        """Raise RunFailed where agents have `lost` [P] their errors."""
+        if lost.any():
+            names = ", ".join(str(agent.id) for agent, one in zip(self._agents, lost, strict=True) if one)
+            raise RunFailed(f"replay.prioritised: errors of agent {names} are not finite and make no priorities")
+
+
+def _by_update(values: NDArray[np.int64] | NDArray[np.float32], device: torch.device) -> Tensor:
+    """Return values [P, U, B] as a tensor [U, P, B]."""
+    return torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))).to(device)

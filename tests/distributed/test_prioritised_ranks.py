@@ -1,0 +1,74 @@
+"""Prioritised replay on two real processes."""
+
+import pytest
+import torch
+from helpers.support import EVERY_MUTATION, launch, lines
+
+from evorl.system.formats import decode_agents
+
+PROGRAM = """
+import numpy as np, torch
+from helpers.support import agent, replay_of, vector
+from evorl.distributed import Placement, Ranks, shutdown
+from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
+from evorl.replay.protocols import Agreement
+from evorl.replay.sampler import SamplerSettings
+from evorl.types import UpdateResult
+
+ranks, streams = Ranks(timeout=60), 6
+gather = Placement(ranks, "replicated", 2).gather_copies
+storage = replay_of(5 + 4 * ranks.rank, streams, vector(1))
+settings = PrioritySettings(0.7, 0.01, 0.4, 0.4, generation_steps=1, importance_steps=1, shared=True)
+sampler = PrioritisedSampler(storage, 2, settings, SamplerSettings(3, ranks.rank, ranks.rank, False))
+sampler.begin([agent(id=id, batch_size=16.0) for id in range(2)], 1, ranks.size)
+random = torch.Generator().manual_seed(ranks.rank)
+for step in range(25):
+    shown, never = {"observation": torch.zeros(streams, 1)}, torch.zeros(streams, dtype=torch.bool)
+    columns = {"action": torch.zeros(streams).long(), "reward": torch.zeros(streams), "terminated": never}
+    valid = torch.rand(streams, generator=random) < 0.9
+    storage.write(shown, columns, next_observation=shown, valid=valid, started=never, ended=never)
+    sampler.agree(Agreement(np.ones(2), np.zeros(2), gather(sampler.report())))
+    union = [part for part in gather(np.pad(sampler._priorities.tree.leaves, ((0, 0), (0, 64)))[:, :64])]
+    union = np.concatenate(union, -1)
+    slots, weight = sampler.draw(2)
+    assert gather((weight > 0).sum(-1).numpy()).sum(0).tolist() == [[32, 32]] * 2
+    for p in range(2):
+        every = union[p][union[p] > 0]
+        weights = (len(every) * every / every.sum()) ** -0.4
+        mine = sampler._priorities.tree.leaves[p, slots[:, p].numpy()]
+        expected = (len(every) * mine / every.sum()) ** -0.4 / weights.max() / 16
+        found = weight[:, p].numpy()
+        assert np.abs(found - expected)[found > 0].max() < 1e-6 * expected.max()
+    for update in range(2):
+        errors = torch.randn(slots.shape[1:], generator=random) * 3.0 ** (step % 3)
+        sampler.observe(update, UpdateResult(torch.ones(2), errors))
+if ranks.is_main:
+    print("as one buffer")
+shutdown()
+"""
+
+
+@pytest.mark.two_process
+def test_two_ranks_draw_as_one_central_buffer(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = launch(tmp_path, program=str(tmp_path / "program.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("as one buffer") == 1
+
+
+@pytest.mark.two_process
+def test_a_prioritised_run_on_two_ranks_resumes_exactly(tmp_path):
+    settings = (
+        "replay={n_step: 3, capacity: 400, learning_starts: 20}",
+        "replay.prioritised={importance_exponent: {steps: 300}}", "checkpoint.keep=10", *EVERY_MUTATION,
+    )  # fmt: skip
+    for name, steps in (("a", 200), ("b", 120), ("b", 200)):
+        done = launch(tmp_path, f"run.name={name}", "run.resume=auto", f"training.max_steps={steps}", *settings)
+        assert done.returncode == 0, done.stderr[-3000:]
+    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
+    paths = [tmp_path / "runs" / name / "checkpoints" / f"generation-{len(rows):06d}" for name in "ab"]
+    first, second = (decode_agents((path / "agents.safetensors").read_bytes(), str(path)) for path in paths)
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one.tensors, other.tensors, rtol=0, atol=0)
+        assert one.state == other.state

@@ -1,0 +1,434 @@
+"""Prioritised draws over ranks against one central list of everything, and what becomes of their errors."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.ranks import Exchange
+from helpers.support import lines, output_of, replay_experience, replay_of, seen, train, vector
+
+from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
+from evorl.replay.protocols import Agreement
+from evorl.replay.sampler import SamplerSettings
+from evorl.types import RunFailed, Transition, UpdateResult, UserError
+
+P, E = 2, 3
+SETTINGS = PrioritySettings(0.7, 0.01, 0.4, 1.0, generation_steps=100, importance_steps=1000, shared=True)
+OWN = PrioritySettings(0.7, 0.01, 0.4, 1.0, generation_steps=100, importance_steps=1000, shared=False)
+UNIFORM = PrioritySettings(0.0, 1.0, 0.0, 0.0, generation_steps=100, importance_steps=1000, shared=False)
+ONES = torch.ones(P)
+
+
+def members(*ids, batch_size=(40.0, 24.0)):
+    """Agents of these ids, or ids with those of parents."""
+    pairs = [each if isinstance(each, tuple) else (each, None) for each in ids or range(P)]
+    numbers = zip(pairs, batch_size, strict=True)
+    return [
+        SimpleNamespace(id=id, parent=parent, hyperparameters={"batch_size": size}) for (id, parent), size in numbers
+    ]
+
+
+class Part:
+    """One rank's part of a replay, and its sampler."""
+
+    def __init__(self, rank=0, settings=SETTINGS, rows=8, agents=None, ranks=1, generation=1):
+        self.storage, self.rank, self.random = replay_of(rows, P * E, vector(1)), rank, np.random.default_rng(rank)
+        self.sampler = PrioritisedSampler(self.storage, P, settings, SamplerSettings(3, rank, rank, False))
+        self.sampler.begin(agents or members(), generation, ranks)
+
+    def write(self, valid=1.0):
+        """Add a row, of which about a share is valid."""
+        own = torch.from_numpy(self.random.random(P * E) < valid)
+        number, never = torch.zeros(P * E), torch.zeros(P * E, dtype=torch.bool)
+        columns = {"action": number.long(), "reward": number, "terminated": never}
+        shown = {"observation": number.unsqueeze(-1)}
+        self.storage.write(shown, columns, next_observation=shown, valid=own, started=never, ended=never)
+
+    def drawable(self):
+        return set(self.storage.nth(torch.arange(self.storage.drawable)).tolist())
+
+
+def agree(parts, steps=0.0):
+    reports = np.stack([part.sampler.report() for part in parts])
+    sizes = np.array([part.storage.drawable for part in parts])
+    for part in parts:
+        part.sampler.agree(Agreement(sizes, np.full(P, steps), reports))
+
+
+def error(agent, rank, slot, time):
+    """An error that says whose it is, of any sign and size."""
+    return np.sin(agent + 7.3 * rank + 1.7 * slot + 0.3 * time) * 10.0 ** ((slot + time) % 3 - 1)
+
+
+class Central:
+    """One buffer of all ranks in plain Python: agents' priorities by (rank, slot)."""
+
+    def __init__(self, parts):
+        self.parts = parts
+        self.priority = [{} for _ in range(P)]
+        self.largest = [1.0] * P
+
+    def sync(self):
+        """Forget what was overwritten, and give what is new the largest priority."""
+        there = {(part.rank, slot) for part in self.parts for slot in part.drawable()}
+        for agent in range(P):
+            kept = {place: value for place, value in self.priority[agent].items() if place in there}
+            self.priority[agent] = {place: kept.get(place, self.largest[agent]) for place in there}
+
+    def overwrite(self, rank, slots):
+        for agent in range(P):
+            for slot in slots:
+                self.priority[agent].pop((rank, slot), None)
+
+    def set(self, agent, rank, slot, value):
+        priority = (abs(value) + SETTINGS.epsilon) ** SETTINGS.exponent
+        self.priority[agent][rank, slot] = priority
+        self.largest[agent] = max(self.largest[agent], priority)
+
+    def weight(self, agent, rank, slot, beta):
+        """(N P(i))^-beta over the largest of the buffer, as the paper has it."""
+        every = np.array(list(self.priority[agent].values()))
+        weights = (len(every) * every / every.sum()) ** -beta
+        return (len(every) * self.priority[agent][rank, slot] / every.sum()) ** -beta / weights.max()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_weights_and_shares_are_those_of_one_central_buffer(ranks):
+    """One rank holds less than the others, and nothing at first; rings come round, and steps are dropped."""
+    parts = [Part(rank, rows=8 - 3 * (rank == 1), ranks=ranks) for rank in range(ranks)]
+    central = Central(parts)
+    for time in range(40):
+        for part in parts:
+            if part.rank != 1 or time > 3:
+                row = part.storage.written % part.storage.ring * P * E
+                central.overwrite(part.rank, range(row, row + P * E))
+                part.write(valid=0.8 if time else 1.0)
+        central.sync()
+        agree(parts, steps=10.0 * time)
+        beta = 0.4 + 0.6 * 10.0 * time / 1000
+        for part in parts:
+            every = [sum(v for (rank, _), v in own.items() if rank == part.rank) for own in central.priority]
+            np.testing.assert_allclose(part.sampler._priorities.tree.total, every, rtol=1e-9)
+        if time % 3 == 2:
+            continue
+        drawn = [part.sampler.draw(2) for part in parts]
+        counts = np.stack([(weight > 0).sum(-1).numpy() for _, weight in drawn])
+        assert counts.sum(0).tolist() == [[40 * ranks, 24 * ranks]] * 2
+        for part, (slots, weight) in zip(parts, drawn, strict=True):
+            for update, agent, at in np.argwhere(weight.numpy() > 0).tolist():
+                expected = central.weight(agent, part.rank, int(slots[update, agent, at]), beta) / (40, 24)[agent]
+                assert float(weight[update, agent, at]) == pytest.approx(expected, rel=1e-6)
+        for update in range(2):
+            active = torch.tensor([1.0, float(time % 2)])
+            for part, (slots, weight) in zip(parts, drawn, strict=True):
+                errors = torch.tensor(error(np.arange(P)[:, None], part.rank, slots[update].numpy(), time + update))
+                part.sampler.observe(update, UpdateResult(active, errors.float()))
+                for agent, at in np.argwhere((weight[update].numpy() > 0) & (active[:, None].numpy() > 0)).tolist():
+                    central.set(agent, part.rank, int(slots[update, agent, at]), float(errors[agent, at].float()))
+
+
+def test_draws_fall_on_ranks_and_slots_as_priorities_do():
+    """Three ranks of unequal masses, the last of which is empty."""
+    parts, updates = [Part(rank, rows=4, ranks=3) for rank in range(3)], 4000
+    for part, rows in zip(parts, (4, 2, 0), strict=True):
+        for _ in range(rows):
+            part.write()
+    agree(parts)
+    for part in parts[:2]:
+        held = sorted(part.drawable())
+        values = np.abs(error(np.arange(P)[:, None], part.rank, np.array(held), 0)) + 0.05
+        part.sampler._priorities.set(np.tile(held, (P, 1)), values, np.ones((P, len(held)), dtype=bool))
+    agree(parts)
+    drawn = [part.sampler.draw(updates) for part in parts]
+    assert (drawn[2][1] == 0).all()
+    for agent, size in enumerate((40, 24)):
+        masses = [part.sampler._priorities.tree.leaves[agent, :24] for part in parts]
+        expected = 3 * size * updates * np.concatenate(masses) / np.concatenate(masses).sum()
+        hits = [np.bincount(slots[:, agent][weight[:, agent] > 0].numpy(), minlength=24) for slots, weight in drawn]
+        shares = [part.sum() / updates for part in hits]
+        assert shares == pytest.approx([part.sum() / updates for part in np.split(expected, 3)], abs=0.05)
+        found, likely = np.concatenate(hits), expected > 0
+        assert not found[~likely].any()
+        # Chi-square with 35 degrees of freedom exceeds 77 once in 20,000 times, and strata only narrow it.
+        assert ((found - expected)[likely] ** 2 / expected[likely]).sum() < 77
+
+
+def test_late_errors_never_reach_what_has_taken_their_place():
+    part = Part(rows=4)
+    for _ in range(4):
+        part.write()
+    agree([part])
+    (slots, _), before = part.sampler.draw(1), part.storage.oldest
+    for _ in range(3):
+        part.write()
+    agree([part])
+    assert part.storage.oldest == before + 3
+    part.sampler.observe(0, UpdateResult(ONES, torch.full(slots.shape[1:], 5.0)))
+    agree([part])
+    alive = {slot for slot in slots.unique().tolist() if slot // (P * E) == 3}
+    leaves, largest = part.sampler._priorities.tree.leaves, 5.01**0.7
+    assert alive, "the newest row of then is still there"
+    assert set(np.flatnonzero(np.isclose(leaves[0], largest)).tolist()) <= alive
+    assert np.flatnonzero(leaves[0]).tolist() == sorted(part.drawable())
+    part.write()
+    agree([part])
+    assert np.isclose(leaves[0], largest).sum() >= P * E, "what is new has the largest priority"
+
+
+def test_an_update_sees_the_last_error_of_what_it_drew_twice():
+    part = Part(rows=1)
+    part.write()
+    agree([part])
+    part.sampler.draw(3)
+    for update in (0, 2):
+        part.sampler.observe(update, UpdateResult(ONES, torch.full((P, 40), 1.0 + update)))
+    agree([part])
+    leaves = part.sampler._priorities.tree.leaves[0, : P * E]
+    assert set(np.round(leaves, 9)) <= {round(x**0.7, 9) for x in (1.01, 3.01)} | {1.0}
+    assert (np.isclose(leaves, 3.01**0.7)).sum() >= 4
+
+
+def test_what_no_agent_learned_from_changes_nothing():
+    """Places that only fill up a smaller batch, and agents that sat an update out."""
+    part = Part(rows=2)
+    part.write()
+    agree([part])
+    _, weight = part.sampler.draw(1)
+    assert (weight[0, 1] > 0).tolist() == [True] * 24 + [False] * 16
+    errors = torch.where(weight[0] > 0, 0.5, torch.nan)
+    part.sampler.observe(0, UpdateResult(torch.tensor([0.0, 1.0]), errors))
+    agree([part])
+    leaves = part.sampler._priorities.tree.leaves
+    assert set(leaves[0, : P * E]) == {1.0}
+    assert np.isclose(leaves[1, : P * E], 0.51**0.7).any()
+
+
+def test_an_error_that_is_no_number_ends_the_run_with_the_agents_name():
+    part = Part(agents=members(11, 12))
+    part.write()
+    agree([part])
+    part.sampler.draw(1)
+    errors = torch.ones(P, 40)
+    errors[1, 3] = torch.inf
+    part.sampler.observe(0, UpdateResult(ONES, errors))
+    with pytest.raises(RunFailed, match="errors of agent 12 are not finite"):
+        part.sampler.report()
+    part.sampler.draw(1)
+    with pytest.raises(UserError, match=r"replay\.prioritised: this algorithm gives no errors"):
+        part.sampler.observe(0, UpdateResult(ONES, None))
+
+
+def test_importance_goes_to_its_end_with_the_steps_of_a_run():
+    steps = np.array([0.0, 50.0])
+    assert SETTINGS.importance(1, steps) == pytest.approx([0.4, 0.43])
+    assert SETTINGS.importance(6, steps) == pytest.approx([0.7, 0.73])
+    assert SETTINGS.importance(40, steps).tolist() == [1.0, 1.0]
+
+
+def streams_of(slots):
+    """Whose streams [0, P) slots are of."""
+    return set((slots % (P * E) // E).unique().tolist())
+
+
+@pytest.mark.parametrize("settings", [OWN, UNIFORM])
+def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
+    part = Part(settings=settings, rows=8)
+    for _ in range(3):
+        part.write()
+    agree([part])
+    slots, weight = part.sampler.draw(20)
+    assert [streams_of(slots[:, agent]) for agent in range(P)] == [{0}, {1}]
+    if settings is UNIFORM:
+        assert (weight * torch.tensor([40, 24])[:, None]).unique().tolist() == [0.0, 1.0]
+    # Agent 1 moves to the first place, and its child takes the second one.
+    part.storage.break_streams()
+    part.sampler.begin(members(1, (2, 1)), 2, 1)
+    agree([part])
+    slots, _ = part.sampler.draw(20)
+    assert [streams_of(slots[:, agent]) for agent in range(P)] == [{1}, {1}]
+    part.write()
+    agree([part])
+    slots, _ = part.sampler.draw(200)
+    for agent in range(P):
+        old = slots[:, agent] < 3 * P * E
+        assert streams_of(slots[:, agent][old]) == {1}
+        assert streams_of(slots[:, agent][~old]) == {agent}
+    # To an agent whose parent was not here all is new that its place has seen.
+    part.sampler.begin(members((7, 5), 2), 3, 1)
+    agree([part])
+    slots, _ = part.sampler.draw(200)
+    assert streams_of(slots[:, 0]) == {0}
+    assert set(slots[:, 0].unique().tolist()) == {slot for slot in part.drawable() if slot % 6 < 3}
+
+
+def test_uniform_draws_from_a_replay_of_ones_own_are_uniform():
+    part = Part(settings=UNIFORM, rows=6)
+    for _ in range(9):
+        part.write(valid=0.7)
+    agree([part])
+    slots, weight = part.sampler.draw(3000)
+    own = sorted(slot for slot in part.drawable() if slot % 6 < 3)
+    hits = np.bincount(slots[:, 0][weight[:, 0] > 0].numpy(), minlength=part.storage.slots)
+    assert hits.sum() == hits[own].sum() == 3000 * 40
+    expected = hits.sum() / len(own)
+    assert ((hits[own] - expected) ** 2 / expected).sum() < 50
+
+
+def test_children_go_on_with_the_priorities_of_their_parents():
+    part = Part(rows=8)
+    for _ in range(2):
+        part.write()
+    agree([part])
+    part.sampler.draw(1)
+    part.sampler.observe(0, UpdateResult(ONES, torch.arange(P)[:, None] + torch.rand(P, 40)))
+    part.storage.break_streams()
+    part.sampler.begin(members((5, 1), 1), 2, 1)
+    before = part.sampler._priorities
+    assert np.array_equal(before.tree.leaves[0], before.tree.leaves[1])
+    assert before.maximum[0] == before.maximum[1] > 1
+    part.sampler.begin(members(1, (9, 3)), 3, 1)
+    assert (before.tree.leaves[1, : 2 * P * E] == 1.0).all()
+    assert before.maximum[1] == 1.0
+    assert before.maximum[0] > 1
+
+
+def played(experience, policy, generation, steps, seed):
+    """Play a generation, and return all that it drew."""
+    random, found = torch.Generator().manual_seed(seed), []
+    experience.begin(policy, generation)
+    for step in range(steps):
+        shown, never = torch.rand(P, E, 1, generator=random), torch.zeros(P, E, dtype=torch.bool)
+        started = torch.full((P, E), step == 0)
+        made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
+        experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
+        for batch in experience.batches():
+            found.append((batch.observation["observation"].clone(), batch.weight.clone()))
+            errors = batch.observation["observation"][..., 0] * torch.tensor([[1.0], [3.0]])
+            experience.observe(batch, UpdateResult(batch.due, errors))
+    experience.end(policy.agents)
+    return found
+
+
+def policy_of(*ids):
+    agents = members(*ids, batch_size=(6.0, 6.0))
+    for agent in agents:
+        agent.hyperparameters["learn_step"] = 2.0
+        agent.state = SimpleNamespace(update_debt=0.0)
+    return SimpleNamespace(agents=agents, acted=lambda steps: None)
+
+
+def prioritised_experience(part=0, settings=SETTINGS, rows=7, **options):
+    storage = replay_of(rows, P * E, vector(1))
+    sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(3, part, part, False))
+    return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, **options)
+
+
+def test_what_was_written_since_the_last_exchange_is_in_a_checkpoint_too():
+    first, second = Part(rows=4), Part(rows=4)
+    for rows in (3, 4, 9):
+        for _ in range(rows):
+            first.write(valid=0.8)
+        second.storage.restore(*first.storage.state())
+        second.sampler.restore(first.sampler.state(), first.storage.state()[1])
+        leaves = [part.sampler._priorities.tree.leaves for part in (first, second)]
+        assert np.array_equal(*leaves)
+        assert np.flatnonzero(leaves[0][0]).tolist() == sorted(first.drawable())
+        second = Part(rows=4)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, OWN])
+def test_a_restored_replay_draws_as_the_one_that_went_on(settings):
+    first, second = (prioritised_experience(settings=settings) for _ in range(2))
+    played(first, policy_of(0, 1), 1, 17, seed=1)
+    tensors, numbers = first.state()
+    second.restore({name: value.clone() for name, value in tensors.items()}, dict(numbers))
+    for generation, ids in ((2, ((2, 1), 1)), (3, (1, (3, 2)))):
+        went_on, restored = (played(each, policy_of(*ids), generation, 9, seed=generation) for each in (first, second))
+        assert len(went_on) >= 13
+        torch.testing.assert_close(went_on, restored, rtol=0, atol=0)
+
+
+def test_priorities_of_a_replay_of_another_shape_begin_anew():
+    first, second = prioritised_experience(), prioritised_experience(rows=12)
+    played(first, policy_of(0, 1), 1, 17, seed=1)
+    second.restore(*first.state())
+    played(second, policy_of(0, 1), 2, 1, seed=2)
+    assert set(second.sampler._priorities.tree.leaves[0]) >= {0.0, 1.0}
+    drawable = second.storage.can_draw(torch.arange(second.storage.slots)).numpy()
+    assert ((second.sampler._priorities.tree.leaves[0, : second.storage.slots] > 0) == drawable).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("priorities", lambda x: x * torch.nan, "no priority"),
+        ("priorities", lambda x: -x, "no priority"),
+        ("priorities", lambda x: x + torch.inf, "no priority"),
+        ("priorities", lambda x: x + 1e-3, "does not fit|no largest"),
+        ("priorities", lambda x: x * 0, "does not fit"),
+        ("priorities", lambda x: x[:, 1:], "it should be"),
+        ("priorities", lambda x: x[:1], "it should be"),
+        ("priorities", lambda x: x.float(), "it should be"),
+        ("priorities.maximum", lambda x: x * 0.5, "no largest priority"),
+        ("priorities.maximum", lambda x: x * torch.inf, "no largest priority"),
+        ("priorities.maximum", lambda x: x[:1], "it should be"),
+        ("priorities.agents", lambda x: x[:1], "it should be"),
+        ("priorities.agents", lambda x: x.double(), "it should be"),
+        ("priorities.agents", lambda x: None, "missing"),
+        ("priorities.more", lambda x: torch.zeros(3), "not expected"),
+    ],
+)
+def test_priorities_that_no_sampler_gave_are_refused(name, change, match):
+    first, second = prioritised_experience(), prioritised_experience()
+    played(first, policy_of(0, 1), 1, 17, seed=1)
+    tensors, numbers = first.state()
+    changed = change(tensors.get(name))
+    tensors = {key: value for key, value in (tensors | {name: changed}).items() if value is not None}
+    with pytest.raises(UserError, match=f"the replay: tensor .*({match})"):
+        second.restore(tensors, numbers)
+
+
+def test_a_uniform_replay_takes_no_priorities():
+    first = prioritised_experience()
+    played(first, policy_of(0, 1), 1, 5, seed=1)
+    other = replay_experience(replay_of(7, P * E, vector(1)), learning_starts=1, lockstep=True)
+    with pytest.raises(UserError, match="'priorities' is not expected here"):
+        other.restore(*first.state())
+
+
+def test_ranks_make_one_exchange_for_each_vector_step():
+    ranks, calls = 2, [0, 0]
+    exchange = Exchange(ranks)
+
+    def work(rank):
+        inner = exchange.gather(rank)
+
+        def gather(numbers):
+            calls[rank] += 1
+            return inner(numbers)
+
+        experience = prioritised_experience(rank, gather=gather)
+        return played(experience, policy_of(0, 1), 1, 12, seed=rank)
+
+    first, second = exchange.run(work)
+    assert calls == [13, 13], "and one to begin with"
+    assert len(first) == len(second) == 18
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_prioritised_run_resumes_exactly(in_directory, shared):
+    settings = (
+        f"replay={{n_step: 3, shared: {str(shared).lower()}, capacity: 300, learning_starts: 20}}",
+        "replay.prioritised={exponent: 0.7, importance_exponent: {steps: 200}}",
+        "evolution.mutation={none: 0.5, architecture: 0.5, parameters: 0.5, hyperparameters: 0.5}",
+    )
+    assert train("run.name=a", *settings) == 0
+    for steps in (80, 120):
+        assert train("run.name=b", "run.resume=auto", f"training.max_steps={steps}", *settings) == 0
+    first, second = (
+        [{name: row[name] for name in ("fitness", "metrics", "mutations")} for row in lines(path)]
+        for path in (in_directory / "runs" / name / "metrics.jsonl" for name in "ab")
+    )
+    assert len(first) > 2
+    assert first == second
