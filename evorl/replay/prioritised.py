@@ -145,7 +145,7 @@ class PrioritisedSampler:
         if result.errors is None:
             raise UserError("replay.prioritised: this algorithm gives no errors to draw by; leave it out")
         drawn.errors[update] = result.errors
-        drawn.active[update] = result.active
+        drawn.active[update] = 1.0 if result.active is None else result.active
         drawn.observed.append(update)
 
     def state(self) -> Tensors:
