@@ -38,7 +38,8 @@ class ReplaySettings:
 class ReplayExperience:
     """Keeps all agents' transitions in one storage, and says which batches are due.
 
-    Agents learn from each other's transitions: P agents fill it P times as fast with P kinds of behaviour.
+    Where they share it, agents learn from each other's transitions: P agents fill it P times as fast with P kinds of
+    behaviour. All batches of a vector step are drawn before the first of them is learned from.
     """
 
     def __init__(

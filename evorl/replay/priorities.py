@@ -10,7 +10,7 @@ Integers = NDArray[np.int64]
 
 
 class PriorityTree:
-    """The sum tree of each agent (arXiv 1511.05952, appendix B.2.1), all agents at once.
+    """The sum tree of each agent (arXiv 1511.05952, appendix B), all agents at once.
 
     Every level is one array [P, nodes] of twice as many nodes as the next, so that node i of the flat array has the
     children 2 i and 2 i + 1 of that below, whoever's they are. Nodes are recomputed and never counted up or down, so
@@ -44,8 +44,8 @@ class PriorityTree:
     def minimum(self) -> Floats:
         """The smallest priority [P] above 0; infinite where there is none.
 
-        It only has to be looked for where the smallest was set anew, which is as rare as it is drawn: a second tree
-        would double the time of every change.
+        It only has to be looked for where the smallest was set anew or forgotten, which is rare, as it is seldom drawn:
+        a second tree would double the time of every change.
         """
         if self._lost.any():
             leaves = self.leaves[self._lost]
