@@ -23,6 +23,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
+from evorl.population.compiled import Compiler
 from evorl.randomness import derive_seed, torch_generator
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.metrics import gather_metrics
@@ -47,8 +48,9 @@ class Trainer:
         generator = torch_generator(
             config.seed, generation=1, rank=self.ranks.rank, purpose="acting", device=self.ranks.device
         )
+        compiler = Compiler(config.training.compile)
         self.policy = Policy(initial_population(config, algorithm)[self.placement.local], algorithm, generator)
-        self.learner = Learner(self.policy, self.placement.average_, self.stopwatch)
+        self.learner = Learner(self.policy, self.placement.average_, self.stopwatch, compiler)
         self.experience.begin(self.policy, 1)
 
     def begin(self) -> None:

@@ -20,6 +20,7 @@ from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy
+from evorl.population.compiled import Compiler
 from evorl.population.evaluation import Evaluator
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.metrics import gather_metrics
@@ -39,12 +40,13 @@ def main(arguments: Sequence[str]) -> None:
     algorithm = make_algorithm(config, environments.interface)
     evaluator = Evaluator(config, placement, algorithm)
     experience = algorithm.experience(placement, environments.always_valid, stopwatch)
+    compiler = Compiler(config.training.compile, speaks=ranks.is_main)
 
     with Run(config, placement, algorithm, experience, stopwatch) as run:
         for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
-            learner = Learner(policy, placement.average_, stopwatch)
+            learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)
             environments.begin(run.seed("environments"), policy.agents, run.horizon.carries_over)
             state = policy.initial_state(environments.num_envs)

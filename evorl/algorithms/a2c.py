@@ -78,6 +78,8 @@ class A2CSettings(AlgorithmSettings):
 class A2C:
     """A stack of actor-critic agents: their actions and their losses, with one update for each fresh rollout."""
 
+    report_every = 1
+    """See `Objective`. A prime, where there are many minibatches, so that reports come from all parts of an epoch."""
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy")
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
@@ -100,7 +102,9 @@ class A2C:
         architecture = initial_architecture(config.network, interface.parts, streams)
         self.networks: Mapping[str, NetworkSpec] = {"policy": NetworkSpec(network, architecture)}
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
-        self.objectives = [Objective("policy", self.loss, self.learning_rate, max_grad_norm=clip)]
+        self.objectives = [
+            Objective("policy", self.loss, self.learning_rate, max_grad_norm=clip, report_every=self.report_every)
+        ]
         self._sequence = self.settings.sequence_length if architecture.recurrent else 1
         self.pace(copies=1)
 

@@ -58,13 +58,14 @@ class PPOSettings(A2CSettings):
 class PPO(A2C):
     """A2C with the clipped surrogate instead of the policy gradient."""
 
+    report_every = 7
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Return the loss, and how far the policy has come from the one that acted."""
         loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
-        loss.divergence = "approx_kl"
-        loss.limit = None if limit is None else KL_MARGIN * limit
+        if limit is not None:
+            loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
         return loss
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:

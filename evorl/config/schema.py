@@ -255,6 +255,9 @@ class Training(Section):
     max_steps: Count = 1_000_000
     """Environment steps of each agent, over all ranks, after which no further generation begins."""
     target_fitness: Finite | None = None
+    compile: bool = False
+    """Compile the gradients of losses by `torch.compile`: half a minute for each new layout of a stack, the first time
+    on a machine."""
 
 
 class Tracking(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,18 @@ class StackedNetwork:
     def forward_pair(self, x: Observation, following: Observation) -> tuple[Tensors, Tensors]:
         """Return the outputs for `x`, and without gradients those for `following`, of one shape."""
         return self.network.forward_pair(self.layout, self._given, x, following, self.tape)
+
+    @property
+    def tensors(self) -> Tensors:
+        """Return all parameters, buffers and shares of masks that this computes with."""
+        return self._frozen
+
+    def computing_with(self, tensors: Tensors) -> StackedNetwork:
+        """Return the same network of other tensors."""
+        other = copy.copy(self)
+        other.leaves = {name: tensors[name].detach().requires_grad_() for name in self.leaves}
+        other._frozen, other._tensors = tensors, tensors | other.leaves
+        return other
 
     def load(self, roles: Sequence[Roles]) -> None:
         """Take over the agents' parameters and buffers."""

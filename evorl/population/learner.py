@@ -15,6 +15,7 @@ from evorl.networks.optimizer import StackedAdam
 from evorl.networks.parameters import FlatTensors
 from evorl.networks.spec import TargetRule
 from evorl.networks.stacked import Stack, StackedNetwork
+from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.system.timing import Stopwatch
@@ -27,8 +28,17 @@ COMMON = ("loss", "gradient_norm")
 class NetworkLearner:
     """The optimiser of one network of a stack, and its target copy where it has one."""
 
-    def __init__(self, network: StackedNetwork, rule: TargetRule | None, epsilon: float, gradient: Tensor) -> None:
+    def __init__(
+        self,
+        network: StackedNetwork,
+        rule: TargetRule | None,
+        epsilon: float,
+        gradient: Tensor,
+        compiler: Compiler | None = None,
+    ) -> None:
         """`gradient` [D] is the memory of its flat gradient."""
+        self._compiler = compiler
+        self._compiled: dict[Objective, CompiledLoss | None] = {}
         self.network = network
         self.rule = rule
         self.target = network.target() if rule is not None else None
@@ -64,8 +74,17 @@ class NetworkLearner:
             agent.tensors[name][role] = flat.unload(index, own)
         agent.state.updates[name] = float(self.adam.updates[index])
 
-    def loss(self, objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return an objective's loss, with its gradient in `gradient`."""
+    def loss(
+        self, objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator, reported: bool = True
+    ) -> Loss:
+        """Return an objective's loss, with its gradient in `gradient`; compiled, it reports nothing."""
+        if self._compiler is not None and not reported:
+            if objective not in self._compiled:
+                self._compiled[objective] = self._compiler.bind(objective, stack)
+            compiled = self._compiled[objective]
+            loss = None if compiled is None else compiled(batch, self.gradient)
+            if loss is not None:
+                return loss
         self.network.tape = tape = Tape()
         try:
             loss = objective.loss(stack, batch, generator)
@@ -100,15 +119,21 @@ class Learner:
     """Updates the agents of a policy.
 
     `average` replaces a flat gradient by its mean over the ranks that hold the same agents; one call serves all stacks.
+    A `compiler` may compute gradients.
     """
 
     def __init__(
-        self, policy: Policy, average: Callable[[Tensor], None] = lambda flat: None, stopwatch: Stopwatch | None = None
+        self,
+        policy: Policy,
+        average: Callable[[Tensor], None] = lambda flat: None,
+        stopwatch: Stopwatch | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self.policy = policy
         self._algorithm = policy.algorithm
         self._average = average
         self._stopwatch = stopwatch or Stopwatch()
+        self._compiler = compiler
         device, count = policy.generator.device, len(policy.agents)
         # The last places of each buffer carry every agent's divergence, so that one collective averages both.
         sizes = {
@@ -140,7 +165,7 @@ class Learner:
         agents = [self.policy.agents[place] for place in self.policy.places(stack)]
         epsilon, learners = self._algorithm.settings.adam_epsilon, {}
         for name, spec in self._algorithm.networks.items():
-            learner = NetworkLearner(stack.networks[name], spec.target, epsilon, gradients[name])
+            learner = NetworkLearner(stack.networks[name], spec.target, epsilon, gradients[name], self._compiler)
             learner.load(name, agents)
             if learner.target is not None:
                 stack.targets[name] = learner.target
@@ -222,11 +247,11 @@ class Learner:
         """
         name, stacks = objective.network, self.policy.stacks
         networks, divergences = [own[name] for own in self._networks], self._divergences[name]
+        reported = self._count // objective.every % objective.report_every == 0
         losses = [
-            network.loss(objective, stack, part, self.policy.generator)
+            network.loss(objective, stack, part, self.policy.generator, reported)
             for network, stack, part in zip(networks, stacks, parts, strict=True)
         ]
-        reported = self._count // objective.every % objective.report_every == 0
         metrics: list[Tensors] = [{}] * len(stacks)
         for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
             if reported or loss.divergence is not None:

@@ -1,0 +1,146 @@
+"""Compile the gradient of a loss for a layout of a stack. Axes: P agents, B batch, D all values of a network."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from evorl.algorithms import Objective
+from evorl.networks.dense import Tape
+from evorl.networks.stacked import Stack
+from evorl.system.console import say
+from evorl.types import Batch, EvorlWarning, Loss, Tensors
+
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+class Compiler:
+    """Keeps a compiled function for each objective and layout of a stack, over generations.
+
+    A function gives the flat gradient of a loss, with the errors that it has; averages over ranks, the optimiser and
+    targets come after it. Losses that draw random numbers, recurrent batches, and updates whose metrics are reported
+    are not compiled. `torch.compile` keeps what it has compiled on disk, for later runs.
+    """
+
+    def __init__(self, enabled: bool, speaks: bool = True) -> None:
+        self._enabled = enabled
+        self._speaks = speaks
+        self._functions: dict[object, Function | None] = {}
+
+    def bind(self, objective: Objective, stack: Stack) -> CompiledLoss | None:
+        """Return the loss of a stack, or None where nothing is to be compiled."""
+        return CompiledLoss(self, objective, stack) if self._enabled else None
+
+    def function(self, objective: Objective, stack: Stack, batch: Batch) -> Function | None:
+        """Return the compiled function, or None for a loss that draws or where this machine cannot compile."""
+        inputs = [*_of_batch(batch), *_of_stack(stack)]
+        names = [name for group in inputs for name in group]
+        values = [value for group in inputs for value in group.values()]
+        layouts = tuple(network.layout for network in stack.networks.values())
+        key = objective.network, layouts, tuple(names), tuple(value.shape for value in values)
+        if key not in self._functions:
+            self._functions[key] = self._compiled(objective, stack, batch, values) if self._enabled else None
+        return self._functions[key]
+
+    def _compiled(self, objective: Objective, stack: Stack, batch: Batch, inputs: list[Tensor]) -> Function | None:
+        generator = torch.Generator(inputs[0].device)
+        before, started = generator.get_state(), time.perf_counter()
+
+        def gradient(*values: Tensor) -> tuple[Tensor, ...]:
+            return _gradient(objective, *_rebuilt(stack, batch, iter(values)), generator)
+
+        try:
+            traced = make_fx(gradient)(*inputs)
+            if not torch.equal(generator.get_state(), before):
+                return None
+            on_gpu = inputs[0].device.type == "cuda"
+            # On a GPU a captured graph; on a CPU calls from C++, which spare 5 us for each operation.
+            options: Any = {"triton.cudagraphs": True} if on_gpu else {"cpp_wrapper": True}
+            function: Function = torch.compile(traced, fullgraph=True, dynamic=False, options=options)
+            with torch.no_grad():
+                function(*inputs)
+        except Exception as error:  # Whatever compilers may raise.
+            self._enabled = False
+            reason = " ".join(str(error).split())[:200]
+            if self._speaks:
+                message = f"training.compile: this machine cannot compile, so updates run without it ({reason})"
+                warnings.warn(message, EvorlWarning, stacklevel=2)
+            return None
+        if self._speaks:
+            agents, seconds = len(batch.weight), time.perf_counter() - started
+            say(f"training.compile: compiled the update of {objective.network} of {agents} agents in {seconds:.0f} s")
+        return function
+
+
+class CompiledLoss:
+    """The loss of a stack, compiled for each size of batch."""
+
+    def __init__(self, compiler: Compiler, objective: Objective, stack: Stack) -> None:
+        self._compiler = compiler
+        self._objective = objective
+        self._stack = stack
+        self._inputs = [value for group in _of_stack(stack) for value in group.values()]
+        self._functions: dict[torch.Size, Function | None] = {}
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, gradient: Tensor) -> Loss | None:
+        """Write the flat gradient [D] of the loss, and return the loss without its elements; None if not compiled."""
+        if batch.recurrent is not None:
+            return None
+        size = batch.weight.shape
+        if size not in self._functions:
+            self._functions[size] = self._compiler.function(self._objective, self._stack, batch)
+        function = self._functions[size]
+        if function is None:
+            return None
+        values = [value for group in _of_batch(batch) for value in group.values()]
+        found, *errors = function(*values, *self._inputs)
+        gradient.copy_(found)
+        return Loss(found[:0], errors=errors[0] if errors else None)
+
+
+def _of_batch(batch: Batch) -> list[Mapping[str, Tensor]]:
+    weights = {"weight": batch.weight, "due": batch.due}
+    return [batch.observation, batch.next_observation, batch.columns, weights]
+
+
+def _of_stack(stack: Stack) -> list[Mapping[str, Tensor]]:
+    groups: list[Mapping[str, Tensor]] = [stack.hyperparameters, stack.state]
+    networks = [*stack.networks.values(), *stack.targets.values()]
+    return groups + [network.tensors for network in networks]
+
+
+def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stack, Batch]:
+    """Return the stack and the batch with other tensors, which come in their order."""
+
+    def taken(groups: list[Mapping[str, Tensor]]) -> list[Tensors]:
+        return [{name: next(values) for name in group} for group in groups]
+
+    observation, following, columns, weights = taken(_of_batch(batch))
+    hyperparameters, state, *networks = taken(_of_stack(stack))
+    given = iter(networks)
+    online, targets = (
+        {name: network.computing_with(next(given)) for name, network in group.items()}
+        for group in (stack.networks, stack.targets)
+    )
+    return (
+        Stack(stack.members, online, hyperparameters, state, targets),
+        Batch(observation, following, columns, weights["weight"], weights["due"], all_due=batch.all_due),
+    )
+
+
+def _gradient(objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Return the flat gradient [D] of the loss of a batch, and its errors [P, B] where it has them."""
+    network, found = stack.networks[objective.network], Tensors()
+    with torch.enable_grad():
+        network.tape = Tape()
+        loss = objective.loss(stack, batch, generator)
+        network.tape.gradient(loss.elements, batch.weight, network.leaves, found)
+    flat = torch.cat([found[name].reshape(-1) for name in network.leaves])
+    return (flat,) if loss.errors is None else (flat, loss.errors.detach())
