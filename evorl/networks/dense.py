@@ -2,8 +2,8 @@
 
 Axes: P agents, times the copies of a layer where heads have hidden layers of their own; B batch; N units.
 
-Small networks spend their time on calls, and most of those belong to autograd: with this and the operations saved around
-it, one update of 4 DQN agents of [32, 32] units takes about three quarters of the time.
+Small networks spend their time on calls, and most of those belong to autograd: with this and the operations saved
+around it, one update of 4 DQN agents of [32, 32] units takes about three quarters of the time.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class _Call:
 class Tape:
     """Records the calls of a network in a loss, and computes the gradients of its parameters from that of the loss.
 
-    Beyond a network's outputs autograd does it. For small networks this takes 130 us where autograd takes 305 to call the
-    same backward pass (4 agents of [32, 32], batch 128, one core).
+    Beyond a network's outputs autograd does it. For small networks this takes 130 us where autograd takes 305 to call
+    the same backward pass (4 agents of [32, 32], batch 128, one core).
     """
 
     def __init__(self) -> None:
