@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.losses import policy_gradient, squared_error
+from evorl.algorithms.losses import explained_variance, policy_gradient, squared_error
 from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.algorithms.returns import gae
 from evorl.config import Config
@@ -80,7 +80,7 @@ class A2C:
 
     report_every = 1
     """See `Objective`. A prime, where there are many minibatches, so that reports come from all parts of an epoch."""
-    metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy")
+    metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config
@@ -220,6 +220,8 @@ class A2C:
 
         def metrics() -> Tensors:
             found = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
+            known = explained_variance(batch.columns["value"], batch.columns["return"], batch.weight)
+            found["explained_variance"] = known.unsqueeze(-1).expand_as(policy)
             return found | self.more_metrics(stack, batch, likelihood)
 
         return Loss(objective, metrics)

@@ -54,3 +54,17 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
     """Return an estimate [P, B] of KL(old || new) that is never negative: (ratio - 1) - log ratio (Schulman 2020)."""
     return log_ratio.expm1() - log_ratio
+
+
+def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Return the share [P] of the variance of targets [P, B] that predictions [P, B] explain, by their weights [P, B].
+
+    It is 1 for a perfect prediction, 0 for a constant, and less for worse ones.
+    """
+    share = weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)
+
+    def variance(values: Tensor) -> Tensor:
+        mean = (values * share).sum(-1, keepdim=True)
+        return ((values - mean).square() * share).sum(-1)
+
+    return 1 - variance(target - prediction) / variance(target).clamp(min=1e-12)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.algorithms.losses import approximate_kl, clipped_surrogate, clipped_value_error, policy_gradient
+from evorl.algorithms.losses import (
+    approximate_kl,
+    clipped_surrogate,
+    clipped_value_error,
+    explained_variance,
+    policy_gradient,
+)
 
 
 def random(*shape, seed=0):
@@ -77,3 +83,13 @@ def test_the_expected_policy_gradient_is_that_of_the_expected_advantage():
     (expected,) = torch.autograd.grad((logs.exp() * advantage).sum(), logits, retain_graph=True)
     (found,) = torch.autograd.grad((logs.detach().exp() * policy_gradient(logs, advantage)).sum(), logits)
     torch.testing.assert_close(found, -expected)
+
+
+def test_explained_variance():
+    target = torch.tensor([[1.0, 2.0, 3.0, 9.0], [1.0, 2.0, 3.0, 4.0]])
+    prediction = torch.tensor([[1.0, 2.0, 4.0, 0.0], [2.5, 2.5, 2.5, 2.5]])
+    weight = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    # Errors 0, 0, -1 have a variance of 2/9, targets 1, 2, 3 of 2/3; what has no weight does not count.
+    expected = torch.tensor([1 - (2 / 9) / (2 / 3), 0.0])
+    torch.testing.assert_close(explained_variance(prediction, target, weight), expected)
+    torch.testing.assert_close(explained_variance(target, target, weight), torch.ones(2))

@@ -211,7 +211,8 @@ def test_a_generation_has_whole_rollouts(in_directory):
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert [row["agent_steps"] for row in rows] == [48, 96]
     assert [row["updates"] for row in rows] == [[6.0] * 4] * 2
-    assert rows[0]["metrics"].keys() == {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"}
+    names = {"policy_loss", "value_loss", "entropy", "explained_variance", "approx_kl", "clip_fraction"}
+    assert rows[0]["metrics"].keys() == {"loss", "gradient_norm"} | names
 
 
 def test_truncation_selection_and_linear_ranges_train_too(in_directory):
