@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from evorl.algorithms.a2c import A2C, A2CSettings
+from evorl.algorithms.ddpg import DDPG, DDPGSettings
 from evorl.algorithms.dqn import DQN, DQNSettings
 from evorl.algorithms.objective import Objective
 from evorl.algorithms.ppo import PPO, PPOSettings
 from evorl.algorithms.protocols import Algorithm, Experience
+from evorl.algorithms.td3 import TD3, TD3Settings
 from evorl.config import AnyConfig
 from evorl.config.fields import AlgorithmSettings
 from evorl.envs.spec import EnvSpec
 
 ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]]] = {
     "a2c": (A2CSettings, A2C),
+    "ddpg": (DDPGSettings, DDPG),
     "dqn": (DQNSettings, DQN),
     "ppo": (PPOSettings, PPO),
+    "td3": (TD3Settings, TD3),
 }
 """Settings and constructor of each algorithm."""
 

@@ -81,6 +81,7 @@ class A2C:
     report_every = 1
     """See `Objective`. A prime, where there are many minibatches, so that reports come from all parts of an epoch."""
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
+    noise_shape = 0, 0
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config

@@ -13,25 +13,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.exploration import random_choices
 from evorl.algorithms.losses import REGRESSION_LOSSES
-from evorl.algorithms.objective import Objective, hyperparameter
-from evorl.algorithms.returns import bootstrapped_return, double_q_value, n_step_return
+from evorl.algorithms.objective import hyperparameter
+from evorl.algorithms.replayed import Rate, Replayed, ReplayedSettings
+from evorl.algorithms.returns import bootstrapped_return, double_q_value
 from evorl.config import Config
-from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Positive, Section, Size
-from evorl.distributed import Placement
+from evorl.config.fields import Fraction, HyperparameterRange, Section
 from evorl.envs.spec import EnvSpec
-from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack, StackedNetwork
-from evorl.replay import Pace
-from evorl.replay.build import replay_experience
-from evorl.replay.experience import ReplayExperience
-from evorl.system.timing import Stopwatch
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
-
-REPORT_EVERY = 16
-"""What an update reports costs a tenth of it where networks are small."""
 
 
 class Exploration(Section):
@@ -43,33 +36,18 @@ class Exploration(Section):
     """The factor for each step of each of an agent's environments, over all ranks."""
 
 
-class DQNSettings(AlgorithmSettings):
+class DQNSettings(ReplayedSettings):
     name: Literal["dqn"] = "dqn"
     double: bool = True
     dueling: bool = False
     """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
-    batch_size: Size = 256
-    """Transitions in an agent's update, on each rank; see `split_batches`."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
-    gamma: Fraction = 0.99
+    learning_rate: Rate = 2e-3
     learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8
-    """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
-    tau: Annotated[float, Field(gt=0, le=1)] = 2e-2
-    """The share of the way that the target network follows in each update."""
+    tau: Rate = 2e-2
     loss: Literal["mse", "huber"] = "huber"
-    max_grad_norm: Positive | None = None
     exploration: Exploration = Exploration()
 
-    hyperparameters: ClassVar[tuple[str, ...]] = (
-        "batch_size",
-        "learning_rate",
-        "gamma",
-        "learn_step",
-        "tau",
-        "max_grad_norm",
-    )
     layer_norm: ClassVar[bool] = True
-    near_one: ClassVar[tuple[str, ...]] = ("gamma",)
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=2e-4, max=8e-3),
         "batch_size": HyperparameterRange(min=128, max=512),
@@ -77,51 +55,30 @@ class DQNSettings(AlgorithmSettings):
     }
 
 
-class DQN:
+class DQN(Replayed):
     """A stack of DQN agents: their actions and their loss."""
 
     metrics = ("td_error", "q_values")
+    stored_action = (), torch.int64
 
     def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
-        self.config = config
-        self.settings = config.algorithm
-        self.interface = interface
+        super().__init__(config, interface)
         if not isinstance(interface.action, gym.spaces.Discrete):
             raise UserError(
                 f"algorithm.name: dqn needs discrete actions; {interface.environment} has {interface.action}"
-            )
-        if config.network.recurrent:
-            raise UserError(
-                f"network.recurrent: dqn cannot be recurrent; leave {config.network.recurrent!r} out, or use ppo"
             )
         self.actions = int(interface.action.n)
         heads = [Head("q_values", self.actions)]
         if self.settings.dueling:
             heads = [Head("advantage", self.actions), Head("value", 1)]
-        network = NETWORKS[config.network.name](config.network, interface.parts, heads, ())
         # Dueling networks part before the last hidden layer.
         streams: Streams = "last" if self.settings.dueling else "shared"
-        architecture = initial_architecture(config.network, interface.parts, streams)
-        self.networks: Mapping[str, NetworkSpec] = {"q": NetworkSpec(network, architecture, target=Polyak("tau"))}
-        clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
-        self.objectives = [
-            Objective("q", self.loss, hyperparameter("learning_rate"), max_grad_norm=clip, report_every=REPORT_EVERY)
-        ]
+        self.networks: Mapping[str, NetworkSpec] = {"q": self.network(interface.parts, heads, streams, Polyak("tau"))}
+        self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 
     def initial_state(self) -> dict[str, float]:
         """Return the state that acting changes: the exploration rate."""
         return {"epsilon": self.settings.exploration.start}
-
-    def pace(self, copies: int) -> Pace:
-        """Return how much and how often a new agent learns; any number of ranks can share its batches."""
-        settings, ranks = self.settings, 1 if self.settings.split_batches else copies
-        return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
-
-    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
-        """Return this rank's part of the replay."""
-        return replay_experience(
-            self.config, self.interface, ((), torch.int64), n_step_return, placement, always_valid, stopwatch
-        )
 
     def act(
         self,
@@ -137,11 +94,7 @@ class DQN:
         if deterministic:
             return greedy, {}, None
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
-        if mask is None:
-            random = torch.randint(self.actions, greedy.shape, generator=generator, device=greedy.device)
-        else:
-            scores = torch.rand(mask.shape, generator=generator, device=mask.device)
-            random = scores.masked_fill(~mask, -1.0).argmax(-1)
+        random = random_choices(self.actions, greedy.shape, mask, generator)
         return torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy), {}, None
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:

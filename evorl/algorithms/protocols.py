@@ -83,6 +83,13 @@ class Algorithm(Protocol):
     def metrics(self) -> Sequence[str]:
         """Return the names of what its losses report."""
 
+    @property
+    def noise_shape(self) -> tuple[int, int]:
+        """Return the shape [K, N] of the exploration noise that goes on from step to step in each environment.
+
+        It is handed through `act` as the recurrent state, which is zero where episodes start; zeros without such noise.
+        """
+
     def initial_state(self) -> dict[str, float]:
         """Return the part of a new agent's state that acting changes, by name."""
 

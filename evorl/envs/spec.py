@@ -124,7 +124,7 @@ def with_action(interface: EnvSpec) -> ObservationSpecs:
     Raises UserError where the actions are not bounded numbers, or a part of the observation has the action's name.
     """
     space, where = interface.action, interface.environment
-    if not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
+    if not (isinstance(space, gym.spaces.Box) and space.is_bounded() and 0 not in space.shape):
         raise UserError(f"algorithm.name: needs actions that are numbers between bounds; {where} has {space}")
     if ACTION in interface.parts:
         raise UserError(f"environment.id: a part of the observation of {where} is called {ACTION!r}; rename it")

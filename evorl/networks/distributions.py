@@ -109,15 +109,13 @@ def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
     return Likelihood(logs.gather(-1, chosen).squeeze(-1), -(logs.exp() * logs).sum(-1))
 
 
-class Gaussian:
-    """Independent normal distributions with learned means, and a learned scale that is the same in every state.
+class ActionBounds:
+    """The bounds of a Box. Where a dimension has two, -1 and 1 stand for them; others are as they are."""
 
-    Unclipped actions are unbounded. Where a dimension has two bounds, -1 and 1 stand for them; what lies beyond a bound
-    acts as the bound. Only the environment sees clipped actions: densities are those of unclipped ones, so they are
-    exact.
-    """
-
-    def __init__(self, space: gym.spaces.Box) -> None:
+    def __init__(self, space: gym.Space[Any]) -> None:
+        """Raises TypeError for a space that is no Box."""
+        if not isinstance(space, gym.spaces.Box):
+            raise TypeError(f"{space} has no bounds")
         self.shape = space.shape
         below, above = space.bounded_below.ravel(), space.bounded_above.ravel()
         low = np.where(below, space.low.ravel().astype(np.float64), -np.inf)
@@ -129,7 +127,31 @@ class Gaussian:
         self._centre, self._scale, self._low, self._high = (
             torch.from_numpy(values.astype(np.float32)) for values in (centre, scale, low, high)
         )
-        size = low.size
+
+    def to_environment(self, action: Tensor) -> Tensor:
+        """Return the environment's actions [P, B, ...] for actions [P, B, A]; what lies beyond a bound is the bound."""
+        bounds = self._centre, self._scale, self._low, self._high
+        centre, scale, low, high = (value.to(action) for value in bounds)
+        return (centre + scale * action).clamp(low, high).view(*action.shape[:-1], *self.shape)
+
+    def from_environment(self, action: Tensor) -> Tensor:
+        """Return actions [P, B, A] for the environment's [P, B, ...]."""
+        centre, scale = self._centre.to(action), self._scale.to(action)
+        # What has only one value is 0, whatever it is divided by.
+        return (action.reshape(*action.shape[:2], -1) - centre) / scale.where(scale > 0, 1.0)
+
+
+class Gaussian:
+    """Independent normal distributions with learned means, and a learned scale that is the same in every state.
+
+    Unclipped actions are unbounded. Where a dimension has two bounds, -1 and 1 stand for them; what lies beyond a bound
+    acts as the bound. Only the environment sees clipped actions: densities are those of unclipped ones, so they are
+    exact.
+    """
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        self._bounds = ActionBounds(space)
+        size = math.prod(space.shape)
         self.heads = (Head("action", size, near_zero=True), Head("log_scale", size, constant=True))
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -151,10 +173,7 @@ class Gaussian:
         return Likelihood(log_prob, entropy.expand_as(log_prob))
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
-        bounds = self._centre, self._scale, self._low, self._high
-        centre, scale, low, high = (value.to(unclipped_action) for value in bounds)
-        clipped = (centre + scale * unclipped_action).clamp(low, high)
-        return clipped.view(*unclipped_action.shape[:-1], *self.shape)
+        return self._bounds.to_environment(unclipped_action)
 
 
 DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {

@@ -16,8 +16,9 @@ from evorl.types import Architecture
 class TargetRule(Protocol):
     """The rule by which a target copy follows the network it was copied from."""
 
-    changes: ClassVar[bool]
-    """Whether the rate depends on the updates."""
+    @property
+    def changes(self) -> bool:
+        """Tell whether the rate depends on the updates."""
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         """Return the share [P] of the way that the copy goes after an update, given each agent's `updates` [P]."""
@@ -25,13 +26,21 @@ class TargetRule(Protocol):
 
 @dataclass(frozen=True)
 class Polyak:
-    """Go a part of the way in each update (arXiv 1509.02971, section 3): the agents' own `hyperparameter`."""
+    """Go a part of the way in each update (arXiv 1509.02971, section 3): the agents' own `hyperparameter`.
+
+    With `every`, only in each so-many-th update of the agent.
+    """
 
     hyperparameter: str
-    changes: ClassVar[bool] = False
+    every: int = 1
+
+    @property
+    def changes(self) -> bool:
+        return self.every > 1
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
-        return hyperparameters[self.hyperparameter]
+        rate = hyperparameters[self.hyperparameter]
+        return rate if self.every == 1 else rate * (torch.remainder(updates, self.every) == 0)
 
 
 @dataclass(frozen=True)

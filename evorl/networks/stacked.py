@@ -133,7 +133,8 @@ class StackedNetwork:
 class Stack:
     """Agents of compatible architectures: `members` of the population's agent axis, and their hparams as [P] tensors.
 
-    `targets` are the slowly moving copies of the networks that have one, while the agents learn.
+    `targets` are the slowly moving copies of the networks that have one, while the agents learn. `noise_units` are the
+    numbers of exploration noise that goes on from step to step.
     """
 
     members: slice | Tensor
@@ -141,11 +142,12 @@ class Stack:
     hyperparameters: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
     targets: dict[str, StackedNetwork] = field(default_factory=dict)
+    noise_units: int = 0
 
     @property
     def recurrent_units(self) -> int:
-        """Return the units of the agents' recurrent state; 0 without one."""
-        return max(network.recurrent_shape[1] for network in self.networks.values())
+        """Return the units of the agents' recurrent state, noise included; 0 without one."""
+        return max(self.noise_units, *(network.recurrent_shape[1] for network in self.networks.values()))
 
 
 def new_tensors(networks: Mapping[str, NetworkSpec], agent: Agent, generator: torch.Generator) -> None:

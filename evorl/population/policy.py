@@ -47,8 +47,12 @@ class Policy:
             self.stacks.append(self._stack(members, layouts, own, memory))
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """Return the recurrent state [P, E, K, N] of episodes that begin; it has no elements without such networks."""
+        """Return the recurrent state [P, E, K, N] of episodes that begin.
+
+        It has no elements without recurrent networks, or noise that goes on from step to step.
+        """
         shapes = [network.recurrent_shape for stack in self.stacks for network in stack.networks.values()]
+        shapes.append(self.algorithm.noise_shape)
         slots, units = (max(sizes) for sizes in zip(*shapes, strict=True))
         return torch.zeros(len(self.agents), num_envs, slots, units, device=self.generator.device)
 
@@ -156,6 +160,7 @@ class Policy:
                 name: column([agent.state.acting[name] for agent in agents], torch.float64)
                 for name in self.algorithm.initial_state()
             },
+            noise_units=self.algorithm.noise_shape[1],
         )
 
 

@@ -16,6 +16,9 @@ PPO = (
     " sequence_length: 16, target_kl: 0.05}",
 )
 
+CONTINUOUS = "gamma: 0.5, tau: 0.1, batch_size: 32, learn_step: 4, exploration: {random_steps: 200}"
+DDPG, TD3 = ((f"algorithm={{name: {name}, {CONTINUOUS}}}", "replay.capacity=2000") for name in ("ddpg", "td3"))
+
 
 def learned(environment, kwargs, *overrides, steps=160, learning_rate=1e-2):
     """A population of two that was trained in this environment, and its environments."""
@@ -42,6 +45,20 @@ def test_a2c_reads_too():
 @pytest.mark.parametrize("kind", ["choices", "continuous"])
 def test_every_kind_of_action_is_chosen(kind, algorithm):
     assert (score(*learned("Done", f"{{kind: {kind}}}", *algorithm, steps=240)) > 0.85).all()
+
+
+@pytest.mark.parametrize("algorithm", [DDPG, TD3], ids=["ddpg", "td3"])
+def test_continuous_actions_are_learned_from_a_replay(algorithm):
+    assert (score(*learned("Done", "{kind: continuous}", *algorithm)) > 0.85).all()
+
+
+@pytest.mark.parametrize("algorithm", [DDPG, TD3], ids=["ddpg", "td3"])
+@pytest.mark.parametrize(("truncates", "expected"), [("true", 2.0), ("false", 1.5)])
+def test_a_cut_episode_is_worth_what_would_have_followed_a_continuous_action(algorithm, truncates, expected):
+    """Nothing shows which of three steps it is, so v = 1 + 0.5 * 2/3 v where episodes end."""
+    group, _ = learned("Endless", f"{{truncates: {truncates}, continuous: true}}", *algorithm)
+    value = group.policy.value({"observation": torch.ones(2, 1, 1)}, None)
+    torch.testing.assert_close(value, torch.full((2, 1), expected), atol=0.15, rtol=0)
 
 
 @pytest.mark.parametrize("algorithm", [PPO, A2C, DQN], ids=["ppo", "a2c", "dqn"])

@@ -130,10 +130,10 @@ class Endless(gym.Env):
     """A reward of 1 a step, in episodes of three; each is cut or ends there."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
-    action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, truncates):
+    def __init__(self, truncates, continuous=False):
         self.truncates = truncates
+        self.action_space = gym.spaces.Box(-1, 1, (1,)) if continuous else gym.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -61,7 +61,7 @@ def test_dqn_begins_uniform_unless_told():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_resolved_configuration_says_how_networks_begin(name):
-    expected = "uniform" if name == "dqn" else "orthogonal"
+    expected = "orthogonal" if name in ("a2c", "ppo") else "uniform"
     assert config(f"algorithm={{name: {name}}}").network.initialisation == expected
     assert config(f"algorithm={{name: {name}}}", "network.initialisation=uniform").network.initialisation == "uniform"
     module = config(f"algorithm={{name: {name}}}", "network={name: module, factory: 'helpers.support:probe_network'}")

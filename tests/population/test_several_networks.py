@@ -33,6 +33,7 @@ class ThreeNetworks:
     """Losses like those of SAC (arXiv 1812.05905) with TD3's target actor and delay; noise comes with the batch."""
 
     metrics = ("loss",)
+    noise_shape = 0, 0
 
     def __init__(self, config, interface, normalized=()):
         self.config, self.settings, self.interface = config, config.algorithm, interface

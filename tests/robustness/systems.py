@@ -22,6 +22,17 @@ DQN = (
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 16},"
     " learn_step: {min: 2, max: 6, grow: 1.5, shrink: 0.75}}",
 )  # fmt: skip
+TD3 = (
+    "algorithm={name: td3, batch_size: 8, learn_step: 3, exploration: {random_steps: 20}}",
+    "replay={capacity: 400, learning_starts: 20}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, target_noise: {min: 0.1, max: 0.4},"
+    " learn_step: {min: 2, max: 6, grow: 1.5, shrink: 0.75}}",
+)  # fmt: skip
+DDPG = (
+    "algorithm={name: ddpg, batch_size: 8, learn_step: 3, exploration: {random_steps: 20}}",
+    "replay={capacity: 400, learning_starts: 20, n_step: 3, prioritised: {}}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, tau: {min: 1e-3, max: 1e-1}}",
+)  # fmt: skip
 PPO = (
     "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16, epochs: 2, target_kl: 0.02,"
     " normalize_observations: true, normalize_rewards: true}",
@@ -48,5 +59,7 @@ CASES = {
         "network={hidden_sizes: [16], recurrent: gru, recurrent_size: 12}",
     ),
     "ppo-continuous": (*COMMON, *PPO, world("Pendulum-v1")),
+    "ddpg": (*COMMON, *DDPG, world("Pendulum-v1")),
+    "td3": (*COMMON, *TD3, world("Pendulum-v1")),
     "ppo-dict": (*COMMON, *PPO, world("helpers.spaces:Shown-v0", ", kwargs: {kind: dict}"), IMAGES),
 }  # fmt: skip

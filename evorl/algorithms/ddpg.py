@@ -1,0 +1,121 @@
+"""Deep deterministic policy gradients (arXiv 1509.02971).
+
+Axes: P agents, E environments, B batch, A numbers of an action, C critics. Actions are between -1 and 1 but for those
+of the environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from evorl.algorithms.exploration import ActionNoise, random_numbers
+from evorl.algorithms.objective import hyperparameter
+from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
+from evorl.algorithms.returns import bootstrapped_return
+from evorl.config import Config
+from evorl.config.fields import HyperparameterRange
+from evorl.envs.spec import ACTION, EnvSpec, with_action
+from evorl.networks.distributions import ActionBounds
+from evorl.networks.spec import NetworkSpec, Polyak
+from evorl.networks.stacked import Stack, StackedNetwork
+from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Tensors
+
+
+class DDPGSettings(ReplayedSettings):
+    name: Literal["ddpg"] = "ddpg"
+    actor_learning_rate: Rate | None = None
+    """Null is the critics' `learning_rate`."""
+    exploration: ActionNoise = ActionNoise(noise="ornstein_uhlenbeck", scale=0.2)
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (*ReplayedSettings.hyperparameters, "actor_learning_rate")
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
+        "actor_learning_rate": HyperparameterRange(min=1e-5, max=3e-3),
+        "tau": HyperparameterRange(min=1e-3, max=2e-2),
+    }
+
+
+class DDPG(StepCounting):
+    """A stack of agents with an actor and critics, each with a target copy."""
+
+    metrics: tuple[str, ...] = ("td_error", "q_values")
+    critics: ClassVar[tuple[str, ...]] = ("value",)
+    """The heads of the critics' network, each of which is one critic."""
+
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
+        super().__init__(config, interface)
+        reads, shape = with_action(interface), interface.action.shape or ()
+        size = math.prod(shape)
+        self.bounds = ActionBounds(interface.action)
+        self.stored_action = shape, torch.float32
+        self.exploration: ActionNoise = self.settings.exploration
+        self.noise_shape = (1, size) if self.exploration.kept else (0, 0)
+        heads = [Head(name, 1) for name in self.critics]
+        self.networks: Mapping[str, NetworkSpec] = {
+            "actor": self.network(interface.parts, [Head("action", size, near_zero=True)], "shared", Polyak("tau")),
+            "critics": self.network(reads, heads, "all", Polyak("tau", every=self.delay)),
+        }
+        self.objectives = [
+            self.objective("critics", self.critic_loss, hyperparameter("learning_rate")),
+            self.objective("actor", self.actor_loss, actor_learning_rate, self.delay),
+        ]
+
+    @property
+    def delay(self) -> int:
+        """Return how many updates of the critics there are for one of the actor and of the targets."""
+        return 1
+
+    def act(
+        self,
+        stack: Stack,
+        observation: Observation,
+        recurrent: RecurrentInput | None,
+        generator: torch.Generator,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensors, Tensor | None]:
+        """Return the actor's actions [P, E, ...] for observations [P, E, ...], with noise if they are to explore."""
+        action, state = decided(stack.networks["actor"], observation), None
+        if not deterministic:
+            noise, state = self.exploration.draw(action, recurrent, generator)
+            action = (action + noise).clamp(-1.0, 1.0)
+            action = self.random_at_first(stack, action, lambda: random_numbers(action, generator))
+        return self.bounds.to_environment(action), {}, state
+
+    def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
+        """Return the least of the critics' values [P, E] of what the actor does in observations [P, E, ...]."""
+        action = decided(stack.networks["actor"], observation)
+        return judged(stack.networks["critics"], observation, action).amin(0)
+
+    def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the critics' squared errors from the least value of the target actor's next action."""
+        with torch.no_grad():
+            following = batch.next_observation
+            next_action = self.target_action(stack, following, generator)
+            next_value = judged(stack.targets["critics"], following, next_action).amin(0)
+            target = bootstrapped_return(batch.columns, stack.hyperparameters["gamma"], next_value)
+        action = self.bounds.from_environment(batch.columns["action"])
+        return critic_loss(judged(stack.networks["critics"], batch.observation, action), target)
+
+    def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
+        """Return the actions [P, B, A] in observations [P, B, ...] by which critics learn what follows."""
+        return decided(stack.targets["actor"], observation)
+
+    def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the negative value of what the actor would do, by the first critic."""
+        action = decided(stack.networks["actor"], batch.observation)
+        return Loss(-judged(stack.networks["critics"], batch.observation, action)[0])
+
+
+def decided(actor: StackedNetwork, observation: Observation) -> Tensor:
+    """Return the actions [P, B, A] of an actor in observations [P, B, ...]."""
+    return torch.tanh(actor(observation)["action"])
+
+
+def judged(critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+    """Return the critics' values [C, P, B] of actions [P, B, A] in observations [P, B, ...]."""
+    return torch.stack([each.squeeze(-1) for each in critics({**observation, ACTION: action}).values()])

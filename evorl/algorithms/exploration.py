@@ -1,0 +1,63 @@
+"""Exploration that several algorithms share. Axes: P agents, E environments, A numbers of an action."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from evorl.config.fields import Section, Weight
+from evorl.types import RecurrentInput
+
+
+class RandomStart(Section):
+    """Actions drawn evenly from all there are, before a policy is worth following."""
+
+    random_steps: Annotated[int, Field(ge=0, le=10**12)] = 1_000
+    """Environment steps of each agent, over all ranks; those of its ancestors count."""
+
+
+class ActionNoise(RandomStart):
+    """Noise that is added to actions, of which -1 and 1 are the bounds."""
+
+    noise: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
+    """`gaussian` is fresh in each step; `ornstein_uhlenbeck` goes on from the last step, within an episode."""
+    scale: Weight = 0.1
+    """The standard deviation of what each step adds."""
+    reversion: Annotated[float, Field(gt=0, le=1)] = 0.15
+    """`ornstein_uhlenbeck`: the share of itself that the noise loses in each step."""
+
+    @property
+    def kept(self) -> float:
+        """Return the share of the noise that stays in the next step."""
+        return 1 - self.reversion if self.noise == "ornstein_uhlenbeck" else 0.0
+
+    def draw(
+        self, action: Tensor, recurrent: RecurrentInput | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return noise for actions [P, E, A], and as a state [P, E, 1, A] if it goes on from step to step.
+
+        With time in steps and dt = 1 the Ornstein-Uhlenbeck process is x' = (1 - reversion) x + scale n, which starts
+        at 0 (Uhlenbeck & Ornstein 1930; arXiv 1509.02971, section 7).
+        """
+        fresh = self.scale * torch.randn(action.shape, generator=generator, device=action.device)
+        if recurrent is None:
+            return fresh, None
+        before = recurrent.state.squeeze(2).masked_fill(recurrent.started.squeeze(1).unsqueeze(-1), 0.0)
+        noise = fresh + self.kept * before
+        return noise, noise.unsqueeze(2)
+
+
+def random_numbers(action: Tensor, generator: torch.Generator) -> Tensor:
+    """Return numbers [P, E, A] drawn evenly between -1 and 1, as many as `action` [P, E, A] has."""
+    return 2 * torch.rand(action.shape, generator=generator, device=action.device) - 1
+
+
+def random_choices(actions: int, shape: torch.Size, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Return choices of this shape [P, E] drawn evenly from all `actions`, or those that `mask` [P, E, A] allows."""
+    if mask is None:
+        return torch.randint(actions, shape, generator=generator, device=generator.device)
+    scores = torch.rand(mask.shape, generator=generator, device=mask.device)
+    return scores.masked_fill(~mask, -1.0).argmax(-1)

@@ -1,0 +1,135 @@
+"""What algorithms share that learn from a replay: settings, pace, storage. Axes: P agents, B batch, C critics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from evorl.algorithms.losses import squared_error
+from evorl.algorithms.objective import Objective, PerAgent, hyperparameter
+from evorl.algorithms.returns import n_step_return
+from evorl.config import Config
+from evorl.config.fields import AlgorithmSettings, Fraction, Positive, Size
+from evorl.distributed import Placement
+from evorl.envs.spec import EnvSpec, ObservationSpecs
+from evorl.networks import NETWORKS, initial_architecture
+from evorl.networks.spec import NetworkSpec, TargetRule
+from evorl.networks.stacked import Stack
+from evorl.replay import Pace
+from evorl.replay.build import replay_experience
+from evorl.replay.experience import ReplayExperience
+from evorl.replay.ring import Field as StoredField
+from evorl.system.timing import Stopwatch
+from evorl.types import Batch, Head, Loss, Streams, UserError
+
+REPORT_EVERY = 16
+"""What an update reports costs a tenth of it where networks are small."""
+Rate = Annotated[float, Field(gt=0, le=1)]
+
+
+class ReplayedSettings(AlgorithmSettings):
+    """The settings of all algorithms that learn from a replay."""
+
+    batch_size: Size = 256
+    """Transitions in an agent's update, on each rank; see `split_batches`."""
+    learning_rate: Rate = 1e-3
+    gamma: Fraction = 0.99
+    learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
+    """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
+    tau: Rate = 5e-3
+    """The share of the way that a target network follows in each of its updates."""
+    max_grad_norm: Positive | None = None
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (
+        "batch_size",
+        "learning_rate",
+        "gamma",
+        "learn_step",
+        "tau",
+        "max_grad_norm",
+    )
+    near_one: ClassVar[tuple[str, ...]] = ("gamma",)
+
+
+class Replayed:
+    """An algorithm that learns from a replay of what all agents do."""
+
+    noise_shape: tuple[int, int] = 0, 0
+    stored_action: StoredField
+    """The shape and type of an action in the replay, which is the environment's."""
+
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
+        self.config = config
+        self.settings = config.algorithm
+        self.interface = interface
+        if config.network.recurrent:
+            raise UserError(
+                f"network.recurrent: {self.settings.name} cannot be recurrent; leave {config.network.recurrent!r} out, "
+                "or use ppo"
+            )
+
+    def network(
+        self, parts: ObservationSpecs, heads: Sequence[Head], streams: Streams, target: TargetRule | None = None
+    ) -> NetworkSpec:
+        """Return a network as the configuration asks for, that reads these parts."""
+        settings = self.config.network
+        network = NETWORKS[settings.name](settings, parts, heads, ())
+        return NetworkSpec(network, initial_architecture(settings, parts, streams), target)
+
+    def objective(
+        self, network: str, loss: Callable[[Stack, Batch, torch.Generator], Loss], rate: PerAgent, every: int = 1
+    ) -> Objective:
+        """Return an objective of a network, with the norm of its gradient clipped if the settings say so."""
+        clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
+        return Objective(network, loss, rate, every, clip, REPORT_EVERY)
+
+    def pace(self, copies: int) -> Pace:
+        """Return how much and how often a new agent learns; any number of ranks can share its batches."""
+        settings, ranks = self.settings, 1 if self.settings.split_batches else copies
+        return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
+
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
+        """Return this rank's part of the replay."""
+        return replay_experience(
+            self.config, self.interface, self.stored_action, n_step_return, placement, always_valid, stopwatch
+        )
+
+
+class StepCounting(Replayed):
+    """One whose agents count the environment steps that they have made, of which the first are random."""
+
+    def initial_state(self) -> dict[str, float]:
+        """Return the state that acting changes: the steps made."""
+        return {"steps": 0.0}
+
+    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
+        """Count `steps` further transitions of each agent [P] or of every one, over all ranks."""
+        stack.state["steps"] += steps
+
+    def random_at_first(self, stack: Stack, action: Tensor, random: Callable[[], Tensor]) -> Tensor:
+        """Return actions [P, E, ...], `random` ones of agents that are at their first steps."""
+        steps = self.settings.exploration.random_steps
+        if not steps:
+            return action
+        first = (stack.state["steps"] < steps).view(-1, *[1] * (action.dim() - 1))
+        return torch.where(first, random(), action)
+
+
+def actor_learning_rate(stack: Stack) -> Tensor:
+    """Return the learning rate [P] of actors: their own, or that of all networks."""
+    hparams: Mapping[str, Tensor] = stack.hyperparameters
+    return hparams.get("actor_learning_rate", hparams["learning_rate"])
+
+
+def critic_loss(values: Tensor, target: Tensor) -> Loss:
+    """Return the sum of the squared errors of critics' values [C, P, B] from their common target [P, B].
+
+    What counts for priorities is the mean of their sizes.
+    """
+    known = values.detach()
+    errors = (target - known).abs().mean(0)
+    return Loss(squared_error(values, target).sum(0), lambda: {"td_error": errors, "q_values": known[0]}, errors)

@@ -1,0 +1,52 @@
+"""Twin delayed deep deterministic policy gradients, TD3 (arXiv 1802.09477): DDPG that is less sure of its values.
+
+Axes: P agents, B batch, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from evorl.algorithms.ddpg import DDPG, DDPGSettings, decided
+from evorl.algorithms.exploration import ActionNoise
+from evorl.config.fields import HyperparameterRange, Size, Weight
+from evorl.networks.stacked import Stack
+from evorl.types import Observation
+
+
+class TD3Settings(DDPGSettings):
+    name: Literal["td3"] = "td3"  # type: ignore[assignment]
+    policy_delay: Size = 2
+    """Updates of the critics for each update of the actor and of the targets."""
+    target_noise: Weight = 0.2
+    """The standard deviation of the noise on actions by which critics learn, which are between -1 and 1."""
+    target_noise_clip: Weight = 0.5
+    """The most that this noise may be."""
+    exploration: ActionNoise = ActionNoise()
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (*DDPGSettings.hyperparameters, "target_noise", "target_noise_clip")
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        **DDPGSettings.ranges,
+        "target_noise": HyperparameterRange(min=0.05, max=0.4),
+    }
+
+
+class TD3(DDPG):
+    """DDPG with two critics, of which the lesser counts, smoothed target actions and a delayed actor."""
+
+    critics = ("first", "second")
+
+    @property
+    def delay(self) -> int:
+        return int(self.settings.policy_delay)
+
+    def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
+        """Return the target actor's actions [P, B, A] in observations [P, B, ...] with clipped noise."""
+        action = decided(stack.targets["actor"], observation)
+        scale, clip = (stack.hyperparameters[name].view(-1, 1, 1) for name in ("target_noise", "target_noise_clip"))
+        noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
+        return (action + noise.clamp(-clip, clip)).clamp(-1.0, 1.0)

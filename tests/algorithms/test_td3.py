@@ -1,0 +1,172 @@
+"""TD3 against one agent that is written plainly."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers.replayed import Single, check_stack_equals_singles, generator, perceptron, replayed_batch
+from helpers.support import agent, algorithm, config, kept, play, population, seen
+
+from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.population import initial_population
+from evorl.system.timing import Stopwatch
+from evorl.types import UserError
+
+ACTIONS = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
+CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])
+
+
+def made(settings="", **spaces):
+    return algorithm(f"algorithm={{name: td3, {settings}}}", **{"actions": ACTIONS} | spaces)
+
+
+def values(p, observation, action):
+    parts = {"observation": observation, "action": action}
+    return [perceptron(p, parts, head, copy).squeeze(-1) for copy, head in enumerate(("first", "second"))]
+
+
+def test_an_agent_learns_as_the_paper_says():
+    td3 = made("policy_delay: 3, target_noise: 0.6, target_noise_clip: 0.4, actor_learning_rate: 5e-3, tau: 0.1")
+    single = agent(dqn=td3, gamma=0.9)
+    for role in ("parameters", "target"):
+        single.tensors["actor"][role]["action.bias"] += 1.5  # So that noise comes to the bounds.
+    learner, plain, draws = population([single], td3), Single(single), generator()
+    clipped = cut = 0
+    for update in range(1, 8):
+        batch = replayed_batch(td3, 1, seed=update)
+        errors = learner.update(batch).errors
+
+        seen, following = batch.observation["observation"][0], batch.next_observation["observation"][0]
+        noise = 0.6 * torch.randn(1, 8, 2, generator=draws)[0]
+        clipped += int((noise.abs() > 0.4).sum())
+        smoothed = torch.tanh(perceptron(plain.target["actor"], {"observation": following}, "action"))
+        smoothed = smoothed + noise.clamp(-0.4, 0.4)
+        cut += int((smoothed.abs() > 1).sum())
+        first, second = values(plain.target["critics"], following, smoothed.clamp(-1, 1))
+        goes_on = 1 - batch.columns["terminated"][0].float()
+        target = batch.columns["reward"][0] + 0.9 * goes_on * torch.minimum(first, second)
+        done = (batch.columns["action"][0] - CENTRE) / HALF
+        first, second = values(plain.p["critics"], seen, done)
+        expected = ((first - target).abs() + (second - target).abs()) / 2
+        torch.testing.assert_close(errors[0], expected.detach(), rtol=1e-4, atol=1e-5)
+        plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
+        if update % 3 == 0:
+            plain.follow("critics")
+        if update % 3 == 1:  # The first update of a generation is one of the actor.
+            action = torch.tanh(perceptron(plain.p["actor"], {"observation": seen}, "action"))
+            plain.descend("actor", -values(plain.p["critics"], seen, action)[0].mean())
+            plain.follow("actor")
+    assert clipped
+    assert cut
+    (trained,) = learner.to_agents()
+    plain.check(trained)
+    assert trained.state.updates == {"actor": 3, "critics": 7}
+
+
+def test_stacks_learn_as_their_agents_do_alone(monkeypatch):
+    td3 = made("target_noise: 0, policy_delay: 2")
+    batches = [replayed_batch(td3, 4, seed=seed) for seed in range(4)]
+    for overhead in (0, 10**9):
+        monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+        together = check_stack_equals_singles(td3, batches)
+        assert (len(together.policy.stacks) == 1) == (overhead > 0)
+
+
+def test_each_agent_smooths_by_its_own_noise():
+    td3 = made()
+    stds = (0.0, 0.1, 0.3)
+    agents = [agent(id=id, dqn=td3, target_noise=std, target_noise_clip=5.0) for id, std in enumerate(stds)]
+    (stack,) = population(agents, td3).policy.stacks
+    look = seen(torch.zeros(3, 20_000, 5))
+    exact = torch.tanh(stack.targets["actor"](look)["action"])
+    noise = td3.target_action(stack, look, torch.Generator().manual_seed(0)) - exact
+    torch.testing.assert_close(noise.std((1, 2)), torch.tensor(stds), atol=0.01, rtol=0)
+
+
+def acting(td3, member, deterministic=False):
+    """Actions [E, A] of one agent that sees the same everywhere, and what it would do best."""
+    policy = population([member], td3).policy
+    look, started = seen(torch.zeros(1, 20_000, 5)), torch.zeros(1, 20_000, dtype=torch.bool)
+    action = policy.act(look, started, policy.initial_state(20_000), deterministic)[0].action[0]
+    best = CENTRE + HALF * torch.tanh(policy.stacks[0].networks["actor"](look)["action"][0])
+    return (action - CENTRE) / HALF, (best - CENTRE) / HALF
+
+
+def test_agents_explore_with_gaussian_noise_and_not_when_they_are_evaluated():
+    td3 = made("exploration: {scale: 0.05, random_steps: 0}")
+    member = agent(dqn=td3)
+    assert td3.noise_shape == (0, 0), "what is fresh in each step needs no state"
+    action, best = acting(td3, member)
+    torch.testing.assert_close((action - best).std(0), torch.tensor([0.05, 0.05]), atol=0.002, rtol=0)
+    torch.testing.assert_close((action - best).mean(0), torch.zeros(2), atol=0.002, rtol=0)
+    action, best = acting(td3, member, deterministic=True)
+    torch.testing.assert_close(action, best)
+
+
+def test_first_actions_are_drawn_evenly_and_those_of_ancestors_count():
+    td3 = made("exploration: {scale: 0.0, random_steps: 100}")
+    member = agent(dqn=td3)
+    action, best = acting(td3, member)
+    torch.testing.assert_close(action.std(0), torch.full((2,), 1 / 3**0.5), atol=0.01, rtol=0)
+    assert action.abs().max() <= 1
+    torch.testing.assert_close(acting(td3, member, deterministic=True)[0], best)
+    learner = population([member], td3)
+    learner.policy.acted(np.array([100.0]))
+    (experienced,) = learner.to_agents()
+    action, best = acting(td3, experienced.child(1))
+    torch.testing.assert_close(action, best)
+
+
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+@pytest.mark.parametrize("replay", ["{n_step: 3, prioritised: {}}", "{shared: false}"])
+def test_every_replay_keeps_the_environments_actions_and_is_learned_from(name, replay):
+    settings = config(
+        "environment={id: Pendulum-v1, num_envs: 2}", "population.size=2", f"replay={replay}", "replay.capacity=200",
+        "replay.learning_starts=20", f"algorithm={{name: {name}, batch_size: 4}}",
+    )  # fmt: skip
+    environments = Environments(settings.environment, 2, 2)
+    chosen = make_algorithm(settings, environments.interface)
+    experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
+    learner = population(initial_population(settings, chosen), chosen)
+    environments.reset(0)
+    play(learner, experience, environments, 30)
+    actions = kept(experience.storage)["action"]
+    assert actions.shape == (120, 1)
+    assert 1.8 < actions.abs().max() <= 2.0, "first actions are random"
+    before = {name: network.parameters.flat.clone() for name, network in learner.policy.stacks[0].networks.items()}
+    play(learner, experience, environments, 5)
+    for name, network in learner.policy.stacks[0].networks.items():
+        assert not torch.equal(network.parameters.flat, before[name])
+    assert not any(member.fault for member in learner.to_agents())
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "message"),
+    [
+        (gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(3), "algorithm.name: needs .* between bounds; Some-v0 has"),
+        (gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, np.inf, (2,)), "between bounds; Some-v0 has Box"),
+        (gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (0,)), "between bounds; Some-v0 has Box"),
+        (gym.spaces.Dict(action=ACTIONS), ACTIONS, "environment.id: a part .* is called 'action'; rename it"),
+    ],
+)
+def test_spaces_it_cannot_handle_are_named(observations, actions, message):
+    with pytest.raises(UserError, match=message):
+        made(observations=observations, actions=actions)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("network.recurrent=gru", "network.recurrent: td3 cannot be recurrent; leave 'gru' out"),
+        ("algorithm.policy_delay=0", "algorithm.policy_delay: 0 is out of range; it must be at least 1"),
+        ("algorithm.exploration.noise=brownian", "algorithm.exploration.noise: 'brownian'"),
+        ("algorithm.exploration.scale=-1", "algorithm.exploration.scale: -1 is out of range"),
+        ("algorithm.exploration.epsilon=1", "algorithm.exploration.epsilon: unknown key"),
+        ("network={name: module, factory: 'helpers.support:probe_network'}", "to read observation, action"),
+    ],
+)
+def test_settings_it_cannot_take_are_named(setting, message):
+    with pytest.raises(UserError, match=message):
+        algorithm("algorithm={name: td3}", setting, actions=ACTIONS)

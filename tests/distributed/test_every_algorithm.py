@@ -1,0 +1,55 @@
+"""Two real ranks train every algorithm of the registry alike, and a resumed run is the one that was left alone."""
+
+import shutil
+
+import pytest
+import torch
+from helpers.support import launch, lines
+
+from evorl.algorithms import ALGORITHMS
+from evorl.system.formats import decode_agents
+
+REPLAYED = "batch_size: 8, learn_step: 2"
+SETTINGS = {
+    "a2c": ("algorithm={name: a2c, rollout_steps: 8}",),
+    "ddpg": (
+        f"algorithm={{name: ddpg, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",
+        "replay.n_step=3", "replay.prioritised={}",
+    ),
+    "dqn": (f"algorithm={{name: dqn, {REPLAYED}}}",),
+    "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
+    "td3": (
+        f"algorithm={{name: td3, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",
+    ),
+}  # fmt: skip
+
+
+def agents(run, generation):
+    path = run / "checkpoints" / f"generation-{generation:06d}" / "agents.safetensors"
+    return decode_agents(path.read_bytes(), str(path))
+
+
+@pytest.mark.two_process
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *SETTINGS}))
+def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path):
+    common = (
+        "training.max_steps=192", "evolution.steps=48", "checkpoint.keep=10", "evaluation.max_steps=10",
+        "evolution.mutation={none: 0, architecture: 1, parameters: 0.5, activation: 0.3, hyperparameters: 0.5}",
+        "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4}", *SETTINGS[name],
+    )  # fmt: skip
+    done = launch(tmp_path, "run.name=a", *common)
+    assert done.returncode == 0, done.stderr[-3000:]
+    runs = tmp_path / "runs"
+    rows = lines(runs / "a" / "metrics.jsonl")
+    assert len(rows) == 4
+    assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
+    assert all(min(row["updates"]) > 0 for row in rows[1:])
+
+    shutil.copytree(runs / "a", runs / "b")
+    for generation in (3, 4):
+        shutil.rmtree(runs / "b" / "checkpoints" / f"generation-{generation:06d}")
+    done = launch(tmp_path, "run.name=b", "run.resume=auto", *common)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for first, second in zip(agents(runs / "a", 4), agents(runs / "b", 4), strict=True):
+        torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)
+        assert first.describe() == second.describe()
