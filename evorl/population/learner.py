@@ -101,8 +101,10 @@ class NetworkLearner:
         """
         parameters, gradient = self.network.parameters, self.gradient
         if active is not None:
-            # What is not active may have gradients that are no numbers, and 0 times those would be none either.
-            gradient.nan_to_num_(0.0, 0.0, 0.0)
+            # Gradients of agents that are not active may overflow, and 0 times what is infinite is not a number.
+            stopped = (active == 0).unsqueeze(-1)
+            for row in parameters.rows(gradient):
+                row.masked_fill_(stopped, 0.0)
         if clip is not None:
             gradient *= parameters.spread(clip)
         self.adam.step(parameters.flat, gradient, rate, active)

@@ -56,8 +56,9 @@ def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice
         assert learned[index].fault is None
         assert learned[index].state.updates["q"] == 3
         torch.testing.assert_close(learned[index].tensors, alone[index].to_agents()[0].tensors)
-    sums, _ = together.metrics()
-    assert all(values[1] == 0 for values in sums.values()), "an update that was not applied is not counted"
+    reported = together.metrics()
+    for values in (*reported.sums.values(), *reported.counts.values()):
+        assert values[1] == 0, "an update that was not applied is not counted"
 
 
 def test_an_agent_whose_numbers_are_not_finite_at_the_end_is_found():
