@@ -1,52 +1,52 @@
-"""Deep Q-learning (Mnih et al. 2015) with double Q-learning (arXiv 1509.06461) and soft target updates (1509.02971).
+"""Deep Q-learning (Mnih et al. 2015) and the parts of Rainbow (arXiv 1710.02298), each by a setting of its own.
 
-Axes: P agents, E environments, B batch, A actions.
+Double Q-learning (arXiv 1509.06461), dueling networks (1511.06581), distributions of returns (`values.py`), soft target
+updates (1509.02971); n-step returns and prioritised replay belong to the replay.
+
+Axes: P agents, E environments, B batch, A actions, N atoms of an action's value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import gymnasium as gym
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.algorithms.exploration import random_choices
-from evorl.algorithms.losses import REGRESSION_LOSSES
+from evorl.algorithms.exploration import EpsilonGreedy, random_choices
 from evorl.algorithms.objective import hyperparameter
-from evorl.algorithms.replayed import Rate, Replayed, ReplayedSettings
-from evorl.algorithms.returns import bootstrapped_return, double_q_value
+from evorl.algorithms.replayed import Rate, Replayed
+from evorl.algorithms.returns import of_action
+from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
-from evorl.config.fields import Fraction, HyperparameterRange, Section
+from evorl.config.fields import HyperparameterRange, Size
 from evorl.envs.spec import EnvSpec
 from evorl.networks.distributions import FORBIDDEN
-from evorl.networks.spec import NetworkSpec, Polyak
+from evorl.networks.spec import NetworkSpec, Periodic, Polyak, TargetRule
 from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
-
-class Exploration(Section):
-    """Epsilon-greedy: the probability of a random action falls from `start` to `end`."""
-
-    start: Fraction = 1.0
-    end: Fraction = 0.05
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.9995
-    """The factor for each step of each of an agent's environments, over all ranks."""
+TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
 
 
-class DQNSettings(ReplayedSettings):
+class DQNSettings(ValueSettings):
     name: Literal["dqn"] = "dqn"
     double: bool = True
     dueling: bool = False
     """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
     learning_rate: Rate = 2e-3
     learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8
+    target: Literal["polyak", "periodic"] = "polyak"
+    """`polyak`: the target network follows in each update, a share `tau` of the way. `periodic`: it is copied every
+    `target_period` updates (Mnih et al. 2015)."""
     tau: Rate = 2e-2
-    loss: Literal["mse", "huber"] = "huber"
-    exploration: Exploration = Exploration()
+    target_period: Size | None = None
+    exploration: EpsilonGreedy = EpsilonGreedy()
 
+    hyperparameters: ClassVar[tuple[str, ...]] = (*ValueSettings.hyperparameters, "target_period")
     layer_norm: ClassVar[bool] = True
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=2e-4, max=8e-3),
@@ -54,11 +54,16 @@ class DQNSettings(ReplayedSettings):
         "learn_step": HyperparameterRange(min=4, max=16),
     }
 
+    @model_validator(mode="after")
+    def _has_a_period_where_it_counts(self) -> Self:
+        if (self.target == "periodic") != (self.target_period is not None):
+            raise ValueError("`target: periodic` and `target_period` go together")
+        return self
+
 
 class DQN(Replayed):
     """A stack of DQN agents: their actions and their loss."""
 
-    metrics = ("td_error", "q_values")
     stored_action = (), torch.int64
 
     def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
@@ -68,12 +73,16 @@ class DQN(Replayed):
                 f"algorithm.name: dqn needs discrete actions; {interface.environment} has {interface.action}"
             )
         self.actions = int(interface.action.n)
-        heads = [Head("q_values", self.actions)]
+        self.values = VALUES[self.settings.distribution](self.settings)
+        self.metrics = self.values.metrics
+        outputs = self.actions * self.values.atoms
+        heads = [Head("q_values", outputs)]
         if self.settings.dueling:
-            heads = [Head("advantage", self.actions), Head("value", 1)]
+            heads = [Head("advantage", outputs), Head("value", self.values.atoms)]
         # Dueling networks part before the last hidden layer.
         streams: Streams = "last" if self.settings.dueling else "shared"
-        self.networks: Mapping[str, NetworkSpec] = {"q": self.network(interface.parts, heads, streams, Polyak("tau"))}
+        target = TARGETS[self.settings.target]
+        self.networks: Mapping[str, NetworkSpec] = {"q": self.network(interface.parts, heads, streams, target)}
         self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 
     def initial_state(self) -> dict[str, float]:
@@ -103,37 +112,39 @@ class DQN(Replayed):
 
     def q_values(self, outputs: Tensors) -> Tensor:
         """Return the values of all actions [P, B, A] from what the heads put out."""
+        return self.values.mean(self.atoms(outputs))
+
+    def atoms(self, outputs: Tensors) -> Tensor:
+        """Return what stands for the values of all actions [P, B, A, N] from what the heads put out."""
+        head = "advantage" if self.settings.dueling else "q_values"
+        own: Tensor = outputs[head].unflatten(-1, (self.actions, self.values.atoms))
         if not self.settings.dueling:
-            return outputs["q_values"]
-        advantage = outputs["advantage"]
-        return outputs["value"] + advantage - advantage.mean(-1, keepdim=True)
+            return own
+        return outputs["value"].unsqueeze(-2) + own - own.mean(-2, keepdim=True)
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
         """Decay exploration by `steps` further transitions of each agent [P] or of every one, over all ranks."""
-        exploration = self.settings.exploration
-        stack.state["epsilon"].mul_(exploration.decay**steps).clamp_(min=exploration.end)
+        stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Return the temporal-difference loss of a batch."""
         columns, following = batch.columns, batch.next_observation
-        q, next_q = self._q_and_next_q(stack.networks["q"], batch)
+        atoms, next_atoms = self._atoms_and_next(stack.networks["q"], batch)
         with torch.no_grad():
-            mask = following.get("action_mask")
-            target_next = allowed(self.q_values(stack.targets["q"](following)), mask)
-            next_value = target_next.amax(-1) if next_q is None else double_q_value(allowed(next_q, mask), target_next)
-            target = bootstrapped_return(columns, stack.hyperparameters["gamma"], next_value)
-        chosen = q.gather(-1, columns["action"].unsqueeze(-1)).squeeze(-1)
-        values = chosen.detach()
-        errors = target - values
-        elements = REGRESSION_LOSSES[self.settings.loss](chosen, target)
-        return Loss(elements, lambda: {"td_error": errors.abs(), "q_values": values}, errors)
+            target_atoms = self.atoms(stack.targets["q"](following))
+            # Double Q-learning: the network itself chooses the action that its target copy values.
+            judged = self.values.mean(target_atoms if next_atoms is None else next_atoms)
+            best = allowed(judged, following.get("action_mask")).argmax(-1)
+            following_atoms = of_action(target_atoms, best)
+        chosen = of_action(atoms, columns["action"])
+        return self.values.loss(chosen, following_atoms, columns, stack.hyperparameters["gamma"])
 
-    def _q_and_next_q(self, network: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return the values [P, B, A] of all actions, and without gradients those after the step where needed."""
+    def _atoms_and_next(self, network: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the atoms [P, B, A, N] of all actions, and without gradients those after the step where needed."""
         if not self.settings.double:
-            return self.q_values(network(batch.observation)), None
+            return self.atoms(network(batch.observation)), None
         outputs, following = network.forward_pair(batch.observation, batch.next_observation)
-        return self.q_values(outputs), self.q_values(following)
+        return self.atoms(outputs), self.atoms(following)
 
 
 def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.config.fields import Section, Weight
+from evorl.config.fields import Count, Fraction, Section, Weight
 from evorl.types import RecurrentInput
+
+
+class EpsilonGreedy(Section):
+    """Random actions, whose probability falls from `start` to `end`."""
+
+    schedule: Literal["exponential", "linear"] = "exponential"
+    """`exponential` multiplies it by `decay` in each step; `linear` is at the end after `steps` (Mnih et al. 2015)."""
+    start: Fraction = 1.0
+    end: Fraction = 0.05
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.9995
+    """The factor for each step of each of an agent's environments, over all ranks."""
+    steps: Count | None = None
+    """Steps of an agent in all its environments, over all ranks, after which a linear schedule is at its end."""
+
+    @model_validator(mode="after")
+    def _has_steps_where_they_count(self) -> Self:
+        if (self.schedule == "linear") != (self.steps is not None):
+            raise ValueError("`schedule: linear` and `steps` go together")
+        return self
+
+    def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:
+        """Return the probabilities [P] that follow on `epsilon` [P] after `steps` ([P] or one number) more."""
+        return SCHEDULES[self.schedule](self, epsilon, steps).clamp(min=self.end)
+
+
+SCHEDULES: Mapping[str, Callable[[EpsilonGreedy, Tensor, Tensor | float], Tensor]] = {
+    "exponential": lambda settings, epsilon, steps: epsilon * settings.decay**steps,
+    "linear": lambda settings, epsilon, steps: (
+        epsilon - (settings.start - settings.end) / (settings.steps or 1) * steps
+    ),
+}
+"""From (settings, epsilon [P], steps) to the probability [P] after so many more steps, without its end."""
 
 
 class RandomStart(Section):

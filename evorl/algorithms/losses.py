@@ -1,6 +1,6 @@
 """Loss functions: errors of predictions and objectives of policies. Pure functions, elementwise.
 
-Axes: P agents, B batch.
+Axes: P agents, B batch, N atoms of a distribution.
 """
 
 from __future__ import annotations
@@ -68,3 +68,23 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Te
         return ((values - mean).square() * share).sum(-1)
 
     return 1 - variance(target - prediction) / variance(target).clamp(min=1e-12)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy [P, B] of `target` probabilities [P, B, N] and those of `logits` [P, B, N]."""
+    return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> Tensor:
+    """Return the quantile Huber loss [P, B] of quantiles [P, B, N] for samples [P, B, M] (arXiv 1710.10044, eq. 10).
+
+    Quantile i of N stands for the level (i + 1/2) / N. The loss is a sum over quantiles and a mean over samples, and is
+    divided by `kappa` as in arXiv 1806.06923, so that without it, at 0, it is that of quantile regression.
+    """
+    quantiles = prediction.shape[-1]
+    levels = (torch.arange(quantiles, device=prediction.device) + 0.5) / quantiles
+    first, second = torch.broadcast_tensors(prediction.unsqueeze(-1), target.unsqueeze(-2))
+    share = (levels.unsqueeze(-1) - (second < first).float()).abs()
+    error: Tensor = functional.smooth_l1_loss(first, second, reduction="none", beta=kappa)
+    loss: Tensor = (share * error).mean(-1).sum(-1)
+    return loss

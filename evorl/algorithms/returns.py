@@ -1,4 +1,4 @@
-"""The targets of values: returns and advantages. Pure functions. Axes: T time, P agents, B batch."""
+"""The targets of values: returns and advantages. Pure functions. Axes: T time, P agents, B batch, N atoms."""
 
 from __future__ import annotations
 
@@ -39,12 +39,32 @@ def bootstrapped_return(columns: Mapping[str, Tensor], discount: Tensor, next_va
     return torch.addcmul(columns["reward"], factor, next_value.masked_fill(columns["terminated"], 0.0))
 
 
-def double_q_value(online_next_q: Tensor, target_next_q: Tensor) -> Tensor:
-    """Return the target network's value of the online network's best action (double Q-learning, arXiv 1509.06461).
+def bootstrapped_atoms(columns: Mapping[str, Tensor], discount: Tensor, next_atoms: Tensor) -> Tensor:
+    """Return the same [P, B, N] of the atoms [P, B, N] of a distribution of returns (arXiv 1707.06887, eq. 7)."""
+    factor = columns.get("discount", discount.unsqueeze(-1)).unsqueeze(-1)
+    atoms = next_atoms.masked_fill(columns["terminated"].unsqueeze(-1), 0.0)
+    return torch.addcmul(columns["reward"].unsqueeze(-1), factor, atoms)
 
-    Both are [P, B, actions]; the value is [P, B].
+
+def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float, v_max: float) -> Tensor:
+    """Return the probabilities [P, B, N] of N evenly spaced values from `v_min` to `v_max` (arXiv 1707.06887, alg. 1).
+
+    Each of the `returns` [P, B, N] gives its probability to the two values next to it, in proportion to its nearness;
+    what lies outside goes to the nearest end. On a GPU the order of additions, and so the last bit, is not fixed.
     """
-    return target_next_q.gather(-1, online_next_q.argmax(-1, keepdim=True)).squeeze(-1)
+    atoms = probabilities.shape[-1]
+    place = (returns.clamp(v_min, v_max) - v_min) * ((atoms - 1) / (v_max - v_min))
+    # Bounds on whole numbers, because what is no number has no place and must still be an index.
+    lower = place.long().clamp_(0, atoms - 2)
+    upper_share = probabilities * (place - lower)
+    projected = torch.zeros_like(probabilities).scatter_add_(-1, lower, probabilities - upper_share)
+    return projected.scatter_add_(-1, lower + 1, upper_share)
+
+
+def of_action(atoms: Tensor, action: Tensor) -> Tensor:
+    """Return the atoms [P, B, N] of one action [P, B] of each, out of those of all actions [P, B, A, N]."""
+    index = action[..., None, None].expand(*action.shape, 1, atoms.shape[-1])
+    return atoms.gather(-2, index).squeeze(-2)
 
 
 def gae(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from evorl.config.errors import explain, shown
@@ -110,6 +112,10 @@ class AlgorithmSettings(Section):
     def frozen_on_resume(self) -> tuple[str, ...]:
         """Return settings of other sections that a resumed run may not change: what was learned rests on them."""
         return ()
+
+    def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
+        """Return what the user should know of the metrics [P] of a generation, by name, if there is anything."""
+        return None
 
     def first_hyperparameters(self) -> dict[str, float]:
         """Return an agent's hyperparameters as the configuration gives them; those that are null are left out."""

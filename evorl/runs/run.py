@@ -184,6 +184,8 @@ class Run:
                 f"no episode ended in generation {self.generation}, which had {self.horizon.steps:,} steps of each "
                 "environment, so train_return has no numbers",
             )
+        if warning := self.config.algorithm.warning(counts.metrics):
+            self._warn_once("metrics", f"{warning} (generation {self.generation})")
         scores = [Score.of(row) for row in returns]
         known = {name: value for name, value in asdict(progress).items() if name != "elite"}
         row = generation_row(trained, scores, counts, known, progress.elite, seconds)

@@ -20,7 +20,7 @@ from helpers.support import (
 
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.losses import huber, squared_error
-from evorl.algorithms.returns import double_q_value, one_step_return
+from evorl.algorithms.returns import of_action, one_step_return
 from evorl.population.evaluation import evaluate
 from evorl.types import Architecture, UserError
 
@@ -35,10 +35,11 @@ def test_one_step_return_bootstraps_unless_terminated():
     torch.testing.assert_close(result, torch.tensor([[6.0, 1.0], [11.0, -0.4]]))
 
 
-def test_double_q_takes_the_online_networks_choice():
-    online = torch.tensor([[[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]]])
-    target = torch.tensor([[[10.0, 20.0, 30.0], [7.0, 8.0, 9.0]]])
-    torch.testing.assert_close(double_q_value(online, target), torch.tensor([[20.0, 7.0]]))
+def test_the_atoms_of_an_action_are_its_own():
+    atoms = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5)
+    action = torch.tensor([[0, 3, 1], [2, 2, 0]])
+    expected = [[atoms[p, b, action[p, b]].tolist() for b in range(3)] for p in range(2)]
+    assert of_action(atoms, action).tolist() == expected
 
 
 def test_regression_losses():
@@ -80,6 +81,22 @@ def test_targets_follow_by_each_agents_tau():
             torch.testing.assert_close(new["target"][name], value + tau * (new["parameters"][name] - value))
 
 
+def test_targets_are_copied_every_so_many_updates_of_each_agent():
+    dqn = algorithm("algorithm={target: periodic, target_period: 3}")
+    agents = [agent(id=0, dqn=dqn, target_period=3.0), agent(id=1, dqn=dqn, target_period=2.0)]
+    group, copied = population(agents, dqn), [[], []]
+    for update in range(1, 7):
+        before = [member.tensors["q"]["target"] for member in group.to_agents()]
+        group.update(batch(agents, seed=update))
+        for index, member in enumerate(group.to_agents()):
+            now = member.tensors["q"]
+            follows = all(torch.equal(value, now["parameters"][name]) for name, value in now["target"].items())
+            stays = all(torch.equal(value, before[index][name]) for name, value in now["target"].items())
+            assert follows != stays
+            copied[index] += [update] if follows else []
+    assert copied == [[3, 6], [2, 4, 6]]
+
+
 def test_each_agent_explores_with_its_own_epsilon():
     dqn = algorithm("algorithm.exploration={start: 1.0, end: 0.1, decay: 0.5}")
     agents = [agent(id=index, dqn=dqn) for index in range(3)]
@@ -107,6 +124,17 @@ def test_epsilon_decays_by_steps_and_stays_with_the_agent():
     member = group.to_agents()[0]
     assert member.state.acting["epsilon"] == pytest.approx(0.1)
     assert population([member.child(9)], dqn).policy.stacks[0].state["epsilon"].item() == pytest.approx(0.1)
+
+
+def test_a_linear_schedule_is_at_its_end_after_its_steps():
+    dqn = algorithm("algorithm.exploration={schedule: linear, start: 0.9, end: 0.1, steps: 40}")
+    group = population([agent(id=0, dqn=dqn), agent(id=1, dqn=dqn)], dqn)
+    found = []
+    for _ in range(5):
+        group.policy.acted(np.array([10.0, 5.0]))
+        found.append([member.state.acting["epsilon"] for member in group.to_agents()])
+    expected = [[0.7, 0.8], [0.5, 0.7], [0.3, 0.6], [0.1, 0.5], [0.1, 0.4]]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_exploration_falls_by_transitions_and_not_by_resets(in_directory):

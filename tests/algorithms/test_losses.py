@@ -10,8 +10,10 @@ from evorl.algorithms.losses import (
     approximate_kl,
     clipped_surrogate,
     clipped_value_error,
+    cross_entropy,
     explained_variance,
     policy_gradient,
+    quantile_huber,
 )
 
 
@@ -93,3 +95,45 @@ def test_explained_variance():
     expected = torch.tensor([1 - (2 / 9) / (2 / 3), 0.0])
     torch.testing.assert_close(explained_variance(prediction, target, weight), expected)
     torch.testing.assert_close(explained_variance(target, target, weight), torch.ones(2))
+
+
+def test_the_cross_entropy_is_least_at_the_target_where_its_gradient_is_zero():
+    target = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]])
+    logits = (target + 1e-9).log().requires_grad_()
+    found = cross_entropy(logits, target)
+    torch.testing.assert_close(found, torch.tensor([[1.5 * math.log(2), 0.0]]), atol=1e-6, rtol=0)
+    (gradient,) = torch.autograd.grad(found.sum(), logits)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
+    assert cross_entropy(torch.zeros(1, 1, 4), torch.full((1, 1, 4), 0.25)).item() == pytest.approx(math.log(4))
+
+
+def test_the_quantile_loss_by_hand():
+    """Levels 1/4 and 3/4 of quantiles 0 and 2, for samples 3 and -0.5, with a kappa of 1."""
+    prediction, samples = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[3.0, -0.5]]])
+    first = (0.25 * (3 - 0.5) + 0.75 * 0.5 * 0.5**2) / 2
+    second = (0.75 * 0.5 * 1.0**2 + 0.25 * (2.5 - 0.5)) / 2
+    assert quantile_huber(prediction, samples, 1.0).item() == pytest.approx(first + second)
+    without = (0.25 * 3 + 0.75 * 0.5 + 0.75 * 1 + 0.25 * 2.5) / 2
+    assert quantile_huber(prediction, samples, 0.0).item() == pytest.approx(without)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 5.0])
+def test_the_quantile_loss_is_a_sum_over_quantiles_and_a_mean_over_samples(kappa):
+    prediction, samples = random(2, 3, 4, seed=1), random(2, 3, 5, seed=2)
+    expected = torch.zeros(2, 3, dtype=torch.float64)
+    for p, b, i, j in np.ndindex(2, 3, 4, 5):
+        error = float(samples[p, b, j] - prediction[p, b, i])
+        size = abs(error)
+        huber = size if kappa == 0 else (size**2 / 2 if size <= kappa else kappa * (size - kappa / 2)) / kappa
+        expected[p, b] += abs((i + 0.5) / 4 - (error < 0)) * huber / 5
+    torch.testing.assert_close(quantile_huber(prediction, samples, kappa), expected)
+
+
+def test_the_quantile_loss_is_least_at_the_quantiles():
+    samples = random(1, 1, 4001, seed=3) * 2 + 1
+    levels = (torch.arange(4, dtype=torch.float64) + 0.5) / 4
+    prediction = torch.quantile(samples, levels).view(1, 1, 4).requires_grad_()
+    (gradient,) = torch.autograd.grad(quantile_huber(prediction, samples, 0.0).sum(), prediction)
+    assert gradient.abs().max() < 1e-3
+    (gradient,) = torch.autograd.grad(quantile_huber(prediction + 0.5, samples, 0.0).sum(), prediction)
+    assert gradient.min() > 0.03

@@ -1,10 +1,12 @@
 """Advantages where agents differ and episodes end."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from evorl.algorithms.returns import gae
+from evorl.algorithms.returns import bootstrapped_atoms, bootstrapped_return, categorical_projection, gae
 
 T, P, B = 10, 3, 4
 GAMMA = torch.tensor([0.9, 0.99, 0.5], dtype=torch.float64)
@@ -98,3 +100,53 @@ def test_where_an_episode_terminated_the_next_value_does_not_matter():
     truncated = ended & ~terminated
     moved = gae(reward, value, next_value + truncated, terminated, ended, GAMMA, TRACE) - first
     torch.testing.assert_close(moved[truncated], GAMMA[:, None].expand(T, P, B)[truncated])
+
+
+def test_a_projection_by_hand():
+    """Values 0, 1 and 2: 0.25 lies a quarter of the way from 0 to 1, 1 is a value itself, 7 and -3 lie outside."""
+    probabilities = torch.tensor([[[0.4, 0.5, 0.1], [0.2, 0.3, 0.5]]])
+    returns = torch.tensor([[[0.25, 1.0, 7.0], [-3.0, 2.0, 1.5]]])
+    expected = torch.tensor([[[0.3, 0.6, 0.1], [0.2, 0.25, 0.55]]])
+    torch.testing.assert_close(categorical_projection(probabilities, returns, 0.0, 2.0), expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_projection_is_the_papers_algorithm_and_keeps_probability_and_mean(seed):
+    low, high, atoms = -2.0, 3.0, 11
+    probabilities, returns = random(P, B, atoms, seed=seed).softmax(-1), 1.5 * random(P, B, atoms, seed=seed + 9)
+    returns[0, 0] = torch.linspace(low, high, atoms)
+    found = categorical_projection(probabilities, returns, low, high)
+    expected, step = torch.zeros_like(found), (high - low) / (atoms - 1)
+    for p, b, j in np.ndindex(P, B, atoms):
+        place = (min(max(float(returns[p, b, j]), low), high) - low) / step
+        below, above = math.floor(place + 1e-12), math.ceil(place - 1e-12)
+        share = float(probabilities[p, b, j])
+        if below == above:
+            expected[p, b, below] += share
+        else:
+            expected[p, b, below] += share * (above - place)
+            expected[p, b, above] += share * (place - below)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found[0, 0], probabilities[0, 0])
+    torch.testing.assert_close(found.sum(-1), torch.ones(P, B, dtype=torch.float64))
+    support = torch.linspace(low, high, atoms, dtype=torch.float64)
+    torch.testing.assert_close(found @ support, (probabilities * returns.clamp(low, high)).sum(-1))
+
+
+def test_what_is_no_number_stays_none_and_harms_nothing_else():
+    probabilities, returns = torch.full((1, 2, 3), 1 / 3), torch.zeros(1, 2, 3)
+    returns[0, 1, 0] = torch.nan
+    found = categorical_projection(probabilities, returns, 0.0, 2.0)
+    assert found[0, 1].isnan().any()
+    assert found[0, 0].tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_each_atom_bootstraps_as_a_value_does(several):
+    columns = {"reward": random(P, B, seed=1), "terminated": random(P, B, seed=2) > 0.5}
+    if several:
+        columns["discount"] = random(P, B, seed=3)
+    atoms = random(P, B, 5, seed=4)
+    found = bootstrapped_atoms(columns, GAMMA, atoms)
+    for n in range(5):
+        torch.testing.assert_close(found[..., n], bootstrapped_return(columns, GAMMA, atoms[..., n]))

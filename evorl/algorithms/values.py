@@ -1,0 +1,178 @@
+"""The value of an action as a network represents it: by its mean, a categorical distribution, or quantiles of returns.
+
+Axes: P agents, B batch, A actions, N atoms: the numbers that the network puts out for each action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from evorl.algorithms.losses import REGRESSION_LOSSES, cross_entropy, quantile_huber
+from evorl.algorithms.replayed import ReplayedSettings
+from evorl.algorithms.returns import bootstrapped_atoms, bootstrapped_return, categorical_projection
+from evorl.config.fields import Finite, Section, Weight
+from evorl.types import Loss
+
+Atoms = Annotated[int, Field(ge=2, le=1024)]
+TOLERANCE = 1e-4
+"""The share of the support by which a return may lie outside of it without a warning; rounding is below it."""
+
+
+class CategoricalSettings(Section):
+    """The support of the distribution of returns (C51, arXiv 1707.06887), which must hold those there can be."""
+
+    atoms: Atoms = 51
+    v_min: Finite = -10.0
+    v_max: Finite = 10.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if not self.v_min < self.v_max:
+            raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")
+        return self
+
+
+class QuantileSettings(Section):
+    """Quantile regression (arXiv 1710.10044); its defaults are the paper's."""
+
+    quantiles: Atoms = 200
+    kappa: Weight = 1.0
+    """The error up to which the loss is quadratic; with 0 it is linear everywhere."""
+
+
+class ValueSettings(ReplayedSettings):
+    """The settings of an algorithm that says which representation it takes."""
+
+    distribution: Literal["none", "categorical", "quantile"] = "none"
+    """Learn the distribution of returns rather than their mean: by the sections `categorical` or `quantile`."""
+    loss: Literal["mse", "huber"] = "huber"
+    """Without a distribution."""
+    categorical: CategoricalSettings = CategoricalSettings()
+    quantile: QuantileSettings = QuantileSettings()
+
+    def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
+        """Return that returns lay outside the support, if some did."""
+        shares = metrics.get("outside_support", np.zeros(1))
+        share = shares[np.isfinite(shares)].max(initial=0.0)
+        if not share:
+            return None
+        low, high = self.categorical.v_min, self.categorical.v_max
+        return (
+            f"algorithm.categorical: {share:.2%} of the returns learned from lay outside v_min {low:g} to v_max "
+            f"{high:g} and were learned as the nearest end; set both so that all returns lie between them"
+        )
+
+
+class Values(Protocol):
+    """A representation of values by N `atoms` for each action."""
+
+    @property
+    def atoms(self) -> int:
+        """Return N."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the names of what its loss reports."""
+
+    def mean(self, atoms: Tensor) -> Tensor:
+        """Return the expected returns [...] of atoms [..., N]."""
+
+    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
+        """Return the loss of the atoms [P, B, N] of actions that were taken.
+
+        `following` [P, B, N] are those of the actions that come next, without gradients, `columns` those of the batch,
+        and `discount` [P] holds where it has none.
+        """
+
+
+class MeanValues:
+    """The expected return itself."""
+
+    atoms = 1
+    metrics = ("td_error", "q_values")
+
+    def __init__(self, settings: ValueSettings) -> None:
+        self._loss = REGRESSION_LOSSES[settings.loss]
+
+    def mean(self, atoms: Tensor) -> Tensor:
+        return atoms.squeeze(-1)
+
+    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
+        q = chosen.squeeze(-1)
+        target = bootstrapped_return(columns, discount, following.squeeze(-1))
+        values = q.detach()
+        errors = target - values
+        return Loss(self._loss(q, target), lambda: {"td_error": errors.abs(), "q_values": values}, errors)
+
+
+class CategoricalValues:
+    """The logits of returns at fixed values (C51, arXiv 1707.06887); the error for priorities is the cross-entropy.
+
+    That is as in Rainbow (arXiv 1710.02298) but for the entropy of the target, which its divergence leaves out.
+    """
+
+    metrics = ("td_error", "q_values", "outside_support")
+
+    def __init__(self, settings: ValueSettings) -> None:
+        self.atoms = settings.categorical.atoms
+        self._ends = settings.categorical.v_min, settings.categorical.v_max
+
+    def mean(self, atoms: Tensor) -> Tensor:
+        return atoms.softmax(-1) @ self._support(atoms)
+
+    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
+        support = self._support(chosen)
+        returns = bootstrapped_atoms(columns, discount, support.expand_as(following))
+        probabilities = following.softmax(-1)
+        elements = cross_entropy(chosen, categorical_projection(probabilities, returns, *self._ends))
+
+        def metrics() -> dict[str, Tensor]:
+            values, target = self.mean(chosen.detach()), (probabilities * returns).sum(-1)
+            low, high = self._ends
+            slack = TOLERANCE * (high - low)
+            outside = ((target < low - slack) | (target > high + slack)).float()
+            return {"td_error": (target - values).abs(), "q_values": values, "outside_support": outside}
+
+        return Loss(elements, metrics, elements.detach())
+
+    def _support(self, like: Tensor) -> Tensor:
+        return torch.linspace(*self._ends, self.atoms, device=like.device)
+
+
+class QuantileValues:
+    """Quantiles of returns (arXiv 1710.10044); the error for priorities is the mean of all absolute differences."""
+
+    metrics = ("td_error", "q_values")
+
+    def __init__(self, settings: ValueSettings) -> None:
+        self.atoms = settings.quantile.quantiles
+        self._kappa = settings.quantile.kappa
+
+    def mean(self, atoms: Tensor) -> Tensor:
+        return atoms.mean(-1)
+
+    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
+        target = bootstrapped_atoms(columns, discount, following)
+        values = chosen.detach()
+        errors = torch.cdist(values.unsqueeze(-1), target.unsqueeze(-1), p=1.0).mean((-1, -2))
+
+        def metrics() -> dict[str, Tensor]:
+            means = self.mean(values)
+            return {"td_error": (self.mean(target) - means).abs(), "q_values": means}
+
+        return Loss(quantile_huber(chosen, target, self._kappa), metrics, errors)
+
+
+VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {
+    "none": MeanValues,
+    "categorical": CategoricalValues,
+    "quantile": QuantileValues,
+}
+"""The representation that each `distribution` names."""
