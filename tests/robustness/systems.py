@@ -51,6 +51,10 @@ CASES = {
     "dqn-split-batches": (
         *COMMON, *DQN, world("LunarLander-v3"), "algorithm.split_batches=true", "algorithm.dueling=true",
     ),
+    "dqn-prioritised": (
+        *COMMON, *DQN, world("CartPole-v1", ", vectorization: sync"),
+        "replay={capacity: 400, learning_starts: 20, n_step: 3, prioritised: {exponent: 0.6}}",
+    ),
     "dqn-images": (*COMMON, *DQN, world("helpers.spaces:Shown-v0", ", kwargs: {kind: image}"), IMAGES),
     "a2c": (*COMMON, "algorithm={name: a2c, rollout_steps: 8, annealing: true}", world("CartPole-v1")),
     "ppo": (*COMMON, *PPO, world("CartPole-v1", ", vectorization: sync")),
