@@ -18,8 +18,8 @@ from evorl.envs.spec import ObservationSpecs, as_numbers
 from evorl.randomness import torch_generator
 from evorl.replay import Gather, Population
 from evorl.replay.minibatches import Minibatches
-from evorl.replay.moments import Moments
-from evorl.replay.scaling import discounted_sums, normalized
+from evorl.replay.rollout_statistics import RolloutStatistics
+from evorl.replay.scaling import normalized
 from evorl.replay.trajectories import Trajectories
 from evorl.system.timing import Stopwatch
 from evorl.types import (
@@ -27,7 +27,6 @@ from evorl.types import (
     Batch,
     PolicyOutput,
     RecurrentInput,
-    RewardStats,
     Segment,
     Tensors,
     Transition,
@@ -39,9 +38,6 @@ Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
 
 GATHERED_BYTES = 2**24
 """Minibatches are gathered several at once, as many as take about so much memory: small ones cost calls, not copies."""
-
-MAX_REWARD = 10.0
-"""Scaled rewards are clipped to so many standard deviations: before returns have varied, one could be thousands."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +89,7 @@ class RolloutExperience:
         self._rank = rank
         self._device = device
         self._stopwatch = stopwatch
+        self._statistics = RolloutStatistics(gather, stopwatch)
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         frames = {name: part.frames for name, part in parts.items() if part.frames}
         self._trajectories = Trajectories(
@@ -105,15 +102,12 @@ class RolloutExperience:
         self._minibatches: Minibatches
         self._generator: torch.Generator
         self._hparams: Tensors
-        self._rewards: Moments
-        self._reward_sums: Tensor | None
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents."""
         agents, settings = policy.agents, self._settings
         self._policy = policy
         self._step = 0
-        self._reward_sums = None
         steps = settings.steps * settings.num_envs
         self._minibatches = Minibatches(agents, steps, settings.sequence, self._device, settings.copies)
         self._generator = torch_generator(
@@ -123,12 +117,7 @@ class RolloutExperience:
             name: torch.tensor([agent.hyperparameters[name] for agent in agents], device=self._device)
             for name in ("gamma", "gae_lambda")
         }
-        stats = [agent.state.rewards for agent in agents]
-        self._rewards = Moments(
-            np.array([each.count for each in stats]),
-            np.array([[each.mean] for each in stats]),
-            np.array([[each.variance] for each in stats]),
-        )
+        self._statistics.begin(agents)
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments."""
@@ -186,10 +175,8 @@ class RolloutExperience:
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the statistics of its rewards."""
-        if not self._settings.normalize_rewards:
-            return
-        for agent, values in zip(agents, zip(*(each.reshape(-1) for each in self._rewards), strict=True), strict=True):
-            agent.state.rewards = RewardStats(*map(float, values))
+        if self._settings.normalize_rewards:
+            self._statistics.end(agents)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """Nothing outlasts a generation."""
@@ -213,31 +200,14 @@ class RolloutExperience:
         next_value = column["value"].roll(-1, 0)
         next_value = torch.where(column["truncated"], column["next_value"], next_value)
         next_value[-1] = column["next_value"][-1]
-        reward = self._scaled(column["reward"], ended, column["valid"])
+        reward = column["reward"]
+        if self._settings.normalize_rewards:
+            reward = self._statistics.scaled(reward, ended, column["valid"], self._hparams["gamma"])
         segment = Segment(
             reward, column["value"], next_value, column["terminated"], column["truncated"], column["valid"]
         )
         for name, values in self._targets(segment, self._hparams).items():
             self._trajectories.column(name).copy_(values)
-
-    def _scaled(self, reward: Tensor, ended: Tensor, valid: Tensor) -> Tensor:
-        """Return rewards [T, P, E] divided by the standard deviation of their running discounted sums, if so wanted."""
-        if not self._settings.normalize_rewards:
-            return reward
-        before = torch.zeros_like(reward[0]) if self._reward_sums is None else self._reward_sums
-        sums, self._reward_sums = discounted_sums(reward, ended, self._hparams["gamma"], before)
-        self._rewards = self._rewards.merged(self._moments(sums.unsqueeze(-1), valid))
-        scale = torch.from_numpy(1 / np.sqrt(self._rewards.variance + 1e-8)).to(reward)
-        return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
-
-    def _moments(self, samples: Tensor, valid: Tensor) -> Moments:
-        """Return the moments of [T, P, E, D] over the steps and all ranks that hold the same agents."""
-        values, weight = (x.transpose(0, 1).flatten(1, 2).double().cpu().numpy() for x in (samples, valid))
-        with self._stopwatch("communication"):
-            first, *others = (Moments.unpacked(p) for p in self._gather(Moments.of(values, weight).packed()))
-        for other in others:
-            first = first.merged(other)
-        return first
 
     def _update_observation_stats(self) -> None:
         """Let the agents normalise by what they saw, now that nothing more is learned from the rollout.
@@ -247,7 +217,9 @@ class RolloutExperience:
         valid = self._trajectories.column("valid")
         for part in self._settings.normalized:
             seen = as_numbers(self._trajectories.column(f"observation.{part}"), self._parts[part])
-            self._policy.update_observation_stats(part, self._moments(seen.reshape(*seen.shape[:3], -1), valid))
+            self._policy.update_observation_stats(
+                part, self._statistics.moments(seen.reshape(*seen.shape[:3], -1), valid)
+            )
 
     def _minibatch_batches(self, index: Tensor) -> Iterator[Batch]:
         """Yield the batches of all updates, given their sequences [U, P, B], gathered several at once."""
@@ -265,7 +237,9 @@ class RolloutExperience:
         seen, _, columns = self._trajectories.gather(slots.flatten(2), self._learned)
         weight = columns.pop("valid") * counted.unsqueeze(2).expand_as(slots).flatten(2)
         if self._settings.copies > 1:
-            weight, columns["advantage"] = self._united(weight, columns["advantage"])
+            weight, mean, scale = self._statistics.united(weight, columns["advantage"], self._settings.copies)
+            if self._settings.normalize_advantage:
+                columns["advantage"] = (columns["advantage"] - mean) * scale
         else:
             weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
             if self._settings.normalize_advantage:
@@ -288,17 +262,3 @@ class RolloutExperience:
             )
             for u in range(len(index))
         ]
-
-    def _united(self, counted: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights and advantages [U, P, B] of this rank's part of minibatches that all ranks make together.
-
-        The mean over ranks of weighted sums is then the mean over the `counted` steps of all ranks, by whose mean and
-        variance advantages are normalised, if that is wanted.
-        """
-        samples, counts = (values.flatten(0, 1).T.unsqueeze(-1) for values in (advantage, counted))
-        union = self._moments(samples.unsqueeze(-1), counts)
-        number, mean, variance = (torch.from_numpy(x).view(*advantage.shape[:2], 1).to(advantage) for x in union)
-        weight = counted * (self._settings.copies / number.clamp(min=1))
-        if self._settings.normalize_advantage:
-            advantage = (advantage - mean) * torch.rsqrt(variance + 1e-8)
-        return weight, advantage

@@ -1,0 +1,77 @@
+"""Statistics of rollouts over the ranks that hold the same agents.
+
+Axes: T steps, P agents, E environments, D numbers of a sample; U updates, B steps of a minibatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evorl.replay import Gather
+from evorl.replay.moments import Moments
+from evorl.replay.scaling import discounted_sums
+from evorl.system.timing import Stopwatch
+from evorl.types import Agent, RewardStats
+
+MAX_REWARD = 10.0
+"""Scaled rewards are clipped to so many standard deviations: before returns have varied, one could be thousands."""
+
+
+class RolloutStatistics:
+    """Moments of what the ranks that `gather` asks have seen, and the running ones by which agents scale rewards."""
+
+    def __init__(self, gather: Gather, stopwatch: Stopwatch) -> None:
+        self._gather = gather
+        self._stopwatch = stopwatch
+        self._rewards: Moments
+        self._sums: Tensor | None = None
+
+    def begin(self, agents: Sequence[Agent]) -> None:
+        """Start a generation of these agents with the statistics that they have."""
+        stats = [agent.state.rewards for agent in agents]
+        self._sums = None
+        self._rewards = Moments(
+            np.array([each.count for each in stats]),
+            np.array([[each.mean] for each in stats]),
+            np.array([[each.variance] for each in stats]),
+        )
+
+    def end(self, agents: Sequence[Agent]) -> None:
+        """Leave each agent the statistics of its rewards."""
+        for agent, values in zip(agents, zip(*(each.reshape(-1) for each in self._rewards), strict=True), strict=True):
+            agent.state.rewards = RewardStats(*map(float, values))
+
+    def moments(self, samples: Tensor, valid: Tensor) -> Moments:
+        """Return the moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
+        values, weight = (x.transpose(0, 1).flatten(1, 2).double().cpu().numpy() for x in (samples, valid))
+        with self._stopwatch("communication"):
+            first, *others = (Moments.unpacked(p) for p in self._gather(Moments.of(values, weight).packed()))
+        for other in others:
+            first = first.merged(other)
+        return first
+
+    def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, gamma: Tensor) -> Tensor:
+        """Return rewards [T, P, E] divided by the standard deviation of their running discounted sums, by `gamma` [P].
+
+        `ended` says where nothing flows on to the next step, `valid` which steps count.
+        """
+        before = torch.zeros_like(reward[0]) if self._sums is None else self._sums
+        sums, self._sums = discounted_sums(reward, ended, gamma, before)
+        self._rewards = self._rewards.merged(self.moments(sums.unsqueeze(-1), valid))
+        scale = torch.from_numpy(1 / np.sqrt(self._rewards.variance + 1e-8)).to(reward)
+        return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
+
+    def united(self, counted: Tensor, advantage: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weights [U, P, B] of this rank's part of minibatches that all ranks, so many `copies`, make together.
+
+        The mean over ranks of weighted sums is then the mean over the `counted` [U, P, B] steps of all ranks. Also
+        return the mean and the inverse standard deviation [U, P, 1] of their advantages.
+        """
+        samples, counts = (values.flatten(0, 1).T.unsqueeze(-1) for values in (advantage, counted))
+        union = self.moments(samples.unsqueeze(-1), counts)
+        number, mean, variance = (torch.from_numpy(x).view(*advantage.shape[:2], 1).to(advantage) for x in union)
+        return counted * (copies / number.clamp(min=1)), mean, torch.rsqrt(variance + 1e-8)
