@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evorl.networks.layers import linear, repeated
+from evorl.types import RecurrentInput
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -70,3 +73,17 @@ def unroll(cell: Cell, given: Tensor, weight: Tensor, state: Tensor, started: Te
         state = cell.step(given[:, time], weight, state * kept[:, time])
         outputs.append(state[:, :, 0])
     return torch.stack(outputs, 1), state
+
+
+def recur(
+    cell: Cell, copies: int, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs [P * copies, T * B, N] of a cell for a layer like them, and its next state [P, B, K, N]."""
+    given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
+    started = repeated(recurrent.started, copies)
+    given = given.unflatten(1, started.shape[1:])
+    # [P, B, copies * slots, N] -> [P * copies, B, slots, N]
+    state = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
+    outputs, state = unroll(cell, given, p["recurrent.weight"], state, started)
+    state = state.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
+    return outputs.flatten(1, 2), state

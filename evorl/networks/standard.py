@@ -17,10 +17,9 @@ from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.base import forward_apart
 from evorl.networks.convolution import ImageEncoder
 from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
-from evorl.networks.layers import linear, repeated
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, initialise
-from evorl.networks.recurrent import CELLS, unroll
+from evorl.networks.recurrent import CELLS, recur
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]
@@ -120,7 +119,8 @@ class StandardNetwork:
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
             (hidden,) = dense(replace(plan, heads=()), p, sources)
-            hidden, state = self._unroll(layout.architecture, p, hidden, recurrent)
+            cell, copies = CELLS[layout.architecture.recurrent], plan.copies
+            hidden, state = recur(cell, copies, p, hidden, recurrent)
             plan, sources = replace(plan, layers=()), [hidden]
         outputs = dense(plan, p, sources, None, tape)
         return dict(zip(plan.heads, outputs, strict=True)) | self._constants(p), state
@@ -220,21 +220,6 @@ class StandardNetwork:
             plan = DensePlan(tuple(layers), heads, copies, layout.spans, architecture.layer_norm)
             self._plans[layout] = plan
         return plan
-
-    def _unroll(
-        self, architecture: Architecture, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
-    ) -> tuple[Tensor, Tensor]:
-        """Return the outputs [P * copies, B, N] of the recurrent cell, and its next state [P, S, K, N]."""
-        assert architecture.recurrent is not None
-        cell, copies = CELLS[architecture.recurrent], self._copies(architecture) or 1
-        given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
-        started = repeated(recurrent.started, copies)
-        given = given.unflatten(1, started.shape[1:])
-        # [P, S, copies * slots, N] -> [P * copies, S, slots, N]
-        state = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
-        outputs, state = unroll(cell, given, p["recurrent.weight"], state, started)
-        state = state.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
-        return outputs.flatten(1, 2), state
 
 
 def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ class RolloutExperience:
         self._learned: tuple[str, ...] = ()
         self._step = 0
         self._policy: Population
-        self._left: Tensor | None
+        # The agents [P] that have not stopped, once one has.
+        self._left: Tensor | None = None
         self._minibatches: Minibatches
         self._generator: torch.Generator
         self._hparams: Tensors
@@ -107,7 +108,7 @@ class RolloutExperience:
         """Start a generation of these agents."""
         agents, settings = policy.agents, self._settings
         self._policy = policy
-        self._step = 0
+        self._step, self._left = 0, None
         steps = settings.steps * settings.num_envs
         self._minibatches = Minibatches(agents, steps, settings.sequence, self._device, settings.copies)
         self._generator = torch_generator(
@@ -149,23 +150,13 @@ class RolloutExperience:
         with self._stopwatch("sampling"):
             self._compute_targets()
             index = self._minibatches.draw(self._generator)
-        self._left = None
         for batch, later in zip(self._minibatch_batches(index), self._minibatches.later, strict=True):
-            yield self._without_stopped(batch)
+            yield batch if self._left is None else replace(batch, due=batch.due * self._left, all_due=False)
             # All ranks stop here or none does: what stops an agent is averaged over them.
-            if self._is_over(later):
+            if self._left is not None and not bool((self._left * later).any()):
                 break
+        self._left = None
         self._update_observation_stats()
-
-    def _without_stopped(self, batch: Batch) -> Batch:
-        """Return the batch as it concerns the agents that are left."""
-        if self._left is None:
-            return batch
-        return replace(batch, due=batch.due * self._left, all_due=False)
-
-    def _is_over(self, later: Tensor) -> bool:
-        """Return whether no agent that is left needs a batch after this one, of those that `later` [P] concerns."""
-        return self._left is not None and not bool((self._left * later).any())
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Leave agents out of the rest of this rollout's batches that should have been updated and were not."""

@@ -66,7 +66,7 @@ class RolloutStatistics:
         return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
 
     def united(self, counted: Tensor, advantage: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weights [U, P, B] of this rank's part of minibatches that all ranks, so many `copies`, make together.
+        """Return the weights [U, P, B] of this rank's part of minibatches that so many ranks (`copies`) make together.
 
         The mean over ranks of weighted sums is then the mean over the `counted` [U, P, B] steps of all ranks. Also
         return the mean and the inverse standard deviation [U, P, 1] of their advantages.
