@@ -1,0 +1,155 @@
+"""Prioritised replay in runs: its checkpoints, its exchanges, and exact resumes."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.prioritised import OWN, SETTINGS, E, P, Part, members
+from helpers.ranks import Exchange
+from helpers.support import lines, output_of, replay_experience, replay_of, seen, train, vector
+
+from evorl.replay.prioritised import PrioritisedSampler
+from evorl.replay.sampler import SamplerSettings
+from evorl.types import Transition, UpdateResult, UserError
+
+
+def played(experience, policy, generation, steps, seed):
+    """Play a generation, and return all that it drew."""
+    random, found = torch.Generator().manual_seed(seed), []
+    experience.begin(policy, generation)
+    for step in range(steps):
+        shown, never = torch.rand(P, E, 1, generator=random), torch.zeros(P, E, dtype=torch.bool)
+        started = torch.full((P, E), step == 0)
+        made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
+        experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
+        for batch in experience.batches():
+            found.append((batch.observation["observation"].clone(), batch.weight.clone()))
+            errors = batch.observation["observation"][..., 0] * torch.tensor([[1.0], [3.0]])
+            experience.observe(batch, UpdateResult(batch.due, errors))
+    experience.end(policy.agents)
+    return found
+
+
+def policy_of(*ids):
+    agents = members(*ids, batch_size=(6.0, 6.0))
+    for agent in agents:
+        agent.hyperparameters["learn_step"] = 2.0
+        agent.state = SimpleNamespace(update_debt=0.0)
+    return SimpleNamespace(agents=agents, acted=lambda steps: None)
+
+
+def prioritised_experience(part=0, settings=SETTINGS, rows=7, **options):
+    storage = replay_of(rows, P * E, vector(1))
+    sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(3, part, part, False))
+    return replay_experience(storage, sampler=sampler, learning_starts=1, lockstep=False, **options)
+
+
+def test_what_was_written_since_the_last_exchange_is_in_a_checkpoint_too():
+    first, second = Part(rows=4), Part(rows=4)
+    for rows in (3, 4, 9):
+        for _ in range(rows):
+            first.write(valid=0.8)
+        second.storage.restore(*first.storage.state())
+        second.sampler.restore(first.sampler.state(), first.storage.state()[1])
+        leaves = [part.sampler._priorities.tree.leaves for part in (first, second)]
+        assert np.array_equal(*leaves)
+        assert np.flatnonzero(leaves[0][0]).tolist() == sorted(first.drawable())
+        second = Part(rows=4)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, OWN])
+def test_a_restored_replay_draws_as_the_one_that_went_on(settings):
+    first, second = (prioritised_experience(settings=settings) for _ in range(2))
+    played(first, policy_of(0, 1), 1, 17, seed=1)
+    tensors, numbers = first.state()
+    second.restore({name: value.clone() for name, value in tensors.items()}, dict(numbers))
+    for generation, ids in ((2, ((2, 1), 1)), (3, (1, (3, 2)))):
+        went_on, restored = (played(each, policy_of(*ids), generation, 9, seed=generation) for each in (first, second))
+        assert len(went_on) >= 13
+        torch.testing.assert_close(went_on, restored, rtol=0, atol=0)
+
+
+def test_priorities_of_a_replay_of_another_shape_begin_anew():
+    first, second = prioritised_experience(), prioritised_experience(rows=12)
+    played(first, policy_of(0, 1), 1, 17, seed=1)
+    second.restore(*first.state())
+    played(second, policy_of(0, 1), 2, 1, seed=2)
+    assert set(second.sampler._priorities.tree.leaves[0]) >= {0.0, 1.0}
+    drawable = second.storage.can_draw(torch.arange(second.storage.slots)).numpy()
+    assert ((second.sampler._priorities.tree.leaves[0, : second.storage.slots] > 0) == drawable).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("priorities", lambda x: x * torch.nan, "no priority"),
+        ("priorities", lambda x: -x, "no priority"),
+        ("priorities", lambda x: x + torch.inf, "no priority"),
+        ("priorities", lambda x: x + 1e-3, "does not fit|no largest"),
+        ("priorities", lambda x: x * 0, "does not fit"),
+        ("priorities", lambda x: x[:, 1:], "it should be"),
+        ("priorities", lambda x: x[:1], "it should be"),
+        ("priorities", lambda x: x.float(), "it should be"),
+        ("priorities.maximum", lambda x: x * 0.5, "no largest priority"),
+        ("priorities.maximum", lambda x: x * torch.inf, "no largest priority"),
+        ("priorities.maximum", lambda x: x[:1], "it should be"),
+        ("priorities.agents", lambda x: x[:1], "it should be"),
+        ("priorities.agents", lambda x: x.double(), "it should be"),
+        ("priorities.agents", lambda x: None, "missing"),
+        ("priorities.more", lambda x: torch.zeros(3), "not expected"),
+    ],
+)
+def test_priorities_that_no_sampler_gave_are_refused(name, change, match):
+    first, second = prioritised_experience(), prioritised_experience()
+    played(first, policy_of(0, 1), 1, 17, seed=1)
+    tensors, numbers = first.state()
+    changed = change(tensors.get(name))
+    tensors = {key: value for key, value in (tensors | {name: changed}).items() if value is not None}
+    with pytest.raises(UserError, match=f"the replay: tensor .*({match})"):
+        second.restore(tensors, numbers)
+
+
+def test_a_uniform_replay_takes_no_priorities():
+    first = prioritised_experience()
+    played(first, policy_of(0, 1), 1, 5, seed=1)
+    other = replay_experience(replay_of(7, P * E, vector(1)), learning_starts=1, lockstep=True)
+    with pytest.raises(UserError, match="'priorities' is not expected here"):
+        other.restore(*first.state())
+
+
+def test_ranks_make_one_exchange_for_each_vector_step():
+    ranks, calls = 2, [0, 0]
+    exchange = Exchange(ranks)
+
+    def work(rank):
+        inner = exchange.gather(rank)
+
+        def gather(numbers):
+            calls[rank] += 1
+            return inner(numbers)
+
+        experience = prioritised_experience(rank, gather=gather)
+        return played(experience, policy_of(0, 1), 1, 12, seed=rank)
+
+    first, second = exchange.run(work)
+    assert calls == [13, 13], "and one to begin with"
+    assert len(first) == len(second) == 18
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_prioritised_run_resumes_exactly(in_directory, shared):
+    settings = (
+        f"replay={{n_step: 3, shared: {str(shared).lower()}, capacity: 300, learning_starts: 20}}",
+        "replay.prioritised={exponent: 0.7, importance_exponent: {steps: 200}}",
+        "evolution.mutation={none: 0.5, architecture: 0.5, parameters: 0.5, hyperparameters: 0.5}",
+    )
+    assert train("run.name=a", *settings) == 0
+    for steps in (80, 120):
+        assert train("run.name=b", "run.resume=auto", f"training.max_steps={steps}", *settings) == 0
+    first, second = (
+        [{name: row[name] for name in ("fitness", "metrics", "mutations")} for row in lines(path)]
+        for path in (in_directory / "runs" / name / "metrics.jsonl" for name in "ab")
+    )
+    assert len(first) > 2
+    assert first == second
