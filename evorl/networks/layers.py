@@ -93,7 +93,9 @@ def layer_norm_gradient(gradient: Tensor, gain: Tensor, share: Tensor | None, no
     if share is None:
         x, mean = more
         wanted = [True, False, False]
-        found: Tensor = aten.native_layer_norm_backward(inner, x, x.shape[-1:], mean, scale, None, None, wanted)[0]
+        # It takes for granted that there are no gaps in statistics.
+        statistics = mean.contiguous(), scale.contiguous()
+        found: Tensor = aten.native_layer_norm_backward(inner, x, x.shape[-1:], *statistics, None, None, wanted)[0]
         return found
     # Each unit that counts moves mean and variance by its share; d normal / d x by the quotient rule.
     moved = torch.addcmul(inner.sum(-1, keepdim=True), normal, (inner * normal).sum(-1, keepdim=True))
