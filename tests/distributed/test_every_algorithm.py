@@ -18,6 +18,12 @@ SETTINGS = {
     ),
     "dqn": (f"algorithm={{name: dqn, {REPLAYED}}}",),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
+    "sac": (
+        f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",
+    ),
+    "sac of choices": (
+        f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 20}}}}", "replay.prioritised={}",
+    ),
     "td3": (
         f"algorithm={{name: td3, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",
     ),
