@@ -10,6 +10,7 @@ from evorl.algorithms.dqn import DQN, DQNSettings
 from evorl.algorithms.objective import Objective
 from evorl.algorithms.ppo import PPO, PPOSettings
 from evorl.algorithms.protocols import Algorithm, Experience
+from evorl.algorithms.sac import SAC, SACSettings
 from evorl.algorithms.td3 import TD3, TD3Settings
 from evorl.config import AnyConfig
 from evorl.config.fields import AlgorithmSettings
@@ -20,6 +21,7 @@ ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]
     "ddpg": (DDPGSettings, DDPG),
     "dqn": (DQNSettings, DQN),
     "ppo": (PPOSettings, PPO),
+    "sac": (SACSettings, SAC),
     "td3": (TD3Settings, TD3),
 }
 """Settings and constructor of each algorithm."""

@@ -15,11 +15,16 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evorl.types import Head, Tensors
 
 FORBIDDEN = -1e8
 """The logit of a forbidden action: its probability is 0, and 0 times it is not NaN."""
+
+
+LOG_SCALES = (-5.0, 2.0)
+"""The bounds of a squashed Gaussian's log-scale; the authors' code has -20, where a density has no digits left."""
 
 
 class Likelihood(NamedTuple):
@@ -63,12 +68,12 @@ class Categorical:
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Sample whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
-        logits = self._logits(outputs, mask)
+        logits = self.logits(outputs, mask)
         exponential = torch.empty_like(logits).exponential_(generator=generator)
         return self._best(logits - exponential.log_())
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        return self._best(self._logits(outputs, mask))
+        return self._best(self.logits(outputs, mask))
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         parts = [
@@ -84,7 +89,7 @@ class Categorical:
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         return unclipped_action if self.single else unclipped_action.view(*unclipped_action.shape[:-1], *self.shape)
 
-    def _logits(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+    def logits(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         logits = outputs["action"]
         return logits if mask is None else logits.masked_fill(~mask, FORBIDDEN)
 
@@ -92,7 +97,7 @@ class Categorical:
         self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor
     ) -> Iterable[tuple[Tensor, Tensor]]:
         """Yield the logits [P, B, K] of each choice, and what was chosen [P, B, 1]."""
-        logits = self._logits(outputs, mask)
+        logits = self.logits(outputs, mask)
         if self.single:
             return [(logits, unclipped_action.unsqueeze(-1))]
         return zip(logits.split(self.sizes, -1), unclipped_action.split(1, -1), strict=True)
@@ -174,6 +179,38 @@ class Gaussian:
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         return self._bounds.to_environment(unclipped_action)
+
+
+class SquashedGaussian:
+    """The tanh of independent normals whose means and scales depend on the state (arXiv 1801.01290, appendix C).
+
+    Unclipped actions are those before the tanh; log-probabilities are densities of actions between -1 and 1. Samples
+    pass gradients to the outputs. There is no entropy in closed form.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.bounds = ActionBounds(space)
+        self.size = math.prod(self.bounds.shape)
+        self.heads = (Head("action", self.size, near_zero=True), Head("log_scale", self.size, near_zero=True))
+
+    def sample(self, outputs: Tensors, generator: torch.Generator) -> Tensor:
+        """Sample unclipped actions [P, B, A]."""
+        mean = outputs["action"]
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        return torch.addcmul(mean, self._log_scale(outputs).exp(), noise)
+
+    def log_prob(self, outputs: Tensors, unclipped_action: Tensor) -> Tensor:
+        """Return the log-density [P, B] of the tanh of unclipped actions [P, B, A]."""
+        log_scale = self._log_scale(outputs)
+        z = (unclipped_action - outputs["action"]) * (-log_scale).exp()
+        normal = -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
+        # log(1 - tanh(u)^2), which has digits left where tanh(u) rounds to 1.
+        slope = 2 * (math.log(2) - unclipped_action - functional.softplus(-2 * unclipped_action))
+        return (normal - slope).sum(-1)
+
+    @staticmethod
+    def _log_scale(outputs: Tensors) -> Tensor:
+        return outputs["log_scale"].clamp(*LOG_SCALES)
 
 
 DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {

@@ -18,6 +18,9 @@ PPO = (
 
 CONTINUOUS = "gamma: 0.5, tau: 0.1, batch_size: 32, learn_step: 4, exploration: {random_steps: 200}"
 DDPG, TD3 = ((f"algorithm={{name: {name}, {CONTINUOUS}}}", "replay.capacity=2000") for name in ("ddpg", "td3"))
+SAC = f"algorithm={{name: sac, {CONTINUOUS}, initial_temperature: 0.1}}", "replay.capacity=2000"
+# What is sampled is worth less than what is best; this temperature stays so low that it does not show.
+CALM = "algorithm.initial_temperature=1e-4", "algorithm.target_entropy=-20"
 
 
 def learned(environment, kwargs, *overrides, steps=160, learning_rate=1e-2):
@@ -30,6 +33,13 @@ def learned(environment, kwargs, *overrides, steps=160, learning_rate=1e-2):
 @pytest.mark.parametrize("algorithm", [PPO, DQN], ids=["ppo", "dqn"])
 def test_every_kind_of_observation_is_read(kind, algorithm):
     assert (score(*learned("Shown", f"{{kind: {kind}}}", *algorithm)) == 1.0).all()
+
+
+@pytest.mark.parametrize("kind", spaces.Shown.spaces)
+def test_sac_reads_every_kind_of_observation(kind):
+    # With a rate of 1e-2 a policy can be sure of itself before its critics have learned.
+    settings = *SAC, "algorithm.target_entropy_share=0.3"
+    assert (score(*learned("Shown", f"{{kind: {kind}}}", *settings, steps=480, learning_rate=3e-3)) == 1.0).all()
 
 
 def test_a_users_own_network_learns_too():
@@ -47,12 +57,12 @@ def test_every_kind_of_action_is_chosen(kind, algorithm):
     assert (score(*learned("Done", f"{{kind: {kind}}}", *algorithm, steps=240)) > 0.85).all()
 
 
-@pytest.mark.parametrize("algorithm", [DDPG, TD3], ids=["ddpg", "td3"])
+@pytest.mark.parametrize("algorithm", [DDPG, TD3, SAC], ids=["ddpg", "td3", "sac"])
 def test_continuous_actions_are_learned_from_a_replay(algorithm):
     assert (score(*learned("Done", "{kind: continuous}", *algorithm)) > 0.85).all()
 
 
-@pytest.mark.parametrize("algorithm", [DDPG, TD3], ids=["ddpg", "td3"])
+@pytest.mark.parametrize("algorithm", [DDPG, TD3, (*SAC, *CALM)], ids=["ddpg", "td3", "sac"])
 @pytest.mark.parametrize(("truncates", "expected"), [("true", 2.0), ("false", 1.5)])
 def test_a_cut_episode_is_worth_what_would_have_followed_a_continuous_action(algorithm, truncates, expected):
     """Nothing shows which of three steps it is, so v = 1 + 0.5 * 2/3 v where episodes end."""
@@ -61,7 +71,7 @@ def test_a_cut_episode_is_worth_what_would_have_followed_a_continuous_action(alg
     torch.testing.assert_close(value, torch.full((2, 1), expected), atol=0.15, rtol=0)
 
 
-@pytest.mark.parametrize("algorithm", [PPO, A2C, DQN], ids=["ppo", "a2c", "dqn"])
+@pytest.mark.parametrize("algorithm", [PPO, A2C, DQN, (*SAC, *CALM)], ids=["ppo", "a2c", "dqn", "sac"])
 def test_the_best_that_is_allowed_is_done_and_nothing_else(algorithm):
     group, environments = learned("Masked", "{}", *algorithm)
     assert (score(group, environments) == 3.0).all()

@@ -4,9 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Independent, Normal, TanhTransform, TransformedDistribution
 
-from evorl.networks.distributions import DISTRIBUTIONS
+from evorl.networks.distributions import DISTRIBUTIONS, ActionBounds, SquashedGaussian
 
 P, B = 2, 5
 
@@ -142,3 +142,45 @@ def test_choices_are_drawn_as_often_as_they_are_likely():
     expected = draws * outputs["action"][0, 0].double().softmax(-1)
     counts = torch.bincount(chosen.flatten(), minlength=18)
     assert ((counts - expected).square() / expected).sum() < 40.8, "0.1 % of right draws are above"
+
+
+def test_a_squashed_gaussian_has_the_density_that_torch_gives_it():
+    distribution = SquashedGaussian(gym.spaces.Box(-2.0, 2.0, (3,)))
+    numbers = 0.5 * torch.randn(2, P, B, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    outputs = {"action": numbers[0].requires_grad_(), "log_scale": numbers[1].requires_grad_()}
+    unclipped = distribution.sample(outputs, torch.Generator().manual_seed(1))
+    tanh = TanhTransform(cache_size=1)
+    normal = TransformedDistribution(Normal(outputs["action"], outputs["log_scale"].exp()), tanh)
+    found = distribution.log_prob(outputs, unclipped)
+    expected = Independent(normal, 1).log_prob(tanh(unclipped))
+    torch.testing.assert_close(found, expected)
+    wanted = list(outputs.values())
+    gradients = [torch.autograd.grad(each.sum(), wanted, retain_graph=True) for each in (found, expected)]
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_squashed_density_integrates_to_one():
+    distribution = SquashedGaussian(gym.spaces.Box(-1.0, 1.0, (1,)))
+    action = torch.linspace(-1, 1, 200_001, dtype=torch.float64)[1:-1]
+    outputs = {"action": torch.full((1, 1, 1), 0.4).double(), "log_scale": torch.full((1, 1, 1), -0.3).double()}
+    density = distribution.log_prob(outputs, torch.atanh(action).view(1, -1, 1)).exp()
+    assert float(density.sum() * 1e-5) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_squashed_density_has_digits_where_the_tanh_has_none():
+    """The tanh of 30 is 1 in single precision, and the logarithm of the slope there is 2 (log 2 - 30)."""
+    distribution = SquashedGaussian(gym.spaces.Box(-1.0, 1.0, (1,)))
+    outputs = {"action": torch.full((1, 1, 1), 30.0), "log_scale": torch.zeros(1, 1, 1)}
+    for mean in (30.0, -30.0):
+        outputs["action"][:] = mean
+        found = distribution.log_prob(outputs, outputs["action"])
+        expected = -0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - 30.0)
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_actions_come_back_from_the_environments():
+    space = gym.spaces.Box(np.array([[0.0], [-3.0]], np.float32), np.array([[4.0], [-3.0]], np.float32))
+    bounds, action = ActionBounds(space), torch.tensor([[[0.5, 0.0], [-1.0, 0.0]]])
+    given = bounds.to_environment(action)
+    torch.testing.assert_close(given, torch.tensor([[[[3.0], [-3.0]], [[0.0], [-3.0]]]]))
+    torch.testing.assert_close(bounds.from_environment(given), action)

@@ -33,6 +33,11 @@ DDPG = (
     "replay={capacity: 400, learning_starts: 20, n_step: 3, prioritised: {}}",
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, tau: {min: 1e-3, max: 1e-1}}",
 )  # fmt: skip
+SAC = (
+    "algorithm={name: sac, batch_size: 8, learn_step: 3, exploration: {random_steps: 20}}",
+    "replay={capacity: 400, learning_starts: 20}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, target_entropy_share: {min: 0.3, max: 0.95}}",
+)  # fmt: skip
 PPO = (
     "algorithm={name: ppo, rollout_steps: 16, sequence_length: 8, batch_size: 16, epochs: 2, target_kl: 0.02,"
     " normalize_observations: true, normalize_rewards: true}",
@@ -64,6 +69,8 @@ CASES = {
     ),
     "ppo-continuous": (*COMMON, *PPO, world("Pendulum-v1")),
     "ddpg": (*COMMON, *DDPG, world("Pendulum-v1")),
+    "sac": (*COMMON, *SAC, world("Pendulum-v1"), "replay.prioritised={}"),
+    "sac-discrete": (*COMMON, *SAC, world("CartPole-v1"), "replay.n_step=3"),
     "td3": (*COMMON, *TD3, world("Pendulum-v1")),
     "ppo-dict": (*COMMON, *PPO, world("helpers.spaces:Shown-v0", ", kwargs: {kind: dict}"), IMAGES),
 }  # fmt: skip

@@ -1,0 +1,272 @@
+"""Soft actor-critic, SAC (arXiv 1801.01290), with a learned temperature (1812.05905), also for choices (1910.07207).
+
+Axes: P agents, E environments, B batch, A numbers of an action, C critics, K actions of an expectation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
+
+import gymnasium as gym
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from evorl.algorithms.exploration import RandomStart, random_choices, random_numbers
+from evorl.algorithms.objective import hyperparameter
+from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
+from evorl.algorithms.returns import bootstrapped_return
+from evorl.config import Config
+from evorl.config.fields import Finite, HyperparameterRange, Positive
+from evorl.envs.spec import ACTION, EnvSpec, ObservationSpecs, choices, with_action
+from evorl.networks.distributions import Categorical, SquashedGaussian
+from evorl.networks.spec import NetworkSpec, Polyak
+from evorl.networks.stacked import Stack, StackedNetwork
+from evorl.networks.standard import StandardNetwork
+from evorl.replay.ring import Field as StoredField
+from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
+
+TWINS = ("first", "second")
+
+
+class SACSettings(ReplayedSettings):
+    name: Literal["sac"] = "sac"
+    learning_rate: Rate = 3e-4
+    """That of the critics and the temperature."""
+    actor_learning_rate: Rate | None = None
+    """Null is `learning_rate`."""
+    initial_temperature: Positive = 1.0
+    target_entropy: Finite | None = None
+    """The entropy that the temperature is learned for, in nats, of actions between -1 and 1. Null is -1 for each number
+    of a `Box`, and `target_entropy_share` of the most that choices can have."""
+    target_entropy_share: Annotated[float, Field(gt=0, le=1)] = 0.98
+    exploration: RandomStart = RandomStart()
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (
+        *ReplayedSettings.hyperparameters,
+        "actor_learning_rate",
+        "target_entropy",
+        "target_entropy_share",
+    )
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
+        "actor_learning_rate": HyperparameterRange(min=1e-5, max=3e-3),
+        "tau": HyperparameterRange(min=1e-3, max=2e-2),
+    }
+
+
+class Expectation(NamedTuple):
+    """The actions over which an expectation under the policy goes: one sample, or all that there are.
+
+    `probability` and `log_prob` are [P, B, K]; `action` [P, B, A] is the sample, between -1 and 1.
+    """
+
+    probability: Tensor
+    log_prob: Tensor
+    action: Tensor | None
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the expectation [P, B] of values [P, B, K]."""
+        return (self.probability * values).sum(-1)
+
+
+class Actions(Protocol):
+    """How SAC acts in one kind of space, and how critics judge it."""
+
+    heads: tuple[Head, ...]
+    reads: ObservationSpecs
+    values: int
+    stored: StoredField
+
+    def act(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator, best: bool) -> Tensor:
+        """Return the environment's actions [P, E, ...] from what the actor puts out, sampled or the most likely."""
+
+    def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return actions drawn evenly, of the shape of `action` [P, E, ...]."""
+
+    def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
+        """Return the actions over which expectations go; without a generator, the most likely stands for a sample."""
+
+    def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
+        """Return the critics' values [C, P, B, K] of the actions of an expectation."""
+
+    def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        """Return the critics' values [C, P, B] of the environment's actions [P, B, ...]."""
+
+    def target_entropy(self, share: Tensor) -> Tensor:
+        """Return the entropy [P] that is aimed at where none is given, `share` [P] of the most if there is a most."""
+
+
+class SampledActions:
+    """Continuous actions between bounds: one sample stands for all."""
+
+    values = 1
+
+    def __init__(self, interface: EnvSpec) -> None:
+        self.reads = with_action(interface)
+        self.distribution = SquashedGaussian(interface.action)
+        self.heads: tuple[Head, ...] = self.distribution.heads
+        self.stored: StoredField = (interface.action.shape or (), torch.float32)
+
+    def act(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator, best: bool) -> Tensor:
+        unclipped = outputs["action"] if best else self.distribution.sample(outputs, generator)
+        return self.distribution.bounds.to_environment(torch.tanh(unclipped))
+
+    def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        numbers = random_numbers(action.view(*action.shape[:2], -1), generator)
+        return self.distribution.bounds.to_environment(numbers)
+
+    def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
+        unclipped = outputs["action"] if generator is None else self.distribution.sample(outputs, generator)
+        log_prob = self.distribution.log_prob(outputs, unclipped).unsqueeze(-1)
+        return Expectation(torch.ones_like(log_prob), log_prob, torch.tanh(unclipped))
+
+    def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
+        assert action is not None
+        return torch.stack(list(critics({**observation, ACTION: action}).values()))
+
+    def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        return self.judged(critics, observation, self.distribution.bounds.from_environment(action)).squeeze(-1)
+
+    def target_entropy(self, share: Tensor) -> Tensor:
+        return torch.full_like(share, -self.distribution.size)
+
+
+class AllActions:
+    """A choice: expectations go over all that may be chosen."""
+
+    stored: StoredField = (), torch.int64
+
+    def __init__(self, interface: EnvSpec) -> None:
+        self.reads: ObservationSpecs = interface.parts
+        (self.values,) = choices(interface.action)
+        self.distribution = Categorical((self.values,))
+        self.heads: tuple[Head, ...] = self.distribution.heads
+
+    def act(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator, best: bool) -> Tensor:
+        return self.distribution.mode(outputs, mask) if best else self.distribution.sample(outputs, mask, generator)
+
+    def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        return random_choices(self.values, action.shape, mask, generator)
+
+    def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
+        log_prob = self.distribution.logits(outputs, mask).log_softmax(-1)
+        return Expectation(log_prob.exp(), log_prob, None)
+
+    def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
+        return torch.stack(list(critics(observation).values()))
+
+    def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        values = self.judged(critics, observation, None)
+        return values.gather(-1, action.expand(len(values), *action.shape).unsqueeze(-1)).squeeze(-1)
+
+    def target_entropy(self, share: Tensor) -> Tensor:
+        return share * math.log(self.values)
+
+
+ACTIONS: Mapping[type, Callable[[EnvSpec], Actions]] = {
+    gym.spaces.Box: SampledActions,
+    gym.spaces.Discrete: AllActions,
+}
+
+
+class SAC(StepCounting):
+    """A stack of agents with an actor, two critics that have target copies, and a temperature."""
+
+    metrics = ("td_error", "q_values", "entropy", "temperature")
+
+    def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
+        super().__init__(config, interface)
+        kind = ACTIONS.get(type(interface.action))
+        if kind is None:
+            raise UserError(
+                f"algorithm.name: sac cannot act in {interface.action} of {interface.environment}; it takes Box, "
+                "Discrete"
+            )
+        self.actions = kind(interface)
+        self.stored_action = self.actions.stored
+        temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
+        critics = [Head(name, self.actions.values) for name in TWINS]
+        self.networks: Mapping[str, NetworkSpec] = {
+            "actor": self.network(interface.parts, self.actions.heads, "shared"),
+            "critics": self.network(self.actions.reads, critics, "all", Polyak("tau")),
+            "temperature": NetworkSpec(temperature, Architecture()),
+        }
+        rate = hyperparameter("learning_rate")
+        self.objectives = [
+            self.objective("critics", self.critic_loss, rate),
+            self.objective("actor", self.actor_loss, actor_learning_rate),
+            self.objective("temperature", self.temperature_loss, rate),
+        ]
+
+    def act(
+        self,
+        stack: Stack,
+        observation: Observation,
+        recurrent: RecurrentInput | None,
+        generator: torch.Generator,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensors, Tensor | None]:
+        """Return sampled or most likely actions [P, E, ...] for observations [P, E, ...]."""
+        mask = observation.get("action_mask")
+        action = self.actions.act(stack.networks["actor"](observation), mask, generator, deterministic)
+        if not deterministic:
+            action = self.random_at_first(stack, action, lambda: self.actions.random(action, mask, generator))
+        return action, {}, None
+
+    def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
+        """Return the lesser of the critics' values [P, E] of what the policy does in observations [P, E, ...]."""
+        found = self.expectation(stack, observation, None)
+        return found.of(self.actions.judged(stack.networks["critics"], observation, found.action).amin(0))
+
+    def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return the critics' squared errors from soft values of what follows (1812.05905, eq. 5 and 6)."""
+        with torch.no_grad():
+            following = batch.next_observation
+            found = self.expectation(stack, following, generator)
+            value = self.actions.judged(stack.targets["critics"], following, found.action).amin(0)
+            soft_value = found.of(value - self.log_temperature(stack).exp() * found.log_prob)
+            target = bootstrapped_return(batch.columns, stack.hyperparameters["gamma"], soft_value)
+        return critic_loss(
+            self.actions.taken(stack.networks["critics"], batch.observation, batch.columns["action"]), target
+        )
+
+    def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return what makes actions of more value and less certain (1812.05905, eq. 7)."""
+        found = self.expectation(stack, batch.observation, generator)
+        value = self.actions.judged(stack.networks["critics"], batch.observation, found.action).amin(0)
+        temperature = self.log_temperature(stack).exp()
+        loss = found.of(temperature * found.log_prob - value)
+
+        @torch.no_grad()
+        def metrics() -> Tensors:
+            return {"entropy": -found.of(found.log_prob), "temperature": temperature.squeeze(-1).expand_as(loss)}
+
+        return Loss(loss, metrics)
+
+    def temperature_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
+        """Return what raises the temperature where the policy's entropy is below its target (1812.05905, eq. 18).
+
+        The logarithm of the temperature stands in its place, as in the authors' code: it moves the same way.
+        """
+        with torch.no_grad():
+            found = self.expectation(stack, batch.observation, generator)
+            surplus = -found.of(found.log_prob) - self.target_entropy(stack).unsqueeze(-1)
+        return Loss(self.log_temperature(stack).squeeze(-1) * surplus)
+
+    def expectation(self, stack: Stack, observation: Observation, generator: torch.Generator | None) -> Expectation:
+        """Return the actions of the policies over which expectations go."""
+        outputs = stack.networks["actor"](observation)
+        return self.actions.expectation(outputs, observation.get("action_mask"), generator)
+
+    def log_temperature(self, stack: Stack) -> Tensor:
+        """Return the logarithm of each agent's temperature [P, 1, 1]."""
+        return stack.networks["temperature"]({})["log_temperature"] + math.log(self.settings.initial_temperature)
+
+    def target_entropy(self, stack: Stack) -> Tensor:
+        """Return the entropy [P] that each agent's temperature is learned for."""
+        hparams = stack.hyperparameters
+        given = hparams.get("target_entropy")
+        return self.actions.target_entropy(hparams["target_entropy_share"]) if given is None else given

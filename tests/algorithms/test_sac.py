@@ -1,0 +1,217 @@
+"""SAC against one agent that is written plainly, for continuous actions and for choices."""
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers.replayed import Single, check_stack_equals_singles, generator, perceptron, replayed_batch
+from helpers.support import agent, algorithm, population, seen
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+
+from evorl.networks.distributions import SquashedGaussian
+from evorl.types import UserError
+
+BOX = gym.spaces.Box(np.array([0.0, -2.0], np.float32), np.array([4.0, 2.0], np.float32))
+CENTRE, HALF = torch.tensor([2.0, 0.0]), torch.tensor([2.0, 2.0])
+CHOICE = gym.spaces.Discrete(3)
+
+
+def made(settings="", *overrides, **spaces):
+    return algorithm(f"algorithm={{name: sac, {settings}}}", *overrides, **{"actions": BOX} | spaces)
+
+
+def squashed(p, observation, noise):
+    """A sample and its log-probability by torch's own distributions."""
+    mean, log_scale = (perceptron(p, {"observation": observation}, head) for head in ("action", "log_scale"))
+    normal = TransformedDistribution(Normal(mean, log_scale.clamp(-5, 2).exp()), TanhTransform(cache_size=1))
+    action = torch.tanh(mean + log_scale.clamp(-5, 2).exp() * noise)
+    return action, normal.log_prob(action).sum(-1)
+
+
+def values(p, observation, action=None):
+    parts = {"observation": observation} | ({} if action is None else {"action": action})
+    return [perceptron(p, parts, head, copy) for copy, head in enumerate(("first", "second"))]
+
+
+def heat(plain, initial):
+    return plain.p["temperature"]["log_temperature.bias"].squeeze() + math.log(initial)
+
+
+def test_an_agent_learns_as_the_paper_says():
+    sac = made("tau: 0.1, actor_learning_rate: 5e-3, initial_temperature: 0.5, target_entropy: -0.7, gamma: 0.9")
+    single = agent(dqn=sac)
+    learner, plain, draws = population([single], sac), Single(single), generator()
+    for update in range(5):
+        batch = replayed_batch(sac, 1, seed=update)
+        errors = learner.update(batch).errors
+
+        now, following = batch.observation["observation"][0], batch.next_observation["observation"][0]
+        with torch.no_grad():
+            action, log_prob = squashed(plain.p["actor"], following, torch.randn(1, 8, 2, generator=draws)[0])
+            value = torch.minimum(*values(plain.target["critics"], following, action)).squeeze(-1)
+            value = value - heat(plain, 0.5).exp() * log_prob
+            target = batch.columns["reward"][0] + 0.9 * ~batch.columns["terminated"][0] * value
+        done = (batch.columns["action"][0] - CENTRE) / HALF
+        first, second = (each.squeeze(-1) for each in values(plain.p["critics"], now, done))
+        expected = ((first - target).abs() + (second - target).abs()) / 2
+        torch.testing.assert_close(errors[0], expected.detach(), rtol=1e-4, atol=1e-4)
+        plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
+        plain.follow("critics")
+
+        action, log_prob = squashed(plain.p["actor"], now, torch.randn(1, 8, 2, generator=draws)[0])
+        value = torch.minimum(*values(plain.p["critics"], now, action)).squeeze(-1)
+        plain.descend("actor", (heat(plain, 0.5).exp().detach() * log_prob - value).mean())
+
+        _, log_prob = squashed(plain.p["actor"], now, torch.randn(1, 8, 2, generator=draws)[0])
+        plain.descend("temperature", -(heat(plain, 0.5) * (log_prob.detach() - 0.7)).mean())
+    (trained,) = learner.to_agents()
+    plain.check(trained)
+    assert trained.tensors["actor"].keys() == {"parameters", "buffers", "mean", "square"}, "no target actor"
+
+
+def test_an_agent_that_chooses_learns_as_the_paper_says():
+    sac = made("tau: 0.1, target_entropy_share: 0.4", actions=CHOICE, masked=True)
+    single = agent(dqn=sac)
+    learner, plain = population([single], sac), Single(single)
+
+    def policy(looks):
+        logits = perceptron(plain.p["actor"], {"observation": looks["observation"][0]}, "action")
+        logits = logits.masked_fill(~looks["action_mask"][0], -1e8)
+        return logits.softmax(-1), logits.log_softmax(-1)
+
+    for update in range(5):
+        actions = torch.randint(3, (1, 8), generator=torch.Generator().manual_seed(update))
+        batch = replayed_batch(sac, 1, seed=update, actions=actions)
+        errors = learner.update(batch).errors
+
+        now, following = batch.observation, batch.next_observation
+        with torch.no_grad():
+            probability, log_prob = policy(following)
+            value = torch.minimum(*values(plain.target["critics"], following["observation"][0]))
+            value = (probability * (value - heat(plain, 1.0).exp() * log_prob)).sum(-1)
+            target = batch.columns["reward"][0] + 0.99 * ~batch.columns["terminated"][0] * value
+        both = [
+            each.gather(-1, actions[0, :, None])[:, 0] for each in values(plain.p["critics"], now["observation"][0])
+        ]
+        expected = sum((each - target).abs() for each in both) / 2
+        torch.testing.assert_close(errors[0], expected.detach(), rtol=1e-4, atol=1e-4)
+        plain.descend("critics", sum((each - target).square().mean() for each in both))
+        plain.follow("critics")
+
+        probability, log_prob = policy(now)
+        value = torch.minimum(*values(plain.p["critics"], now["observation"][0])).detach()
+        loss = (probability * (heat(plain, 1.0).exp().detach() * log_prob - value)).sum(-1).mean()
+        plain.descend("actor", loss)
+
+        probability, log_prob = (each.detach() for each in policy(now))
+        surplus = (probability * (log_prob + 0.4 * math.log(3))).sum(-1)
+        plain.descend("temperature", -(heat(plain, 1.0) * surplus).mean())
+    (trained,) = learner.to_agents()
+    plain.check(trained)
+
+
+def without_draws(self, outputs, generator):
+    """Samples whose noise is the same for all agents, whatever stack they are in."""
+    noise = torch.randn(outputs["action"].shape[1:], generator=torch.Generator().manual_seed(3))
+    return outputs["action"] + outputs["log_scale"].exp() * noise
+
+
+@pytest.mark.parametrize("actions", [BOX, CHOICE], ids=["box", "choice"])
+def test_stacks_learn_as_their_agents_do_alone(actions, monkeypatch):
+    monkeypatch.setattr(SquashedGaussian, "sample", without_draws)
+    sac = made(actions=actions)
+    chosen = None if actions is BOX else torch.randint(3, (4, 8), generator=torch.Generator().manual_seed(0))
+    batches = [replayed_batch(sac, 4, seed=seed, actions=chosen) for seed in range(3)]
+    for overhead in (0, 10**9):
+        monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+        together = check_stack_equals_singles(sac, batches)
+        assert (len(together.policy.stacks) == 1) == (overhead > 0)
+
+
+@pytest.mark.parametrize(("entropy", "rises"), [(5.0, True), (-20.0, False)])
+def test_the_temperature_rises_where_the_entropy_is_below_its_target(entropy, rises):
+    sac = made(f"target_entropy: {entropy}")
+    learner = population([agent(id=id, dqn=sac) for id in range(2)], sac)
+    (stack,) = learner.policy.stacks
+    before = sac.log_temperature(stack).clone()
+    learner.update(replayed_batch(sac, 2))
+    change = sac.log_temperature(stack) - before
+    # The first step of Adam has the learning rate's size.
+    torch.testing.assert_close(change.abs().flatten(), torch.full((2,), 3e-4), rtol=1e-2, atol=0)
+    assert (change > 0).all() == rises
+
+
+@pytest.mark.parametrize(
+    ("actions", "settings", "expected"),
+    [
+        (BOX, "", -2.0),
+        (BOX, "target_entropy: -0.5", -0.5),
+        (CHOICE, "", 0.98 * math.log(3)),
+        (CHOICE, "target_entropy_share: 0.5", 0.5 * math.log(3)),
+        (CHOICE, "target_entropy: 0.3", 0.3),
+    ],
+)
+def test_the_target_entropy_is_given_or_that_of_the_paper(actions, settings, expected):
+    sac = made(settings, actions=actions)
+    (stack,) = population([agent(id=0, dqn=sac), agent(id=1, dqn=sac)], sac).policy.stacks
+    torch.testing.assert_close(sac.target_entropy(stack), torch.full((2,), expected))
+
+
+@pytest.mark.parametrize("actions", [BOX, CHOICE], ids=["box", "choice"])
+def test_actions_are_sampled_and_those_in_evaluation_are_not(actions):
+    sac = made("exploration: {random_steps: 0}", actions=actions)
+    policy = population([agent(dqn=sac)], sac).policy
+    look, started = seen(torch.zeros(1, 5000, 5)), torch.zeros(1, 5000, dtype=torch.bool)
+    outputs = policy.stacks[0].networks["actor"](look)
+    sampled, best = (policy.act(look, started, policy.initial_state(5000), flag)[0].action[0] for flag in (False, True))
+    assert torch.equal(best, best[:1].expand_as(best))
+    if actions is CHOICE:
+        assert (best == outputs["action"][0].argmax(-1)).all()
+        shares = torch.bincount(sampled, minlength=3) / 5000
+        torch.testing.assert_close(shares, outputs["action"][0, 0].softmax(-1), atol=0.03, rtol=0)
+        return
+    torch.testing.assert_close(best, CENTRE + HALF * torch.tanh(outputs["action"][0]))
+    unclipped = torch.atanh(((sampled - CENTRE) / HALF).clamp(-1 + 1e-6, 1 - 1e-6))
+    torch.testing.assert_close(unclipped.std(0), outputs["log_scale"][0, 0].exp(), rtol=0.1, atol=0)
+
+
+def test_first_choices_are_drawn_evenly_from_what_is_allowed():
+    sac = made("exploration: {random_steps: 10}", actions=CHOICE, masked=True)
+    member = agent(dqn=sac)
+    member.tensors["actor"]["parameters"]["action.bias"][:] = torch.tensor([-9.0, 9.0, 0.0])
+    policy = population([member], sac).policy
+    look = seen(torch.zeros(1, 5000, 5)) | {"action_mask": torch.tensor([True, True, False]).expand(1, 5000, 3)}
+    started = torch.zeros(1, 5000, dtype=torch.bool)
+    action = policy.act(look, started, policy.initial_state(5000))[0].action[0]
+    shares = torch.bincount(action, minlength=3) / 5000
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.5, 0.0]), atol=0.03, rtol=0)
+    policy.acted(np.array([10.0]))
+    assert (policy.act(look, started, policy.initial_state(5000))[0].action == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (gym.spaces.Box(-1, np.inf, (2,)), "algorithm.name: needs .* between bounds; Some-v0 has Box"),
+        (gym.spaces.MultiDiscrete([2, 3]), r"sac cannot act in MultiDiscrete.* of Some-v0; it takes Box, Discrete"),
+    ],
+)
+def test_spaces_it_cannot_handle_are_named(actions, message):
+    with pytest.raises(UserError, match=message):
+        made(actions=actions)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("network.recurrent=gru", "network.recurrent: sac cannot be recurrent; leave 'gru' out"),
+        ("algorithm.initial_temperature=0", "algorithm.initial_temperature: 0 is out of range; it must be above 0"),
+        ("algorithm.target_entropy_share=2", "algorithm.target_entropy_share: 2 is out of range"),
+        ("algorithm.exploration.noise=gaussian", "algorithm.exploration.noise: unknown key"),
+    ],
+)
+def test_settings_it_cannot_take_are_named(setting, message):
+    with pytest.raises(UserError, match=message):
+        made("", setting)
