@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from evorl.config import AnyConfig
@@ -14,6 +16,7 @@ from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
 from evorl.replay.protocols import Sampler
 from evorl.replay.ring import Field, memory_at_first
 from evorl.replay.sampler import SamplerSettings, UniformSampler
+from evorl.replay.statistics import ObservationStatistics
 from evorl.replay.storage import Storage
 from evorl.system.memory import check_room
 from evorl.system.timing import Stopwatch
@@ -27,11 +30,12 @@ def replay_experience(
     placement: Placement,
     always_valid: bool,
     stopwatch: Stopwatch,
+    normalized: Sequence[str] = (),
 ) -> ReplayExperience:
     """Return this rank's part of the replay; capacity and start of learning are divided over the ranks.
 
-    `returns` are the algorithm's, of windows of several steps. Raises UserError where memory has no room, or the part
-    none for such windows.
+    `returns` are the algorithm's, of windows of several steps; agents normalise the parts that are `normalized`. Raises
+    UserError where memory has no room, or the part none for such windows.
     """
     ranks, replay = placement.ranks, config.replay
     share = max(1, replay.capacity // ranks.size)
@@ -51,7 +55,9 @@ def replay_experience(
     )
     windows = make_windows(storage, replay.n_step, returns)
     sampler = make_sampler(config, storage, placement, place)
-    return ReplayExperience(storage, windows, sampler, settings, placement.gather_copies, stopwatch)
+    parts = {name: interface.parts[name] for name in normalized}
+    statistics = ObservationStatistics(parts, placement.gather_copies, replay.shared, stopwatch)
+    return ReplayExperience(storage, windows, sampler, settings, placement.gather_copies, stopwatch, statistics)
 
 
 def make_replay(

@@ -23,6 +23,7 @@ def check_identical(first, second):
         assert one.state == other.state
 
 
+@pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize("more", [(), QUANTILES], ids=["categorical", "quantile"])
 def test_a_run_resumes_exactly(more, in_directory):
     for name, steps in (("a", 200), ("b", 120), ("b", 200)):
