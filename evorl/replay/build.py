@@ -11,12 +11,12 @@ from evorl.distributed import Placement
 from evorl.envs.spec import EnvSpec, ObservationSpec, choices
 from evorl.replay.experience import ReplayExperience, ReplaySettings
 from evorl.replay.n_step import Returns, make_windows
+from evorl.replay.observation_statistics import ObservationStatistics
 from evorl.replay.priorities import PriorityTree
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
 from evorl.replay.protocols import Sampler
 from evorl.replay.ring import Field, memory_at_first
 from evorl.replay.sampler import SamplerSettings, UniformSampler
-from evorl.replay.statistics import ObservationStatistics
 from evorl.replay.storage import Storage
 from evorl.system.memory import check_room
 from evorl.system.timing import Stopwatch

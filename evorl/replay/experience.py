@@ -12,9 +12,9 @@ from torch import Tensor
 
 from evorl.replay import Gather, Population
 from evorl.replay.n_step import Windows
+from evorl.replay.observation_statistics import ObservationStatistics
 from evorl.replay.protocols import Agreement, Sampler
 from evorl.replay.schedule import UpdateSchedule
-from evorl.replay.statistics import ObservationStatistics
 from evorl.replay.storage import Storage
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError

@@ -9,7 +9,7 @@ from helpers.ranks import Exchange
 from helpers.support import agent, algorithm, lines, population, seen, train, vector
 
 from evorl.replay.moments import Moments
-from evorl.replay.statistics import EVERY, ObservationStatistics
+from evorl.replay.observation_statistics import EVERY, ObservationStatistics
 from evorl.system.formats import decode_agents
 from evorl.system.timing import Stopwatch
 from evorl.types import Transition

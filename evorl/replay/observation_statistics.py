@@ -65,7 +65,5 @@ class ObservationStatistics:
         if self._shared:
             samples, weight = samples.reshape(1, -1, samples.shape[-1]), weight.reshape(1, -1)
         with self._stopwatch("communication"):
-            first, *others = (Moments.unpacked(each) for each in self._gather(Moments.of(samples, weight).packed()))
-        for other in others:
-            first = first.merged(other)
-        return first.part(np.zeros(agents, np.intp)) if self._shared else first
+            moments = Moments.over_ranks(samples, weight, self._gather)
+        return moments.part(np.zeros(agents, np.intp)) if self._shared else moments
