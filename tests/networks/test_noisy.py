@@ -20,7 +20,7 @@ from helpers.support import (
 )
 
 from evorl.algorithms import SETTINGS
-from evorl.config import validate
+from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import architecture as operations
 from evorl.networks.dense import Tape
 from evorl.networks.noisy import SIGMA, WeightNoise
@@ -258,3 +258,17 @@ def test_the_padding_stays_zero(monkeypatch):
         for name, tensor in agents[place].tensors["q"]["parameters"].items():
             padding[name][index][tuple(slice(size) for size in tensor.shape)] = 0
     assert not any(values.any() for values in padding.values())
+
+
+def test_a_long_chain_of_mutations_keeps_noisy_layers_consistent():
+    dqn, rng = algorithm(NOISY, DUELING), np.random.default_rng(5)
+    limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40, unit_steps=(1, 9))
+    member, shapes = agent(dqn=dqn), set()
+    for _ in range(80):
+        mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units
+        mutate(member, dqn.networks, limits, rng)
+        check_tensors(member, dqn)
+        shapes.add(len(member.architectures["q"].hidden_sizes))
+    assert shapes == {1, 2}
+    group = population([member], dqn)
+    group.update(batch(group.policy.agents))
