@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015) and the parts of Rainbow (arXiv 1710.02298), each by a setting of its own.
 
-Double Q-learning (arXiv 1509.06461), dueling networks (1511.06581), distributions of returns (`values.py`), soft target
-updates (1509.02971); n-step returns and prioritised replay belong to the replay.
+Double Q-learning (arXiv 1509.06461), dueling networks (1511.06581), distributions of returns (`values.py`), noisy
+layers (1706.10295), soft target updates (1509.02971); n-step returns and prioritised replay belong to the replay.
 
 Axes: P agents, E environments, B batch, A actions, N atoms of an action's value.
 """
@@ -9,6 +9,7 @@ Axes: P agents, E environments, B batch, A actions, N atoms of an action's value
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
 import gymnasium as gym
@@ -22,14 +23,20 @@ from evorl.algorithms.replayed import Rate, Replayed
 from evorl.algorithms.returns import of_action
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Size
+from evorl.config.fields import HyperparameterRange, Positive, Section, Size
 from evorl.envs.spec import EnvSpec
 from evorl.networks.distributions import FORBIDDEN
+from evorl.networks.noisy import NoisyLayers
 from evorl.networks.spec import NetworkSpec, Periodic, Polyak, TargetRule
 from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
+
+
+class NoisyLayerSettings(Section):
+    sigma: Positive = 0.5
+    """The first scale of the noise, times the root of a layer's inputs."""
 
 
 class DQNSettings(ValueSettings):
@@ -44,7 +51,12 @@ class DQNSettings(ValueSettings):
     `target_period` updates (Mnih et al. 2015)."""
     tau: Rate = 2e-2
     target_period: Size | None = None
-    exploration: EpsilonGreedy = EpsilonGreedy()
+    noisy: NoisyLayerSettings | None = None
+    """Explore by noise on the weights of the last hidden layer and of the heads (arXiv 1706.10295)."""
+    exploration: EpsilonGreedy = Field(
+        default_factory=lambda given: EpsilonGreedy(start=0, end=0) if given.get("noisy") else EpsilonGreedy()
+    )
+    """Noisy layers explore by themselves, so that with them there are no random actions unless this is configured."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*ValueSettings.hyperparameters, "target_period")
     layer_norm: ClassVar[bool] = True
@@ -72,6 +84,8 @@ class DQN(Replayed):
             raise UserError(
                 f"algorithm.name: dqn needs discrete actions; {interface.environment} has {interface.action}"
             )
+        if self.settings.noisy is not None and config.network.name == "module":
+            raise UserError("algorithm.noisy: a module has to have noisy layers of its own; leave it out")
         self.actions = int(interface.action.n)
         self.values = VALUES[self.settings.distribution](self.settings)
         self.metrics = self.values.metrics
@@ -82,7 +96,11 @@ class DQN(Replayed):
         # Dueling networks part before the last hidden layer.
         streams: Streams = "last" if self.settings.dueling else "shared"
         target = TARGETS[self.settings.target]
-        self.networks: Mapping[str, NetworkSpec] = {"q": self.network(interface.parts, heads, streams, target)}
+        spec = self.network(interface.parts, heads, streams, target)
+        if self.settings.noisy is not None:
+            names = [head.name for head in heads]
+            spec = replace(spec, network=NoisyLayers(spec.network, names, self.settings.noisy.sigma))
+        self.networks: Mapping[str, NetworkSpec] = {"q": spec}
         self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 
     def initial_state(self) -> dict[str, float]:
@@ -97,9 +115,14 @@ class DQN(Replayed):
         generator: torch.Generator,
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return epsilon-greedy actions [P, E] for observations [P, E, ...], or greedy ones."""
+        """Return epsilon-greedy actions [P, E] for observations [P, E, ...], or greedy ones.
+
+        The noise of noisy layers is new in each step, the same in all of an agent's environments; greedy actions are
+        those of the mean weights.
+        """
         mask = observation.get("action_mask")
-        greedy = allowed(self.q_values(stack.networks["q"](observation)), mask).argmax(-1)
+        network = stack.networks["q"] if deterministic else stack.networks["q"].perturbed(generator)
+        greedy = allowed(self.q_values(network(observation)), mask).argmax(-1)
         if deterministic:
             return greedy, {}, None
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
@@ -127,11 +150,12 @@ class DQN(Replayed):
         stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the temporal-difference loss of a batch."""
+        """Return the temporal-difference loss of a batch; the network and its target copy each have a new noise."""
         columns, following = batch.columns, batch.next_observation
-        atoms, next_atoms = self._atoms_and_next(stack.networks["q"], batch)
+        network, target = (networks["q"].perturbed(generator) for networks in (stack.networks, stack.targets))
+        atoms, next_atoms = self._atoms_and_next(network, batch)
         with torch.no_grad():
-            target_atoms = self.atoms(stack.targets["q"](following))
+            target_atoms = self.atoms(target(following))
             # Double Q-learning: the network itself chooses the action that its target copy values.
             judged = self.values.mean(target_atoms if next_atoms is None else next_atoms)
             best = allowed(judged, following.get("action_mask")).argmax(-1)

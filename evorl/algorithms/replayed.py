@@ -43,6 +43,8 @@ class ReplayedSettings(AlgorithmSettings):
     tau: Rate = 5e-3
     """The share of the way that a target network follows in each of its updates."""
     max_grad_norm: Positive | None = None
+    normalize_observations: bool = False
+    """Shift and scale vectors by the running mean and variance of what the replay was given."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         "batch_size",
@@ -71,13 +73,16 @@ class Replayed:
                 f"network.recurrent: {self.settings.name} cannot be recurrent; leave {config.network.recurrent!r} out, "
                 "or use ppo"
             )
+        vectors = [name for name, part in interface.parts.items() if part.kind == "vector"]
+        self._normalized = vectors if self.settings.normalize_observations else []
 
     def network(
         self, parts: ObservationSpecs, heads: Sequence[Head], streams: Streams, target: TargetRule | None = None
     ) -> NetworkSpec:
         """Return a network as the configuration asks for, that reads these parts."""
         settings = self.config.network
-        network = NETWORKS[settings.name](settings, parts, heads, ())
+        normalized = [name for name in self._normalized if name in parts]
+        network = NETWORKS[settings.name](settings, parts, heads, normalized)
         return NetworkSpec(network, initial_architecture(settings, parts, streams), target)
 
     def objective(
@@ -95,7 +100,14 @@ class Replayed:
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
         """Return this rank's part of the replay."""
         return replay_experience(
-            self.config, self.interface, self.stored_action, n_step_return, placement, always_valid, stopwatch
+            self.config,
+            self.interface,
+            self.stored_action,
+            n_step_return,
+            placement,
+            always_valid,
+            stopwatch,
+            self._normalized,
         )
 
 

@@ -109,6 +109,8 @@ class Tape:
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
+        self.scaled: dict[str, tuple[str, Tensor]] = {}
+        """Parameters whose gradient is that of another, by its name, times a factor."""
 
     def record(self, call: _Call) -> None:
         """Let the outputs of a call be leaves."""
@@ -122,7 +124,7 @@ class Tape:
 
         It is written `into` tensors where there are some, else new ones are put there.
         """
-        covered = {name for call in self._calls for name in call.plan.names}
+        covered = {name for call in self._calls for name in call.plan.names} | self.scaled.keys()
         others = [name for name in leaves if name not in covered]
         inputs = [output for call in self._calls for output in call.outputs] + [leaves[name] for name in others]
         found = list(torch.autograd.grad(elements, inputs, weight, allow_unused=True))
@@ -136,6 +138,8 @@ class Tape:
             call.backward(own, more)
             for name in more if index else ():
                 into[name] += more[name]
+        for name, (other, factor) in self.scaled.items():
+            into[name] = torch.mul(into[other], factor, out=into.get(name))
 
 
 def dense(

@@ -28,9 +28,9 @@ class ParameterSpec:
     at zero, so that growth changes nothing. There may be several `copies`, on a first axis of their own. `fill` is the
     first value: `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with n the size of the axes read (LeCun 1998), `orthogonal` a
     matrix from all that is read to all that is produced whose rows or columns, whichever are fewer, are orthonormal, in
-    each copy for itself (Saxe et al., arXiv 1312.6120); both times `gain`. Numbers stand for the places of the first
-    axis produced. `newborn` is the value of units that are added later, where it differs. A `mask` says which units
-    count, and is left out of a stack in which all do.
+    each copy for itself (Saxe et al., arXiv 1312.6120); these and `ones` are multiplied by `gain`. Numbers stand for
+    the places of the first axis produced. `newborn` is the value of units that are added later, where it differs. A
+    `mask` says which units count, and is left out of a stack in which all do.
     """
 
     reads: tuple[str | int, ...]
@@ -64,7 +64,7 @@ class ParameterSpec:
         if isinstance(fill, tuple):
             return torch.tensor(fill).unsqueeze(-1).expand(shape).clone()
         if fill in ("zeros", "ones"):
-            return torch.full(shape, float(fill == "ones"))
+            return torch.full(shape, float(fill == "ones") * self.gain)
         copies, read, produced = self.matrix(sizes)
         if fill == "orthogonal":
             matrices = [_orthogonal(read, produced, generator) for _ in range(copies)]
@@ -90,6 +90,14 @@ def _sizes(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> Shape:
 def initialise(specs: Specs, sizes: Mapping[str, int], generator: torch.Generator) -> Tensors:
     """Return fresh parameters of one agent."""
     return {name: spec.filled(spec.fill, sizes, generator) for name, spec in specs.items()}
+
+
+def moved_up(name: str, index: int) -> str:
+    """Return the name of a hidden layer's parameter once layer `index` before it is gone."""
+    kind, number, *rest = name.split(".")
+    if kind == "hidden" and int(number) > index:
+        return ".".join((kind, str(int(number) - 1), *rest))
+    return name
 
 
 class FlatTensors:

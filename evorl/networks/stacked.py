@@ -15,6 +15,7 @@ from evorl.networks.dense import Tape
 from evorl.networks.growth import fresh_roles
 from evorl.networks.layers import shares
 from evorl.networks.layout import Layout
+from evorl.networks.noisy import SIGMA, WeightNoise, perturbed
 from evorl.networks.parameters import FlatTensors, Shape
 from evorl.networks.spec import NetworkSpec
 from evorl.system.formats import check_tensors
@@ -65,6 +66,7 @@ class StackedNetwork:
         self.tape: Tape | None = None
         """Where calls are recorded, while a loss is computed whose gradient is wanted."""
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
+        self._noise = WeightNoise(shapes.matrices, parameters.agents)
 
     @classmethod
     def allocate(cls, network: Network, layout: Layout, shapes: Shapes, agents: int, memory: Tensor) -> StackedNetwork:
@@ -95,6 +97,21 @@ class StackedNetwork:
     def forward_pair(self, x: Observation, following: Observation) -> tuple[Tensors, Tensors]:
         """Return the outputs for `x`, and without gradients those for `following`, of one shape."""
         return self.network.forward_pair(self.layout, self._given, x, following, self.tape)
+
+    def perturbed(self, generator: torch.Generator) -> StackedNetwork:
+        """Return the same network with new noise on its noisy layers; without any, itself.
+
+        It is to be called once for each loss.
+        """
+        if not self._noise.matrices:
+            return self
+        noise, other = self._noise.draw(generator), copy.copy(self)
+        other._frozen = perturbed(self._frozen, self._frozen, noise)
+        if self.tape is not None:
+            assert not self.tape.scaled, "a gradient knows one noise"
+            self.tape.scaled = {SIGMA + name: (name, value) for name, value in noise.items()}
+            other._tensors = perturbed(self._tensors, self._frozen, noise)
+        return other
 
     @property
     def tensors(self) -> Tensors:

@@ -18,7 +18,7 @@ from evorl.networks.base import forward_apart
 from evorl.networks.convolution import ImageEncoder
 from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
 from evorl.networks.layout import Layout
-from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, initialise
+from evorl.networks.parameters import HIDDEN_GAIN, NEAR_ZERO_GAIN, Fill, ParameterSpec, Specs, initialise, moved_up
 from evorl.networks.recurrent import CELLS, recur
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
@@ -160,7 +160,7 @@ class StandardNetwork:
             first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
             new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
         replaced = {name: f"{follower}.{name.split('.')[2]}" for name in new}
-        return {_moved_up(name, index): value for name, value in kept.items()} | new, replaced
+        return {moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
     def _copies(self, architecture: Architecture, index: int | None = None) -> int | None:
         """Count the copies of hidden layer `index`, or of the recurrent cell without one; None if streams share it."""
@@ -248,11 +248,3 @@ def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
             specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain)
         specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "zeros")
     return specs
-
-
-def _moved_up(name: str, index: int) -> str:
-    """Return the name of a hidden layer's parameter once layer `index` before it is gone."""
-    kind, number, *rest = name.split(".")
-    if kind == "hidden" and int(number) > index:
-        return ".".join((kind, str(int(number) - 1), *rest))
-    return name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from evorl.config import AnyConfig
@@ -9,6 +11,7 @@ from evorl.distributed import Placement
 from evorl.envs.spec import EnvSpec, ObservationSpec, choices
 from evorl.replay.experience import ReplayExperience, ReplaySettings
 from evorl.replay.n_step import Returns, make_windows
+from evorl.replay.observation_statistics import ObservationStatistics
 from evorl.replay.priorities import PriorityTree
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
 from evorl.replay.protocols import Sampler
@@ -27,11 +30,12 @@ def replay_experience(
     placement: Placement,
     always_valid: bool,
     stopwatch: Stopwatch,
+    normalized: Sequence[str] = (),
 ) -> ReplayExperience:
     """Return this rank's part of the replay; capacity and start of learning are divided over the ranks.
 
-    `returns` are the algorithm's, of windows of several steps. Raises UserError where memory has no room, or the part
-    none for such windows.
+    `returns` are the algorithm's, of windows of several steps; agents normalise the parts that are `normalized`. Raises
+    UserError where memory has no room, or the part none for such windows.
     """
     ranks, replay = placement.ranks, config.replay
     share = max(1, replay.capacity // ranks.size)
@@ -51,7 +55,9 @@ def replay_experience(
     )
     windows = make_windows(storage, replay.n_step, returns)
     sampler = make_sampler(config, storage, placement, place)
-    return ReplayExperience(storage, windows, sampler, settings, placement.gather_copies, stopwatch)
+    parts = {name: interface.parts[name] for name in normalized}
+    statistics = ObservationStatistics(parts, placement.gather_copies, replay.shared, stopwatch)
+    return ReplayExperience(storage, windows, sampler, settings, placement.gather_copies, stopwatch, statistics)
 
 
 def make_replay(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evorl.replay import Gather, Population
 from evorl.replay.n_step import Windows
+from evorl.replay.observation_statistics import ObservationStatistics
 from evorl.replay.protocols import Agreement, Sampler
 from evorl.replay.schedule import UpdateSchedule
 from evorl.replay.storage import Storage
@@ -50,8 +51,13 @@ class ReplayExperience:
         settings: ReplaySettings,
         gather: Gather,
         stopwatch: Stopwatch,
+        statistics: ObservationStatistics | None = None,
     ) -> None:
-        """`windows` say what a batch holds of the slots that `sampler` draws; `gather` asks all ranks of the agents."""
+        """`windows` say what a batch holds of the slots that `sampler` draws; `gather` asks all ranks of the agents.
+
+        `statistics` are those by which agents normalise what they observe.
+        """
+        self._statistics = statistics
         self.storage = storage
         self.windows = windows
         self.sampler = sampler
@@ -76,6 +82,8 @@ class ReplayExperience:
         """Start a generation of these agents."""
         agents = policy.agents
         self._policy = policy
+        if self._statistics is not None:
+            self._statistics.begin(policy)
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
         debt = np.array([agent.state.update_debt for agent in agents])
         # Agents change places, and episodes may begin anew: what comes next does not follow what came last.
@@ -93,6 +101,8 @@ class ReplayExperience:
         Raises UserError where ranks add in lockstep and there is nothing to draw.
         """
         clip, valid = self._settings.reward_clip, transition.valid
+        if self._statistics is not None:
+            self._statistics.add(transition)
         columns = {
             "action": output.action,
             "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
@@ -162,6 +172,8 @@ class ReplayExperience:
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation: each agent keeps the share of an update that it has earned."""
+        if self._statistics is not None:
+            self._statistics.update()
         for agent, debt in zip(agents, self._schedule.debt(), strict=True):
             agent.state.update_debt = float(debt)
 

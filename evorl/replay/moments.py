@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,14 @@ class Moments(NamedTuple):
         shares = (weight / np.maximum(count, 1)[:, None])[..., None]
         mean = (samples * shares).sum(1)
         return cls(count, mean, ((samples - mean[:, None]) ** 2 * shares).sum(1))
+
+    @classmethod
+    def over_ranks(cls, samples: Array, weight: Array, gather: Callable[[Array], Array]) -> Moments:
+        """Of such samples on all ranks that `gather` asks."""
+        first, *others = (cls.unpacked(packed) for packed in gather(cls.of(samples, weight).packed()))
+        for other in others:
+            first = first.merged(other)
+        return first
 
     def merged(self, other: Moments) -> Moments:
         """Of both sets of samples together (Chan, Golub & LeVeque 1983)."""

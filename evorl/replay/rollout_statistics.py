@@ -49,10 +49,7 @@ class RolloutStatistics:
         """Return the moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
         values, weight = (x.transpose(0, 1).flatten(1, 2).double().cpu().numpy() for x in (samples, valid))
         with self._stopwatch("communication"):
-            first, *others = (Moments.unpacked(p) for p in self._gather(Moments.of(values, weight).packed()))
-        for other in others:
-            first = first.merged(other)
-        return first
+            return Moments.over_ranks(values, weight, self._gather)
 
     def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, gamma: Tensor) -> Tensor:
         """Return rewards [T, P, E] divided by the standard deviation of their running discounted sums, by `gamma` [P].

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.dqns import DQNS
+from helpers.dqns import DQNS, same_noise
 from helpers.support import agent, algorithm, batch, config, first_architecture, population, seen, train, trained
 
 from evorl.algorithms.losses import cross_entropy, quantile_huber
 from evorl.algorithms.returns import categorical_projection
+from evorl.networks.noisy import WeightNoise
 from evorl.types import EvorlWarning
 
 STEPS = torch.tensor([[1, 3, 2, 1, 3, 3, 2, 1], [3, 3, 1, 2, 2, 1, 1, 3]])
@@ -76,6 +77,7 @@ def test_the_loss_is_the_papers_for_each_agent(distribution, double):
 @pytest.mark.parametrize("options", DQNS.values(), ids=DQNS)
 def test_stacks_learn_as_their_agents_do_alone(options, overhead, monkeypatch):
     monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr(WeightNoise, "draw", same_noise)
     dqn = algorithm(*options)
     agents = family(dqn)
     together = population(agents, dqn)

@@ -70,6 +70,7 @@ def test_it_cannot_be_changed():
         ("algorithm.exploration.steps=9", "algorithm.exploration: `schedule: linear` and `steps` go together"),
         ("algorithm.target=periodic", "algorithm: `target: periodic` and `target_period` go together"),
         ("algorithm.target_period=100", "algorithm: `target: periodic` and `target_period` go together"),
+        ("algorithm.noisy.sigma=0", "algorithm.noisy.sigma: 0 is out of range; it must be above 0"),
         ("algorithm.distribution=quantiles", "algorithm.distribution: 'quantiles' does not fit: 'none', 'categorical'"),
         ("algorithm.categorical={v_min: 1, v_max: 1}", "algorithm.categorical: v_min 1 must be below v_max 1"),
         ("algorithm.categorical.atoms=1", "algorithm.categorical.atoms: 1 is out of range; it must be at least 2"),

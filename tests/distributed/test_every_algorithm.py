@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from helpers.dqns import RAINBOW
 from helpers.support import launch, lines
 
 from evorl.algorithms import ALGORITHMS
@@ -18,6 +19,8 @@ SETTINGS = {
     ),
     "dqn": (f"algorithm={{name: dqn, {REPLAYED}}}",),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
+    "rainbow": RAINBOW,
+    "rainbow of quantiles": (*RAINBOW, "algorithm.distribution=quantile", "algorithm.quantile={quantiles: 8}"),
     "sac": (
         f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",
     ),

@@ -1,9 +1,9 @@
-"""Runs of DQN with all parts of Rainbow: resumed exactly, on one process and on two."""
+"""Runs of DQN with all parts of Rainbow, resumed exactly."""
 
 import pytest
 import torch
 from helpers.dqns import RAINBOW
-from helpers.support import EVERY_MUTATION, launch, lines, train
+from helpers.support import EVERY_MUTATION, lines, train
 
 from evorl.system.formats import decode_agents
 
@@ -17,24 +17,15 @@ def agents_of(run):
 
 
 def check_identical(first, second):
-    assert not any(row["drifts"] for row in lines(first / "metrics.jsonl")), "replicas are meant to compute the same"
     for one, other in zip(agents_of(first), agents_of(second), strict=True):
         torch.testing.assert_close(one.tensors, other.tensors, rtol=0, atol=0)
         assert one.state == other.state
 
 
+@pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize("more", [(), QUANTILES], ids=["categorical", "quantile"])
 def test_a_run_resumes_exactly(more, in_directory):
     for name, steps in (("a", 200), ("b", 120), ("b", 200)):
         overrides = f"run.name={name}", "run.resume=auto", f"training.max_steps={steps}"
         assert train(*overrides, *RAINBOW, *more, *EVERY_MUTATION) == 0
     check_identical(in_directory / "runs" / "a", in_directory / "runs" / "b")
-
-
-@pytest.mark.two_process
-def test_a_run_on_two_ranks_keeps_them_alike_and_resumes_exactly(tmp_path):
-    for name, steps in (("a", 200), ("b", 120), ("b", 200)):
-        overrides = f"run.name={name}", "run.resume=auto", f"training.max_steps={steps}"
-        done = launch(tmp_path, *overrides, *RAINBOW, *EVERY_MUTATION)
-        assert done.returncode == 0, done.stderr[-3000:]
-    check_identical(tmp_path / "runs" / "a", tmp_path / "runs" / "b")

@@ -1,0 +1,274 @@
+"""Noisy layers: the law of their noise, whose gradient is whose, and what mutations leave of them. Axes: P agents."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.kinds import CONVOLUTIONS, OBSERVATIONS
+from helpers.support import (
+    agent,
+    algorithm,
+    batch,
+    check_tensors,
+    config,
+    first_architecture,
+    greedy,
+    population,
+    seen,
+)
+
+from evorl.algorithms import SETTINGS
+from evorl.config import ArchitectureLimits, validate
+from evorl.evolution import architecture as operations
+from evorl.networks.dense import Tape
+from evorl.networks.noisy import SIGMA, WeightNoise
+from evorl.types import UserError
+
+NOISY = "algorithm.noisy={sigma: 0.4}"
+DUELING = "algorithm.dueling=true"
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_noise_is_factorised_and_each_agents_own():
+    matrices = {"a.weight": (1, 40, 30), "a.bias": (1, 1, 30), "b.weight": (2, 5, 6)}
+    noise = WeightNoise(matrices | {SIGMA + name: shape for name, shape in matrices.items()}, agents=200)
+    found, more = noise.draw(generator()), noise.draw(generator())
+    assert {name: value.shape for name, value in found.items()} == {
+        "a.weight": (200, 40, 30), "a.bias": (200, 1, 30), "b.weight": (400, 5, 6)
+    }  # fmt: skip
+    assert all(torch.equal(more[name], value) for name, value in found.items())
+    assert not any(torch.equal(value, noise.draw(generator(1))[name]) for name, value in found.items())
+    # f(x)^2 is |x|, whose mean is sqrt(2 / pi).
+    assert found["a.weight"].var().item() == pytest.approx(2 / math.pi, rel=0.05)
+    assert found["a.bias"].var().item() == pytest.approx(math.sqrt(2 / math.pi), rel=0.05)
+    assert abs(found["a.weight"].mean()) < 0.05
+    rows = found["b.weight"]
+    torch.testing.assert_close(rows[:, 1:, 1:] * rows[:, :1, :1], rows[:, 1:, :1] * rows[:, :1, 1:])
+    inputs = found["a.weight"] / found["a.bias"]
+    torch.testing.assert_close(inputs, inputs[..., :1].expand_as(inputs), rtol=1e-3, atol=1e-3)
+    between = torch.corrcoef(found["a.bias"].flatten(1)[:20])
+    assert (between - torch.eye(20)).abs().max() < 0.8, "no two agents have the same"
+
+
+def test_only_the_last_hidden_layer_and_heads_are_noisy_and_begin_as_the_paper_says():
+    space = OBSERVATIONS["tuple"]
+    dqn = algorithm(NOISY, DUELING, "network.hidden_sizes=[20]", observations=space)
+    values = dqn.networks["q"].network.initialise(first_architecture(dqn), generator())
+    widths = {name: part.width for name, part in dqn.interface.parts.items()}
+    assert {name for name in values if name.startswith(SIGMA)} == {
+        SIGMA + name
+        for name in (
+            "hidden.0.bias", *(f"hidden.0.weight.{part}" for part in widths),
+            *(f"{head}.{kind}" for head in ("advantage", "value") for kind in ("weight", "bias")),
+        )
+    }  # fmt: skip
+    for name, value in values.items():
+        if name.startswith(SIGMA):
+            inputs = sum(widths.values()) if "hidden" in name else 20
+            torch.testing.assert_close(value, torch.full_like(value, 0.4 / math.sqrt(inputs)))
+    deep = algorithm(NOISY, "network.hidden_sizes=[20, 12, 9]")
+    assert {name for name in deep.networks["q"].network.specs(first_architecture(deep)) if name.startswith(SIGMA)} == {
+        SIGMA + name for name in ("hidden.2.weight", "hidden.2.bias", "q_values.weight", "q_values.bias")
+    }
+
+
+def test_a_call_with_noise_has_the_weights_with_noise(monkeypatch):
+    dqn = algorithm(NOISY, "network.activation=tanh", "network.layer_norm=false")
+    agents = [agent(id=id, dqn=dqn) for id in range(3)]
+    (stack,), x = population(agents, dqn).policy.stacks, torch.randn(3, 4, 5)
+    network, drawn = stack.networks["q"], {}
+    draw = WeightNoise.draw
+    monkeypatch.setattr(WeightNoise, "draw", lambda noise, given: drawn.setdefault("noise", draw(noise, given)))
+    found, means = network.perturbed(generator())(seen(x))["q_values"], network(seen(x))["q_values"]
+    for p, member in enumerate(agents):
+        values = member.tensors["q"]["parameters"]
+
+        def weight(name, noise=True, p=p, values=values):
+            value = values[name]
+            rows, columns = value.shape
+            scale = values.get(SIGMA + name, torch.zeros(())) if noise else 0.0
+            extra = drawn["noise"][name][p, :rows, :columns] if name in drawn["noise"] else torch.zeros(())
+            return value + scale * extra
+
+        for noise, outputs in ((True, found), (False, means)):
+            y = torch.tanh(x[p] @ weight("hidden.0.weight.observation", noise) + weight("hidden.0.bias", noise))
+            y = torch.tanh(y @ weight("hidden.1.weight", noise) + weight("hidden.1.bias", noise))
+            expected = y @ weight("q_values.weight", noise) + weight("q_values.bias", noise)
+            torch.testing.assert_close(outputs[p], expected)
+    assert not torch.allclose(found, means)
+
+
+@pytest.mark.parametrize("kind", ["number", "image"])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_gradients_are_those_of_autograd_through_the_noise(kind, dueling):
+    """A vector's network has its backward pass by hand, an image's by autograd."""
+    options = NOISY, f"algorithm.dueling={dueling}", "network.hidden_sizes=[8, 6]", CONVOLUTIONS
+    dqn = algorithm(*options, observations=OBSERVATIONS[kind])
+    agents = [agent(id=id, dqn=dqn) for id in range(2)]
+    network = population(agents, dqn).policy.stacks[0].networks["q"]
+    part = dqn.interface.parts["observation"]
+    x = seen(torch.rand(2, 4, *part.shape).mul(1 if kind == "number" else 255).to(part.dtype))
+
+    def elements(outputs):
+        return dqn.q_values(outputs).square().sum(-1)
+
+    tape = network.tape = Tape()
+    value = elements(network.perturbed(generator())(x))
+    found = {name: torch.full_like(leaf, torch.nan) for name, leaf in network.leaves.items()}
+    tape.gradient(value, torch.ones(2, 4), network.leaves, found)
+    noise = dict(tape.scaled.values())
+    leaves = network.leaves
+    weights = network.tensors | leaves
+    weights |= {name: leaves[name] + leaves[SIGMA + name] * factor for name, factor in noise.items()}
+    network.tape = None
+    outputs, _ = network.network.forward(network.layout, weights, x)
+    expected = torch.autograd.grad(elements(outputs).sum(), list(leaves.values()), allow_unused=True)
+    for name, one in zip(leaves, expected, strict=True):
+        expected_one = torch.zeros_like(leaves[name]) if one is None else one
+        torch.testing.assert_close(found[name], expected_one, rtol=1e-4, atol=1e-5)
+    assert all(found[SIGMA + name].any() for name in noise)
+
+
+def test_one_gradient_knows_one_noise():
+    dqn = algorithm(NOISY)
+    network = population([agent(dqn=dqn)], dqn).policy.stacks[0].networks["q"]
+    network.tape = Tape()
+    network.perturbed(generator())
+    with pytest.raises(AssertionError):
+        network.perturbed(generator())
+
+
+def test_noise_is_off_in_evaluation_and_new_in_every_step():
+    dqn = algorithm("algorithm.noisy={sigma: 4}")
+    group = population([agent(id=id, dqn=dqn) for id in range(3)], dqn)
+    observation = seen(torch.randn(3, 500, 5))
+    before = group.policy.generator.get_state()
+    best, _ = greedy(group, observation)
+    assert torch.equal(greedy(group, observation)[0], best)
+    assert torch.equal(group.policy.generator.get_state(), before)
+    expected = group.policy.joined([dqn.q_values(s.networks["q"](observation)) for s in group.policy.stacks])
+    assert torch.equal(best, expected.argmax(-1))
+    state, started = group.policy.initial_state(500), torch.zeros(3, 500, dtype=torch.bool)
+    actions = [group.policy.act(observation, started, state)[0].action for _ in range(2)]
+    for action, other in zip(actions, (best, actions[0]), strict=True):
+        assert (action != other).any(1).all()
+    plain = algorithm()
+    assert plain.networks["q"].network is not None
+    stack = population([agent(dqn=plain)], plain).policy.stacks[0]
+    assert stack.networks["q"].perturbed(generator()) is stack.networks["q"]
+
+
+def test_noisy_layers_leave_out_random_actions_unless_they_are_configured():
+    def exploration(**algorithm):
+        settings = validate({"algorithm": algorithm}, SETTINGS)
+        assert validate(settings.model_dump(mode="json"), SETTINGS) == settings
+        return settings.algorithm.exploration
+
+    assert exploration().start == 1.0
+    assert (exploration(noisy={}).start, exploration(noisy={}).end) == (0.0, 0.0)
+    assert exploration(noisy={}, exploration={"end": 0.2}).start == 1.0
+    assert config("algorithm.noisy={}").algorithm.noisy.sigma == 0.5
+
+
+def test_a_module_cannot_have_noisy_layers():
+    with pytest.raises(UserError, match=r"algorithm.noisy: a module has to have noisy layers of its own"):
+        algorithm(NOISY, "network={name: module, factory: 'helpers.support:probe_network'}")
+
+
+def trained(dqn, sizes=(20, 24)):
+    shape = replace(first_architecture(dqn), hidden_sizes=sizes, residual_layers=(0,) * len(sizes))
+    group = population([agent(shape, dqn=dqn)], dqn)
+    for seed in range(3):
+        group.update(batch(group.policy.agents, seed=seed))
+    return group.to_agents()[0]
+
+
+def outputs(member, dqn):
+    (stack,) = population([member], dqn).policy.stacks
+    x = torch.randn(1, 50, 5, generator=generator())
+    return [dqn.q_values(networks["q"](seen(x))) for networks in (stack.networks, stack.targets)]
+
+
+@pytest.mark.parametrize("options", [(NOISY,), (NOISY, DUELING)], ids=["shared", "dueling"])
+def test_growth_preserves_the_function_of_the_mean_weights(options):
+    dqn, rng = algorithm(*options), np.random.default_rng(3)
+    member = trained(dqn)
+    before = outputs(member, dqn)
+    for grow in (
+        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.0", 37, rng),
+        lambda: operations.enlarge(member, dqn.networks, "q", "hidden.1", 50, rng),
+        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.1", rng),
+        lambda: operations.add_layer(member, dqn.networks, "q", "hidden.0", rng),
+    ):
+        grow()
+        check_tensors(member, dqn)
+        for was, now in zip(before, outputs(member, dqn), strict=True):
+            torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+    scales = {name: value for name, value in member.tensors["q"]["parameters"].items() if name.startswith(SIGMA)}
+    head = "advantage" if len(options) > 1 else "q_values"
+    assert not scales[f"{SIGMA}{head}.weight"][24:].any(), "new units are read without noise too"
+    fresh = scales[f"{SIGMA}hidden.1.weight"][..., 24:]
+    torch.testing.assert_close(fresh[..., :20, :], torch.full_like(fresh[..., :20, :], 0.4 / math.sqrt(37)))
+    assert f"{SIGMA}hidden.1.residual.0.weight" in scales
+    operations.reduce(member, dqn.networks, "q", "hidden.1", 24)
+    operations.remove_residual_layer(member, dqn.networks, "q", "hidden.1")
+    check_tensors(member, dqn)
+
+
+@pytest.mark.parametrize("options", [(NOISY,), (NOISY, DUELING)], ids=["shared", "dueling"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_merged_layer_varies_as_its_follower_did(options, index):
+    dqn = algorithm(*options, "network.layer_norm=false")
+    member = trained(dqn, (6, 7, 8))
+    before = member.tensors["q"]["parameters"]
+    moments = member.tensors["q"]["mean"]
+    operations.merge_layer(member, dqn.networks, "q", index)
+    check_tensors(member, dqn)
+    after = member.tensors["q"]["parameters"]
+    head = "advantage.weight" if len(options) > 1 else "q_values.weight"
+    assert torch.equal(after[SIGMA + head], before[SIGMA + head])
+    assert torch.equal(member.tensors["q"]["mean"][SIGMA + head], moments[SIGMA + head])
+    if index == 0:
+        assert torch.equal(after[f"{SIGMA}hidden.1.weight"], before[f"{SIGMA}hidden.2.weight"])
+        return
+    first, scale = before["hidden.1.weight"], before[f"{SIGMA}hidden.2.weight"]
+    draws = scale * torch.randn(20_000, *scale.shape, generator=generator())
+    torch.testing.assert_close(after[f"{SIGMA}hidden.1.weight"], (first @ draws).std(0), rtol=0.05, atol=1e-3)
+    bias, own = before["hidden.1.bias"], before[f"{SIGMA}hidden.2.bias"]
+    noise = own * torch.randn(20_000, *own.shape, generator=generator(1))
+    torch.testing.assert_close(after[f"{SIGMA}hidden.1.bias"], (bias @ draws + noise).std(0), rtol=0.05, atol=1e-3)
+
+
+def test_the_padding_stays_zero(monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
+    dqn = algorithm(NOISY, DUELING)
+    shape = first_architecture(dqn)
+    agents = [agent(replace(shape, hidden_sizes=sizes), id=i, dqn=dqn) for i, sizes in enumerate(((9, 40), (33, 5)))]
+    together = population(agents, dqn)
+    for seed in range(4):
+        together.update(batch(together.policy.agents, seed=seed))
+    (stack,) = together.policy.stacks
+    padding = {name: view.detach().clone() for name, view in stack.networks["q"].parameters.views.items()}
+    for index, place in enumerate(together.policy.places(stack)):
+        for name, tensor in agents[place].tensors["q"]["parameters"].items():
+            padding[name][index][tuple(slice(size) for size in tensor.shape)] = 0
+    assert not any(values.any() for values in padding.values())
+
+
+def test_a_long_chain_of_mutations_keeps_noisy_layers_consistent():
+    dqn, rng = algorithm(NOISY, DUELING), np.random.default_rng(5)
+    limits = ArchitectureLimits(min_layers=1, max_layers=4, min_units=3, max_units=40, unit_steps=(1, 9))
+    member, shapes = agent(dqn=dqn), set()
+    for _ in range(80):
+        mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units
+        mutate(member, dqn.networks, limits, rng)
+        check_tensors(member, dqn)
+        shapes.add(len(member.architectures["q"].hidden_sizes))
+    assert shapes == {1, 2}
+    group = population([member], dqn)
+    group.update(batch(group.policy.agents))
