@@ -161,7 +161,7 @@ class QuantileValues:
     def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
         target = bootstrapped_atoms(columns, discount, following)
         values = chosen.detach()
-        errors = torch.cdist(values.unsqueeze(-1), target.unsqueeze(-1), p=1.0).mean((-1, -2))
+        errors = (target.unsqueeze(-2) - values.unsqueeze(-1)).abs().mean((-1, -2))
 
         def metrics() -> dict[str, Tensor]:
             means = self.mean(values)

@@ -66,6 +66,9 @@ def test_an_agent_learns_as_the_paper_says():
 
         _, log_prob = squashed(plain.p["actor"], now, torch.randn(1, 8, 2, generator=draws)[0])
         plain.descend("temperature", -(heat(plain, 0.5) * (log_prob.detach() - 0.7)).mean())
+        if update == 0:  # That Adam's steps have the right sign alone would not say so.
+            gradient = plain.p["temperature"]["log_temperature.bias"].grad.abs().item()
+            assert learner.metrics().sums["temperature_gradient_norm"] == pytest.approx(gradient, rel=1e-4)
     (trained,) = learner.to_agents()
     plain.check(trained)
     assert trained.tensors["actor"].keys() == {"parameters", "buffers", "mean", "square"}, "no target actor"
