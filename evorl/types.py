@@ -76,6 +76,8 @@ class Convolution:
     3x3 layers follow, as in `Architecture`.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     channels: Size
     kernel: Size
     stride: Size
@@ -91,6 +93,8 @@ class Architecture:
     the same width follow hidden layer k, each added to its input through a learned scale that starts at zero (ReZero,
     arXiv 2003.04887). A `recurrent` cell of `recurrent_size` units follows them.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     hidden_sizes: tuple[Size, ...] = ()
     residual_layers: tuple[Few, ...] = ()
