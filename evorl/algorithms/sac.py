@@ -73,7 +73,7 @@ class Expectation(NamedTuple):
 
 
 class Actions(Protocol):
-    """How SAC acts in one kind of space, and how critics judge it."""
+    """Act in one kind of space for SAC, and let critics judge its actions."""
 
     heads: tuple[Head, ...]
     reads: ObservationSpecs

@@ -44,7 +44,7 @@ class PrioritySettings:
 
 @dataclass
 class Draw:
-    """What was drawn at once: `slots` [P, U, B], which of them `counted`, and the `newest` and `oldest` row there was.
+    """Hold one draw: `slots` [P, U, B], which of them `counted`, and the `newest` and `oldest` row there was.
 
     The errors [U, P, B] of the `observed` updates wait in it, and which agents were `active` [U, P].
     """

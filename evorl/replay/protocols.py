@@ -49,7 +49,7 @@ class Population(Protocol):
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks that hold the same agents know alike after a vector step.
+    """Hold what all ranks with the same agents know alike after a vector step.
 
     `sizes` [R] are the transitions that each rank has, `steps` [P] those that each agent made in this generation over
     all ranks, and `reports` [R, K] what each rank's sampler reported.

@@ -29,7 +29,7 @@ class SlotPriorities:
     """
 
     def __init__(self, storage: Storage, agents: int, shared: bool) -> None:
-        """Where the priorities are not `shared`, an agent may draw what is written to its own N / P streams."""
+        """Begin empty. Unless priorities are `shared`, an agent may draw what is written to its own N / P streams."""
         self.tree = PriorityTree(agents, storage.slots)
         self.maximum = np.full(agents, FIRST_PRIORITY)
         """The largest priority [P] that was ever given."""
