@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from evorl.distributed.heartbeat import SILENT, Heartbeat
 from evorl.distributed.rendezvous import launch_name, meet
+from evorl.distributed.signals import signals_end_at_once
 from evorl.system.processes import launcher
 from evorl.system.provenance import cpu
 from evorl.types import RunFailed, UserError
@@ -67,7 +68,9 @@ class Ranks:
         self.backend = "cuda" if torch.cuda.device_count() else "cpu"
         self.peers = [Peer(0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
-            meeting = _join(int(os.environ["RANK"]), launched, timeout)
+            # Where a rank dies while they meet, its launcher ends the others, which wait for it in C++.
+            with signals_end_at_once():
+                meeting = _join(int(os.environ["RANK"]), launched, timeout)
             self._heartbeat, self.launch, self.backend, self.peers = meeting
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])

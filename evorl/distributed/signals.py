@@ -16,6 +16,7 @@ from evorl.system.console import say
 
 GRACE = 20.0
 """Seconds from a signal to the end of a process that is stuck; launchers kill after 30."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 """The environment variable of a process that `accelerate launch` started."""
 
@@ -42,10 +43,8 @@ def signal_handlers() -> Iterator[None]:
             received.set()
             raise Interrupted(number)
 
-    signals = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
-    # What `nohup` had ignored stays ignored.
-    before = {number: signal.getsignal(number) for number in signals}
-    handled: list[int] = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = _heeded()
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     old_descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
@@ -60,7 +59,7 @@ def signal_handlers() -> Iterator[None]:
     finally:
         active.clear()
         for number in handled:
-            signal.signal(number, before[signal.Signals(number)])
+            signal.signal(number, before[number])
         signal.set_wakeup_fd(old_descriptor)
         # Closing would not do while a forked child, such as an environment's process, still holds its copy.
         writer.shutdown(socket.SHUT_WR)
@@ -69,7 +68,31 @@ def signal_handlers() -> Iterator[None]:
         reader.close()
 
 
-def _forget(handled: list[int]) -> None:
+@contextmanager
+def signals_end_at_once() -> Iterator[None]:
+    """Let a signal end this process where it is.
+
+    For waits in C++ that no handler can break off, while there is nothing yet to end in order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _heeded()}
+    for number in before:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heeded() -> list[signal.Signals]:
+    """Return the signals that are not ignored: what `nohup` had ignored stays so."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def _forget(handled: list[signal.Signals]) -> None:
     """Let a forked child end by signals as usual, and do not report them to the parent's thread."""
     signal.set_wakeup_fd(-1)
     for number in handled:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import torch.distributed as dist
 from helpers.support import ROOT, SMALL, free_port, launch, lines
 
 from evorl.config.options import processes_wanted, refuse_options
-from evorl.distributed import Launch
+from evorl.distributed import Launch, Ranks
 from evorl.distributed.ranks import choose_backend
 from evorl.distributed.rendezvous import launch_name, meet
+from evorl.distributed.signals import signal_handlers
 from evorl.runs.directory import Owner
 from evorl.system.processes import launcher, started_at
 from evorl.types import UserError
@@ -241,3 +243,24 @@ def test_hosts_meet_again_after_one_of_them_has_restarted(tmp_path):
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1))
     assert len(rows) >= 3
+
+
+def test_a_rank_that_waits_for_others_to_meet_ends_at_once_when_told(monkeypatch):
+    """It waits in C++, where no handler of Python is called, and has nothing to end in order."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    pid = os.fork()
+    if not pid:
+        with signal_handlers():
+            Ranks(60.0)
+        os._exit(0)
+    ended = os.pidfd_open(pid)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    in_time = select.select([ended], [], [], 5.0)[0]
+    os.kill(pid, signal.SIGKILL)
+    os.close(ended)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    assert in_time
