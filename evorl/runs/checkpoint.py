@@ -47,7 +47,7 @@ class Checkpoints:
         return entry(payload)
 
     def complete(self, generation: int, files: Files, best: int | None = None) -> None:
-        """Make a checkpoint of the gathered files; of the older ones the newest stay, and that of `best`.
+        """Make a checkpoint of the gathered files and prune the older ones.
 
         Raises OSError; the checkpoints there were are then still there.
         """
@@ -59,9 +59,17 @@ class Checkpoints:
             self.set_aside(generation)
         partial.rename(final)
         sync_directory(self.directory)
+        self.prune(best)
+
+    def prune(self, best: int | None) -> None:
+        """Remove all checkpoints but the newest ones and that of `best`. Raises OSError."""
         for old in self.generations()[: -self._keep]:
             if old != best:
-                remove(self.path(old))
+                # Removed under another name, since a kill on the way must leave no half of a checkpoint.
+                doomed = self.directory / f".partial-removed-{old:06d}"
+                remove(doomed)
+                self.path(old).rename(doomed)
+                remove(doomed)
 
     def discard(self) -> None:
         """Remove what checkpoints that were never completed have left behind."""

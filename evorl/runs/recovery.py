@@ -60,7 +60,7 @@ class Recovery:
                 restored = self._load(generation)
                 missing = self._load_replay(generation, restored.progress)
                 self._warn_where_inexact(restored.progress, missing, carries_over)
-                self.host.rollback(generation, restored.elite)
+                self.host.rollback(generation, restored.elite, restored.progress.elite.generation)
                 return restored
             if ranks.is_main:
                 self.warn_once(problem, f"{problem}; looking at the checkpoint before it")
@@ -70,7 +70,7 @@ class Recovery:
                 "another run.name training begins anew",
                 reported_elsewhere=not ranks.is_main,
             )
-        self.host.rollback(0, b"")
+        self.host.rollback(0, b"", None)
         return None
 
     def _listed(self) -> bytes:

@@ -71,8 +71,7 @@ def tables(rows: Sequence[Row]) -> str:
     killed = {row["run"] for row in kills}
     lines.append(
         f"{len(kills)} kills of {len(killed)} runs, and {len(rows) - len(kills)} that came when the run had ended; "
-        f"{len(runs) - len(wrong)} of {len(runs)} runs ended as if left alone, "
-        f"{len({row['run'] for row in rows if row['left_over']})} of them with an old checkpoint not removed"
+        f"{len(runs) - len(wrong)} of {len(runs)} runs ended as if left alone"
     )
     return "\n".join([*lines, *(f"DIFFERENT {name}: {outcome}" for name, outcome in wrong.items())])
 

@@ -28,10 +28,7 @@ STARTED, RESUMED = ("forked", "by command"), ("by hand", "restarted")
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill, or one that came too late, and what became of its run. `phase` and `generation` say when it came.
-
-    `left_over` are the old checkpoints in the end that are, in part or whole, still there.
-    """
+    """One kill, or one that came too late, and what became of its run. `phase` and `generation` say when it came."""
 
     run: str
     case: str
@@ -45,7 +42,6 @@ class Kill:
     seconds_to_end: float = 0.0
     too_late: bool = False
     outcome: str = ""
-    left_over: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,19 +186,11 @@ def train_alone(main: Main, directory: Path, case: str, placement: str) -> tuple
     return directory / "runs" / name, Undisturbed(**json.loads(course.read_text()))
 
 
-def left_over(run: Path, alone: Path) -> set[str]:
-    """Name the old checkpoints whose removal a kill has broken off, where no later one has made up for it."""
-    theirs, kept = (Checkpoints(path / "checkpoints", keep=1) for path in (run, alone))
-    old = set(theirs.generations()) - set(kept.generations())
-    return {theirs.path(generation).name for generation in old if generation < kept.generations()[-1]}
-
-
 def problems(trial: Trial, code: int, alone: Path) -> str:
     """Say what is wrong with how a run ended, "" if nothing is."""
     if code:
         return f"it ends with {code}"
-    log, old = trial.log.read_text(errors="replace"), left_over(trial.run, alone)
-    names = [name for name in differences(trial.run, alone) if not old & set(Path(name).parts)]
+    log, names = trial.log.read_text(errors="replace"), differences(trial.run, alone)
     summary = trial.run / "summary.json"
     ended = json.loads(summary.read_bytes())["ended"] if summary.is_file() else "nothing"
     drifted = drifts(trial.run)
@@ -232,8 +220,7 @@ def disturb(main: Main, directory: Path, name: str, plan: Plan) -> list[Kill]:
         outcome = str(error)
         trial.abandon()
     trial.timeline.path.unlink()
-    old = len(left_over(trial.run, alone)) if outcome == "identical" else 0
     if outcome == "identical":
         shutil.rmtree(trial.run)
         trial.log.unlink()
-    return [replace(kill, outcome=outcome, left_over=old) for kill in kills]
+    return [replace(kill, outcome=outcome) for kill in kills]

@@ -303,6 +303,34 @@ def test_checkpoints_appear_whole_and_old_ones_go(tmp_path):
         checkpoints.read(9, "state.json")
 
 
+def test_a_checkpoint_of_which_a_kill_leaves_a_half_is_none(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    entries = {number: checkpoints.write(number, "state.json", b"payload") for number in (1, 2)}
+    checkpoints.complete(1, {"state.json": entries[1]})
+
+    def killed(path):
+        if path.exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("evorl.runs.checkpoint.remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.complete(2, {"state.json": entries[2]})
+    assert checkpoints.generations() == [2]
+    checkpoints.discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["generation-000002"]
+
+
+def test_a_resume_prunes_what_a_killed_run_had_no_time_to(in_directory):
+    assert train("run.name=a", "checkpoint.keep=9") == 0
+    checkpoints = Checkpoints(in_directory / "runs" / "a" / "checkpoints", keep=9)
+    there = checkpoints.generations()
+    assert train("run.name=a", "run.resume=auto", "checkpoint.keep=1") == 0
+    left = checkpoints.generations()
+    assert left[-1] == there[-1]
+    assert len(left) <= 2 < len(there)
+
+
 def test_trackers_record_and_a_failing_one_is_dropped(in_directory, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_API_KEY", "")
