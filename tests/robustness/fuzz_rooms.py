@@ -47,6 +47,8 @@ PARENTS_END = 1
 """What prctl calls the signal that a process gets when its parent ends."""
 CAPABILITIES, OVERRIDING = 0x20080522, 0b1110
 """The version of the call, and the rights to read, write, search and change what modes forbid."""
+PRIORITISED = "replay.prioritised={exponent: 0.6}"
+"""Of all replays this one keeps the most in its files."""
 MODULES = (
     "yaml", "ale_py", "evilmod", "sitecustomize", "usercustomize", "mujoco", "mujoco_py", "cv2", "jax", "moviepy",
     "shimmy", "torch", "numpy", "json", "accelerate", "wandb", "gymnasium", "online", "conftest", "__main__",
@@ -153,7 +155,7 @@ def workshop() -> Iterator[Bench]:
         def train() -> None:
             os.chdir(place)
             quiet(place / "stdout", place / "stderr")
-            code, errors, _ = corruption.train("run.name=a", "training.max_steps=120", "checkpoint.keep=2")
+            code, errors, _ = corruption.train("run.name=a", "training.max_steps=120", "checkpoint.keep=2", PRIORITISED)
             assert code == 0, errors
 
         if os.waitpid(forked(train), 0)[1]:
