@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from helpers.forked_launches import ForkedLaunches
 from helpers.support import train
 
 # Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
@@ -31,3 +32,11 @@ def trained_run(tmp_path_factory):
         patch.chdir(directory)
         assert train("run.name=a", "training.max_steps=108") == 0
     return directory / "runs" / "a"
+
+
+@pytest.fixture(scope="session")
+def forked_launch():
+    """A launch of the demo whose ranks need not import anything."""
+    launches = ForkedLaunches()
+    yield launches
+    launches.close()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE = 6.0
-"""Seconds that the end of a process waits for its threads: more than their calls to a store can last (liveness.py)."""
+"""Seconds that the end of a process waits for its threads: more than their calls to a store can last (heartbeat.py)."""
 
 
 class Background(threading.Thread):

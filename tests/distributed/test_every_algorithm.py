@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from helpers.dqns import RAINBOW
-from helpers.support import launch, lines
+from helpers.support import lines
 
 from evorl.algorithms import ALGORITHMS
 from evorl.system.formats import decode_agents
@@ -40,13 +40,13 @@ def agents(run, generation):
 
 @pytest.mark.two_process
 @pytest.mark.parametrize("name", sorted({*ALGORITHMS, *SETTINGS}))
-def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path):
+def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path, forked_launch):
     common = (
         "training.max_steps=192", "evolution.steps=48", "checkpoint.keep=10", "evaluation.max_steps=10",
         "evolution.mutation={none: 0, architecture: 1, parameters: 0.5, activation: 0.3, hyperparameters: 0.5}",
         "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4}", *SETTINGS[name],
     )  # fmt: skip
-    done = launch(tmp_path, "run.name=a", *common)
+    done = forked_launch(tmp_path, "run.name=a", *common)
     assert done.returncode == 0, done.stderr[-3000:]
     runs = tmp_path / "runs"
     rows = lines(runs / "a" / "metrics.jsonl")
@@ -58,7 +58,7 @@ def test_replicas_are_bit_identical_and_so_is_a_resumed_run(name, tmp_path):
     shutil.copytree(runs / "a", runs / "b")
     for generation in range(3, last + 1):
         shutil.rmtree(runs / "b" / "checkpoints" / f"generation-{generation:06d}")
-    done = launch(tmp_path, "run.name=b", "run.resume=auto", *common)
+    done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", *common)
     assert done.returncode == 0, done.stderr[-3000:]
     for first, second in zip(agents(runs / "a", last), agents(runs / "b", last), strict=True):
         torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)

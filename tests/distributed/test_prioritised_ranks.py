@@ -57,13 +57,13 @@ def test_two_ranks_draw_as_one_central_buffer(tmp_path):
 
 
 @pytest.mark.two_process
-def test_a_prioritised_run_on_two_ranks_resumes_exactly(tmp_path):
+def test_a_prioritised_run_on_two_ranks_resumes_exactly(tmp_path, forked_launch):
     settings = (
         "replay={n_step: 3, capacity: 400, learning_starts: 20}",
         "replay.prioritised={importance_exponent: {steps: 300}}", "checkpoint.keep=10", *EVERY_MUTATION,
     )  # fmt: skip
     for name, steps in (("a", 200), ("b", 120), ("b", 200)):
-        done = launch(tmp_path, f"run.name={name}", "run.resume=auto", f"training.max_steps={steps}", *settings)
+        done = forked_launch(tmp_path, f"run.name={name}", "run.resume=auto", f"training.max_steps={steps}", *settings)
         assert done.returncode == 0, done.stderr[-3000:]
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"

@@ -20,7 +20,7 @@ def agents(run, generation):
 
 
 @pytest.mark.two_process
-def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path, monkeypatch):
+def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path, monkeypatch, forked_launch):
     """The run itself compares digests of trained and of evolved agents each generation and fails if they differ."""
     done = launch(tmp_path, "run.name=a", "training.max_steps=240", "checkpoint.keep=10", *EVERY_MUTATION)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -39,7 +39,7 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     whole = {row["generation"]: row["fitness"] for row in rows}
     halves = [("training.max_steps=120", "run.resume=never"), ("training.max_steps=240", "run.resume=auto")]
     for half in halves:
-        done = launch(tmp_path, "run.name=b", "checkpoint.keep=10", *half, *EVERY_MUTATION)
+        done = forked_launch(tmp_path, "run.name=b", "checkpoint.keep=10", *half, *EVERY_MUTATION)
         assert done.returncode == 0, done.stderr[-3000:]
     resumed = {row["generation"]: row["fitness"] for row in lines(tmp_path / "runs" / "b" / "metrics.jsonl")}
     assert resumed == whole
@@ -55,8 +55,8 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
 
 
 @pytest.mark.two_process
-def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path):
-    done = launch(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
+def test_sharded_ranks_train_their_own_agents_and_evolve_together(tmp_path, forked_launch):
+    done = forked_launch(tmp_path, "run.name=a", "population.placement=sharded", *EVERY_MUTATION)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
@@ -81,7 +81,7 @@ KINDS = {
 
 @pytest.mark.two_process
 @pytest.mark.parametrize("kind", KINDS)
-def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume(kind, tmp_path):
+def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume(kind, tmp_path, forked_launch):
     """With agents that stop early by their divergence, which must not change the number of updates on any rank."""
     settings = (
         "algorithm={name: ppo, rollout_steps: 8, sequence_length: 4, batch_size: 8, epochs: 2, target_kl: 0.001,"
@@ -95,7 +95,7 @@ def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume
         " batch_size: {min: 4, max: 16, grow: 1.5, shrink: 0.7}}",
         *KINDS[kind],
     )  # fmt: skip
-    done = launch(tmp_path, "run.name=a", "training.max_steps=320", *settings)
+    done = forked_launch(tmp_path, "run.name=a", "training.max_steps=320", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     run = tmp_path / "runs" / "a"
     rows = lines(run / "metrics.jsonl")
@@ -108,7 +108,7 @@ def test_replicas_of_images_and_recurrent_networks_stay_bit_identical_and_resume
     assert agents(run, 10)[0].state.rewards.count > 0
 
     for half in ("training.max_steps=160", "training.max_steps=320"):
-        done = launch(tmp_path, "run.name=b", "run.resume=auto", half, *settings)
+        done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", half, *settings)
         assert done.returncode == 0, done.stderr[-3000:]
     for first, second in zip(agents(run, 10), agents(tmp_path / "runs" / "b", 10), strict=True):
         torch.testing.assert_close(first.tensors, second.tensors, rtol=0, atol=0)

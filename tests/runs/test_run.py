@@ -111,8 +111,8 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 @pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
-    short = ["evolution.steps=160", "training.max_steps=320", "evaluation.episodes=1", "evaluation.max_steps=20"]
-    assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=200", *short, configuration=path) == 0
+    short = ["evolution.steps=80", "training.max_steps=160", "evaluation.episodes=1", "evaluation.max_steps=20"]
+    assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=100", *short, configuration=path) == 0
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     losses = [values for name, values in rows[-1]["metrics"].items() if name.endswith("loss")]
     assert losses

@@ -243,6 +243,9 @@ class Failing:
             self.how()
 
 
+OPEN = threading.Event()
+
+
 def no_room():
     raise OSError("no room")
 
@@ -253,12 +256,14 @@ def no_room():
     [
         ("log", no_room, ["log"], "no room"),
         ("finish", no_room, ["log"] * 3 + ["finish"], "no room"),
-        ("finish", lambda: time.sleep(60), ["log"] * 3 + ["finish"], "it did not close within 0.2 s"),
+        ("finish", OPEN.wait, ["log"] * 3 + ["finish"], "it did not close within 0.2 s"),
     ],
 )
 def test_a_tracker_that_fails_is_told_once_and_training_ends_well(
-    where, how, calls, message, in_directory, monkeypatch
+    where, how, calls, message, in_directory, monkeypatch, request
 ):
+    OPEN.clear()
+    request.addfinalizer(OPEN.set)  # The end of every later run would wait for the thread.
     failing = Failing(where, how)
     monkeypatch.setattr("evorl.runs.trackers.trackers.GRACE", 0.1)
     monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: failing)
