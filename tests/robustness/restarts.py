@@ -88,8 +88,8 @@ def main() -> int:
                 [float(at) for at in re.findall(rf"{what} at ([\d.]+)", output)] for what in ("killed", "training")
             )
             seconds += [after - before for before, after in zip(killed, training[1:], strict=True)]
-            runs = [directory / "runs" / name for name in ("alone", f"killed-{number}")]
-            same = not differences(*runs) and not any(drifts(run) for run in runs)
+            pair = [directory / "runs" / name for name in ("alone", f"killed-{number}")]
+            same = not differences(*pair) and not any(drifts(run) for run in pair)
             alike += same and len(killed) == RESTARTS
             print(
                 f"run {number + 1}: {len(killed)} kills, {'identical' if same else 'DIFFERENT or drifted'}", flush=True
