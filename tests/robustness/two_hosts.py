@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python tests/robustness/two_hosts.py
 
-Each host has its own address, name and working directory; what they share is a cable. It is done without
-a shared file system and with one. Prints what happened and exits with 1 if anything was not as it should be.
+Each host has its own address, its own name, and its own directory at a path that both have; what they share is a cable.
+It is done without a shared file system and with one. Prints what happened and exits with 1 if anything was not as it should be.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ def launch(host: str, directory: Path, name: str, port: int, more: Sequence[str]
         "--main_process_port", str(port), str(ROOT / "demos" / "online.py"), *SETTINGS, *more, f"run.name={name}",
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable"}
-    named = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', host]
+    # Ranks tell each other paths: on hosts with file systems of their own, one path leads to different places.
+    place = directory.parent / "here"
+    place.mkdir(exist_ok=True)
+    become = 'hostname "$0" && mount --bind "$1" "$2" && cd "$2" && shift 2 && exec "$@"'
+    words = ["unshare", "--uts", "--mount", "sh", "-c", become, host, str(directory), str(place), *command]
     with (directory / f"{name}.log").open("ab") as log:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", host, *named, *command], cwd=directory, env=environment, stdout=log, stderr=log
-        )
+        return subprocess.Popen(["ip", "netns", "exec", host, *words], env=environment, stdout=log, stderr=log)
 
 
 def both(directories: Sequence[Path], name: str, port: int, *more: str) -> list[subprocess.Popen[bytes]]:
