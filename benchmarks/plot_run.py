@@ -40,7 +40,7 @@ def draw(run: Path, picture: Path, hyperparameter: str, returns: str, solved: fl
     colours = {"none": "0.6", "initial": "0.6", "architecture": "C0", "parameters": "C1", "activation": "C4"}
     for (generation, agent), row in born.items():
         before = born.get((generation - 1, agent)) or born.get((generation - 1, row["parent"]))
-        colour = colours.get(row["mutation"].split(" ")[0], "C2")
+        colour = colours.get(row["mutation"]["kind"], "C2")
         for axis, value in ((above, reached), (below, setting)):
             if before is not None:
                 places = [steps[generation - 1], steps[generation]]

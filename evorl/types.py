@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 from torch import Tensor
-from typing_extensions import TypedDict
+
+from evorl.records import INITIAL, Mutation
 
 Tensors = dict[str, Tensor]
 Roles = dict[str, Tensors]
@@ -143,6 +144,11 @@ class Architecture:
         layer = replace(layer, residual_layers=layer.residual_layers + change)
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
+    def depth(self, group: str) -> int:
+        """Return the number of residual layers after the layer of a group."""
+        kind, _, index = group.partition(".")
+        return self.residual_layers[int(index)] if kind == "hidden" else self.convolutions[int(index)].residual_layers
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it: lists for tuples."""
         value: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -193,39 +199,13 @@ class AgentState:
         )
 
 
-def _small(value: object) -> object:
-    """Raise ValueError for a mapping of many entries, of which each that is wrong would leave an error in memory."""
-    if isinstance(value, dict) and len(value) > 100:
-        raise ValueError("has more than 100 entries")
-    return value
-
-
-class Description(TypedDict):
-    """Everything about an agent but its tensors, as JSON has it."""
-
-    id: Annotated[int, Field(ge=0)]
-    parent: Annotated[int, Field(ge=0)] | None
-    mutation: str
-    fitness: float | None
-    fault: str | None
-    architectures: Annotated[dict[str, Architecture], BeforeValidator(_small)]
-    hyperparameters: Annotated[dict[str, float], BeforeValidator(_small)]
-    state: AgentState
-
-
-Description.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-# Where it fails at once, millions of empty descriptions do not each leave an error in memory.
-DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
-"""The validator of what a file says of its agents."""
-
-
 @dataclass
 class Agent:
     """One member of the population, as a plain value between generations.
 
     `architectures` and `tensors` are those of each of its networks, the latter by role and in their true shapes.
-    `mutation` says what distinguished the agent from its parent at birth, `fault` why it stopped learning before its
-    generation ended.
+    `parent` is the identity of the agent that it was copied from, and `parent_generation` the one after which that was.
+    `fault` says why it stopped learning before its generation ended.
     """
 
     id: int
@@ -234,20 +214,24 @@ class Agent:
     tensors: dict[str, Roles]
     state: AgentState = field(default_factory=AgentState)
     parent: int | None = None
-    mutation: str = "initial"
+    parent_generation: int | None = None
+    mutation: Mutation = INITIAL
     fitness: float | None = None
     fault: str | None = None
 
-    def child(self, id: int) -> Agent:
-        """Return a copy with its own identity and tensors, and no fitness yet."""
-        return replace(copy.deepcopy(self), id=id, parent=self.id, mutation="none", fitness=None)
+    def child(self, id: int, generation: int | None = None) -> Agent:
+        """Return a copy after a generation, with its own identity and tensors, and no fitness yet."""
+        born = Mutation("none")
+        copied = copy.deepcopy(self)
+        return replace(copied, id=id, parent=self.id, parent_generation=generation, mutation=born, fitness=None)
 
     def describe(self) -> dict[str, Any]:
         """Return everything but the tensors, as JSON."""
         return {
             "id": self.id,
             "parent": self.parent,
-            "mutation": self.mutation,
+            "parent_generation": self.parent_generation,
+            "mutation": asdict(self.mutation),
             "fitness": self.fitness,
             "fault": self.fault,
             "architectures": {network: shape.to_json() for network, shape in self.architectures.items()},

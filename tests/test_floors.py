@@ -7,7 +7,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "evorl"
 FLOORS = [
-    {"types", "randomness"},
+    {"records", "randomness"},
+    {"types"},
     {"config"},
     {"system"},
     {"distributed"},

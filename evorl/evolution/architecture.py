@@ -16,14 +16,19 @@ from evorl.config import ArchitectureLimits
 from evorl.networks.growth import added_squares, fresh_roles, grow, importance, joined, newborn_square, shrink
 from evorl.networks.parameters import initialise
 from evorl.networks.spec import NetworkSpec
+from evorl.records import Change
 from evorl.types import Agent
 
 Networks = Mapping[str, NetworkSpec]
+MERGED = "merged into the next"
+"""The size of a hidden layer after it was merged."""
 
 
-def mutate_layers(agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator) -> str | None:
+def mutate_layers(
+    agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
+) -> Change | None:
     """Add a layer to one network or remove one, hidden or convolutional; None where the limits allow neither."""
-    choices: list[Callable[[], str]] = []
+    choices: list[Callable[[], Change]] = []
     for name in networks:
         shape = agent.architectures[name]
         hidden = {f"hidden.{index}": depth for index, depth in enumerate(shape.residual_layers)}
@@ -40,9 +45,11 @@ def mutate_layers(agent: Agent, networks: Networks, limits: ArchitectureLimits, 
     return choices[rng.integers(len(choices))]() if choices else None
 
 
-def mutate_units(agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator) -> str | None:
+def mutate_units(
+    agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
+) -> Change | None:
     """Make a layer, a recurrent cell or a kernel larger or smaller in one network; None if no limit allows it."""
-    choices: list[Callable[[], str]] = []
+    choices: list[Callable[[], Change]] = []
     rules = {
         "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),
         "channels": (int(rng.choice(limits.channel_steps)), limits.min_channels, limits.max_channels),
@@ -60,16 +67,16 @@ def mutate_units(agent: Agent, networks: Networks, limits: ArchitectureLimits, r
     return choices[rng.integers(len(choices))]() if choices else None
 
 
-def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, rng: np.random.Generator) -> str:
+def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, rng: np.random.Generator) -> Change:
     """Widen a layer or a kernel of network `name`. Nothing reads the new units yet, so the agent acts as before."""
     old = agent.architectures[name]
     new = agent.architectures[name] = old.resized(group, size)
     specs = networks[name].network.specs(new)
     agent.tensors[name] = grow(specs, new.sizes(), agent.tensors[name], group, _torch_generator(rng))
-    return f"{_of(name, networks)}{group}: {old.sizes()[group]} -> {size}"
+    return Change(f"{_of(name, networks)}{group}", old.sizes()[group], size)
 
 
-def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> str:
+def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> Change:
     """Narrow a layer by the units that are read least, or a kernel by its last rows and columns."""
     old = agent.architectures[name]
     specs = networks[name].network.specs(old)
@@ -80,10 +87,10 @@ def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -
         kept = read.argsort(descending=True, stable=True)[:size].sort().values
     agent.tensors[name] = shrink(specs, agent.tensors[name], group, kept)
     agent.architectures[name] = old.resized(group, size)
-    return f"{_of(name, networks)}{group}: {old.sizes()[group]} -> {size}"
+    return Change(f"{_of(name, networks)}{group}", old.sizes()[group], size)
 
 
-def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.random.Generator) -> str:
+def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.random.Generator) -> Change:
     """Add a residual layer after the layer of `group`. Its scale is zero, so the agent acts as before."""
     network, old = networks[name].network, agent.architectures[name]
     new = agent.architectures[name] = old.deepened(group, +1)
@@ -93,10 +100,10 @@ def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.r
     roles = joined(agent.tensors[name], fresh_roles(added, values))
     roles["square"] |= added_squares(added, before, roles)
     agent.tensors[name] = roles
-    return f"{_of(name, networks)}{group}: layer added"
+    return _depth(agent, networks, name, group, +1)
 
 
-def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: str) -> str:
+def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: str) -> Change:
     """Remove the last residual layer after the layer of `group`."""
     new = agent.architectures[name] = agent.architectures[name].deepened(group, -1)
     left = networks[name].network.specs(new)
@@ -104,10 +111,10 @@ def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: st
         role: {key: value for key, value in tensors.items() if key in left}
         for role, tensors in agent.tensors[name].items()
     }
-    return f"{_of(name, networks)}{group}: layer removed"
+    return _depth(agent, networks, name, group, -1)
 
 
-def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> str:
+def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Change:
     """Remove hidden layer `index`, not the last: the next one takes over the product of both.
 
     What the agent loses is the activation between them. Moments of the product start as those of all new weights do,
@@ -128,7 +135,13 @@ def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> str:
         hidden_sizes=old.hidden_sizes[:index] + old.hidden_sizes[index + 1 :],
         residual_layers=old.residual_layers[:index] + old.residual_layers[index + 1 :],
     )
-    return f"{_of(name, networks)}hidden.{index}: layer merged into the next"
+    return Change(f"{_of(name, networks)}hidden.{index}", old.hidden_sizes[index], MERGED)
+
+
+def _depth(agent: Agent, networks: Networks, name: str, group: str, change: int) -> Change:
+    """Return the record of a residual layer more or less after the layer of `group`, now that it is done."""
+    after = agent.architectures[name].depth(group)
+    return Change(f"{_of(name, networks)}{group}.residual_layers", after - change, after)
 
 
 def _of(name: str, networks: Networks) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from evorl.evolution.mutation import Context, mutate
 from evorl.evolution.selection import SELECTIONS, Offspring, elite
+from evorl.records import Mutation
 from evorl.types import Agent
 
 
@@ -17,8 +18,12 @@ def evolve(
     next_id: int,
     rng: np.random.Generator,
     archive: Sequence[Agent] = (),
+    generation: int | None = None,
+    archived: int | None = None,
 ) -> list[Agent]:
     """Select by fitness and mutate the children. New agents count their ids up from `next_id`.
+
+    The agents were trained in `generation`, those of the archive as they are in `archived`; children note which.
 
     Agents of the `archive` compete as parents; one that wins a place as itself fills it as a child without mutation,
     since an agent of its identity may have trained on. An agent with a fault never goes on: a child of the best one
@@ -33,11 +38,11 @@ def evolve(
             offspring = Offspring(elite(fitness), child=True)
         agent = candidates[offspring.parent]
         if offspring.child or offspring.parent < len(archive):
-            agent = agent.child(next_id)
+            agent = agent.child(next_id, archived if offspring.parent < len(archive) else generation)
             next_id += 1
             if offspring.child:
                 mutate(agent, context, rng)
             else:
-                agent.mutation = "none (from the archive)"
+                agent.mutation = Mutation("none", "archive")
         evolved.append(agent)
     return evolved

@@ -11,6 +11,7 @@ import torch
 from evorl.config import Evolution
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution.architecture import Networks, mutate_layers, mutate_units
+from evorl.records import Change, Mutation
 from evorl.types import Agent
 
 
@@ -22,16 +23,16 @@ class Context:
     networks: Networks
 
 
-Mutate = Callable[[Agent, Context, np.random.Generator], str | None]
+Mutate = Callable[[Agent, Context, np.random.Generator], Change | None]
 """Changes the agent in place and says how; None where there is nothing that it could change."""
 
 
-def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
     """Keep the parent's state."""
-    return ""
+    return Change()
 
 
-def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
     """Add or remove a layer of one network in a `new_layer` share of cases, else some units."""
     limits = context.settings.architecture
     if rng.random() < context.settings.mutation.new_layer:
@@ -39,7 +40,7 @@ def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator
     return mutate_units(agent, context.networks, limits, rng)
 
 
-def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
     """Add Gaussian noise to every weight, `strength` times the weight's own magnitude."""
     strength = context.settings.mutation.strength
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
@@ -47,10 +48,10 @@ def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) 
         parameters = agent.tensors[network]["parameters"]
         for name, value in parameters.items():
             parameters[name] = value + strength * value.abs() * torch.randn(value.shape, generator=generator)
-    return f"noise of {strength:g}"
+    return Change("noise", None, strength)
 
 
-def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
     """Change the activation, the same in all hidden layers of all networks that have one."""
     shapes = {name: shape for name, shape in agent.architectures.items() if shape.activation is not None}
     before = sorted({str(shape.activation) for shape in shapes.values()})
@@ -59,10 +60,10 @@ def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) 
         return None
     after = str(rng.choice(others))
     agent.architectures |= {name: replace(shape, activation=after) for name, shape in shapes.items()}
-    return f"{', '.join(before)} -> {after}"
+    return Change("activation", ", ".join(before), after)
 
 
-def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> str | None:
+def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
     """Grow or shrink one hyperparameter inside its range; where one way is closed it goes the other."""
     ranges = context.settings.hyperparameters
     if not ranges:
@@ -72,7 +73,7 @@ def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generat
     up, down = (perturbed(before, ranges[name], factor) for factor in ranges[name].factors)
     first, second = (up, down) if rng.random() < 0.5 else (down, up)
     agent.hyperparameters[name] = second if first == before else first
-    return f"{name}: {before:.6g} -> {agent.hyperparameters[name]:.6g}"
+    return Change(name, before, agent.hyperparameters[name])
 
 
 def perturbed(value: float, range: HyperparameterRange, factor: float) -> float:
@@ -106,6 +107,6 @@ def mutate(agent: Agent, context: Context, rng: np.random.Generator) -> None:
     kind = str(rng.choice(list(weights), p=[weight / total for weight in weights.values()]))
     change = MUTATIONS[kind](agent, context, rng)
     if change is None:
-        agent.mutation = f"none ({kind} has nothing to change)"
+        agent.mutation = Mutation("none", kind, after="nothing to change")
     else:
-        agent.mutation = f"{kind} ({change})" if change else kind
+        agent.mutation = Mutation(kind, *change)

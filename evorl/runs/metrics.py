@@ -88,7 +88,7 @@ def generation_row(
         "updates_per_second": float(counts.updates.sum()) / training,
         "seconds": dict(seconds),
         "parents": [agent.parent for agent in agents],
-        "mutations": [agent.mutation for agent in agents],
+        "mutations": [str(agent.mutation) for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.describe()["architectures"] for agent in agents],
         "state": [agent.state.metrics() for agent in agents],

@@ -207,7 +207,8 @@ class Run:
             return []
         archive = self._archive.parents if self.config.evolution.selection.archive else []
         rng = numpy_generator(self.config.seed, generation=self.generation, rank=0, purpose="evolution")
-        evolved = evolve(trained, self._context, self.progress.next_id, rng, archive)
+        archived = self.progress.elite.generation
+        evolved = evolve(trained, self._context, self.progress.next_id, rng, archive, self.generation, archived)
         self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
 

@@ -4,15 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from evorl.types import DESCRIPTIONS, ROLES, Agent, Roles, Tensors, UserError
+from evorl.records import Mutation
+from evorl.types import ROLES, Agent, AgentState, Architecture, Roles, Tensors, UserError
+
+
+def _small(value: object) -> object:
+    """Raise ValueError for a mapping of many entries, of which each that is wrong would leave an error in memory."""
+    if isinstance(value, dict) and len(value) > 100:
+        raise ValueError("has more than 100 entries")
+    return value
+
+
+class Description(TypedDict):
+    """Everything about an agent but its tensors, as JSON has it."""
+
+    id: Annotated[int, Field(ge=0)]
+    parent: Annotated[int, Field(ge=0)] | None
+    parent_generation: Annotated[int, Field(ge=0)] | None
+    mutation: Mutation
+    fitness: float | None
+    fault: str | None
+    architectures: Annotated[dict[str, Architecture], BeforeValidator(_small)]
+    hyperparameters: Annotated[dict[str, float], BeforeValidator(_small)]
+    state: AgentState
+
+
+Description.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+# Where it fails at once, millions of empty descriptions do not each leave an error in memory.
+DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
+"""The validator of what a file says of its agents."""
+
 
 Shape = tuple[int, ...]
 NUMBERS = TypeAdapter(dict[str, int])

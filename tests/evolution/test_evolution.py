@@ -73,7 +73,7 @@ def test_the_elite_is_never_mutated_and_children_know_their_parents():
     for child in evolved[1:]:
         assert child.parent in range(4)
         assert child.fitness is None
-        assert child.mutation != "initial"
+        assert child.mutation.kind != "initial"
     for member in before:
         torch.testing.assert_close(member.tensors, start[member.id], rtol=0, atol=0)
 
@@ -88,7 +88,7 @@ def test_kinds_of_mutation_come_with_their_weights():
     for _ in range(rounds):
         child = parent.child(1)
         mutate(child, here, rng)
-        seen[child.mutation.split(" ")[0]] += 1
+        seen[child.mutation.kind] += 1
     share = {kind: seen[kind] / rounds for kind in MUTATIONS}
     expected = {"none": 0.4, "architecture": 0.2, "parameters": 0.1, "activation": 0.1, "hyperparameters": 0.2}
     assert share == pytest.approx(expected, abs=0.03)
@@ -117,7 +117,7 @@ def test_a_mutation_with_nothing_to_change_says_so():
     )
     child = agent().child(1)
     mutate(child, here, np.random.default_rng(0))
-    assert child.mutation == "none (hyperparameters has nothing to change)"
+    assert str(child.mutation) == "none (hyperparameters: nothing to change)"
 
 
 def test_parameter_noise_is_relative_to_each_weight():

@@ -114,7 +114,8 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
     for step in range(150):
         mutate = operations.mutate_layers if rng.random() < 0.4 else operations.mutate_units
         change = mutate(member, algorithm.networks, limits, rng)
-        seen.add(change.split(".")[0].split(":")[0] + (" layer" if "layer" in change else ""))
+        layers = change.target.endswith(".residual_layers") or change.after == operations.MERGED
+        seen.add(change.target.split(".")[0] + (" layer" if layers else ""))
         shape = member.architectures["policy"]
         assert 1 <= shape.layers <= 3
         assert 2 <= len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions) <= 4

@@ -197,7 +197,7 @@ def test_growth_of_one_network_keeps_what_all_compute(algorithm, name):
         before, others = outputs(member, algorithm), copy.deepcopy({**member.tensors, name: None})
         change = operations.enlarge(member, algorithm.networks, name, "hidden.0", 50, rng)
         operations.add_layer(member, algorithm.networks, name, "hidden.1", rng)
-        assert change.startswith(f"{name}.hidden.0: ")
+        assert (change.target, change.after) == (f"{name}.hidden.0", 50)
         torch.testing.assert_close(outputs(member, algorithm), before, rtol=1e-4, atol=1e-5)
         assert [other for other in algorithm.networks if member.architectures[other].sizes().get("hidden.0") == 50] == [
             name
@@ -213,7 +213,7 @@ def test_a_long_chain_of_mutations_changes_one_network_at_a_time_and_never_the_t
         mutate = operations.mutate_layers if rng.random() < 0.5 else operations.mutate_units
         change = mutate(member, algorithm.networks, limits, rng)
         (name,) = [name for name in before if member.architectures[name] != before[name]]
-        assert change.startswith(f"{name}.hidden.")
+        assert change.target.startswith(f"{name}.hidden.")
         changed.append(name)
         assert all(1 <= member.architectures[other].layers <= 4 for other in ("actor", "critics"))
         check_agents([member], algorithm, "here")
@@ -230,7 +230,7 @@ def test_all_networks_take_the_new_activation(algorithm):
     names = {name: shape.activation for name, shape in member.architectures.items()}
     assert names["temperature"] is None
     assert names["actor"] == names["critics"] != "relu"
-    assert change == f"relu -> {names['actor']}"
+    assert change == ("activation", "relu", names["actor"])
 
 
 def test_noise_is_the_same_for_an_agent_that_comes_from_a_file(algorithm):

@@ -22,6 +22,7 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.networks.stacked import new_tensors
+from evorl.records import Mutation
 from evorl.runs.checkpoint import MANIFEST
 from evorl.system.files import digest, entry, json_bytes
 from evorl.system.formats import decode_tensors, encode_agents, encode_tensors
@@ -159,7 +160,7 @@ def strange_agents(rng: np.random.Generator, room: Room) -> None:
             agent.architectures = dict.fromkeys(algorithm.networks, shape)
         if odd[2]:
             _with_strange_numbers(rng, agent)
-        agent.mutation = pick(rng, ("none", "\x1b[2J", "x" * 5000, "a\nb"))
+        agent.mutation = Mutation("none", pick(rng, ("", "\x1b[2J", "x" * 5000, "a\nb")), 1e300)
         agent.fitness = pick(rng, (None, 1e308, -1e308, 3.0))
         agent.fault = pick(rng, (None, None, "\x1b[2J", "x" * 5000))
         made.append(agent)

@@ -8,6 +8,7 @@ import pytest
 from helpers.support import agent, config, context, train
 
 from evorl.evolution import SELECTIONS, evolve
+from evorl.records import Mutation
 from evorl.runs.elite import Elite, Score, error_of_test, play_until_clear
 from evorl.runs.progress import PROGRESS, Progress
 
@@ -169,7 +170,7 @@ def test_the_archive_is_a_parent_and_never_takes_an_identity(name):
     assert len({each.id for each in evolved}) == 4
     children = [each for each in evolved if each.id >= 10 and each.parent == 2]
     if name == "tournament":
-        assert children[0].mutation == "none (from the archive)"
+        assert children[0].mutation == Mutation("none", "archive")
         for role, tensors in archived.tensors["q"].items():
             for key, value in tensors.items():
                 assert value.equal(children[0].tensors["q"][role][key])

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from evorl.config import AnyConfig
-from evorl.runs.trackers.history import History, Points, lacking
+from evorl.runs.trackers.history import History, Points, lacking, with_words
 from evorl.runs.trackers.shared import shared_settings
 
 
@@ -43,7 +43,7 @@ class TensorBoard:
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         lines = ["| generation | agent | parent | mutation | fitness |", "|---|---|---|---|---|"]
         columns = ("generation", "id", "parent", "mutation", "fitness")
-        lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in lineage]
+        lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in map(with_words, lineage)]
         self._note("lineage", "\n".join(lines))
         self._note("summary", str(dict(summary)))
         self._writer.close()

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
 from evorl.config import AnyConfig
-from evorl.runs.trackers.history import History, Points, lacking
+from evorl.runs.trackers.history import History, Points, lacking, with_words
 from evorl.runs.trackers.shared import shared_settings
 from evorl.system.files import read_bounded, write_json
 from evorl.types import EvorlWarning, UserError
@@ -81,7 +81,7 @@ class WeightsAndBiases:
             self._run.log({**scalars, "global_steps": step}, step=generation, commit=True)
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
-        data = [[_cell(row[column]) for column in LINEAGE_COLUMNS] for row in lineage]
+        data = [[_cell(row[column]) for column in LINEAGE_COLUMNS] for row in map(with_words, lineage)]
         try:
             # In the summary, since a point of its own would take the step of a generation that may yet be run.
             self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)

@@ -1,0 +1,40 @@
+"""The record of what distinguished an agent from its parent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import ConfigDict
+
+
+class Change(NamedTuple):
+    """One change of an agent: its `target`, such as a hyperparameter, and the value of that before and after."""
+
+    target: str = ""
+    before: int | float | str | None = None
+    after: int | float | str | None = None
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What distinguished an agent from its parent at birth: the `kind` of mutation, and what that changed."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    kind: str
+    target: str = ""
+    before: int | float | str | None = None
+    after: int | float | str | None = None
+
+    def __str__(self) -> str:
+        ends = [_shown(value) for value in (self.before, self.after) if value is not None]
+        detail = ": ".join(part for part in (self.target, " -> ".join(ends)) if part)
+        return f"{self.kind} ({detail})" if detail else self.kind
+
+
+def _shown(value: float | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+INITIAL = Mutation("initial")
