@@ -48,7 +48,8 @@ Scale = Literal["log", "linear", "one_minus_log"]
 
 
 class HyperparameterRange(Section):
-    """The range of one hyperparameter: it bounds what a mutation may choose, not the first value."""
+    """The range of one hyperparameter: it bounds what a mutation may choose, and is what first values are drawn from
+    where `evolution.initial` is `sampled`."""
 
     min: Finite
     max: Finite
@@ -59,12 +60,21 @@ class HyperparameterRange(Section):
     grow: Annotated[float, Field(gt=1, le=1e9)] = 1.2
     shrink: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Null undoes `grow`, so that moves nobody selects lead nowhere: 1 / grow, or 2 - grow on a linear scale."""
+    resample: Fraction = 0.0
+    """The share of moves that draw a new value from the whole range (population-based training, arXiv 1711.09846)."""
 
     @property
     def factors(self) -> tuple[float, float]:
         """Return the factors of a move up and of a move down."""
         undoing = 2 - self.grow if self.scale == "linear" else 1 / self.grow
         return self.grow, undoing if self.shrink is None else self.shrink
+
+    def at(self, share: float) -> float:
+        """Return the value at a share of the way from `min` to `max` on the range's scale."""
+        low, high = (1 - self.min, 1 - self.max) if self.scale == "one_minus_log" else (self.min, self.max)
+        value = low + share * (high - low) if self.scale == "linear" else low * (high / low) ** share
+        value = 1 - value if self.scale == "one_minus_log" else value
+        return float(min(max(value, self.min), self.max))
 
     def validation_error(self) -> str | None:
         """Return why these ends cannot bound a value on this scale, or None where they can."""

@@ -155,6 +155,7 @@ class PopulationSettings(Section):
 
 class Selection(Section):
     name: Text = "tournament"
+    """`none` keeps every agent as it is: a pool of agents that learn side by side."""
     size: Size = 2
     """Agents that meet in one tournament."""
     elitism: bool = True
@@ -223,11 +224,22 @@ class ArchitectureLimits(Section):
 class Evolution(Section):
     steps: Count = 10_000
     """Environment steps of each agent in a generation, over all ranks."""
+    burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """Generations before the first selection and mutation."""
+    every: Size = 1
+    """Generations from one selection and mutation to the next; in between all agents go on as they are."""
+    initial: Literal["configured", "sampled"] = "configured"
+    """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
+    its layers from the limits of `architecture` where mutations may change them."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: dict[str, HyperparameterRange] | None = None
     """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none."""
     architecture: ArchitectureLimits = ArchitectureLimits()
+
+    def is_due(self, generation: int) -> bool:
+        """Return whether agents are selected and mutated after a generation."""
+        return generation > self.burn_in and (generation - self.burn_in) % self.every == 0
 
 
 class Evaluation(Section):

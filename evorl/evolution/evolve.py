@@ -18,12 +18,13 @@ def evolve(
     next_id: int,
     rng: np.random.Generator,
     archive: Sequence[Agent] = (),
-    generation: int | None = None,
+    generation: int = 1,
     archived: int | None = None,
 ) -> list[Agent]:
-    """Select by fitness and mutate the children. New agents count their ids up from `next_id`.
+    """Select by fitness and mutate the children, where that is due after `generation`.
 
-    The agents were trained in `generation`, those of the archive as they are in `archived`; children note which.
+    New agents count their ids up from `next_id`. They note the generation that their parents come from, which for those
+    of the archive is `archived`.
 
     Agents of the `archive` compete as parents; one that wins a place as itself fills it as a child without mutation,
     since an agent of its identity may have trained on. An agent with a fault never goes on: a child of the best one
@@ -33,7 +34,8 @@ def evolve(
     fitness = np.array([np.nan if agent.fitness is None else agent.fitness for agent in candidates])
     selection = context.settings.selection
     evolved = []
-    for offspring in SELECTIONS[selection.name](fitness, len(archive), selection, rng):
+    name = selection.name if context.settings.is_due(generation) else "none"
+    for offspring in SELECTIONS[name](fitness, len(archive), selection, rng):
         if candidates[offspring.parent].fault:
             offspring = Offspring(elite(fitness), child=True)
         agent = candidates[offspring.parent]

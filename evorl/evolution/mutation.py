@@ -64,12 +64,15 @@ def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) 
 
 
 def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
-    """Grow or shrink one hyperparameter inside its range; where one way is closed it goes the other."""
+    """Grow or shrink one hyperparameter inside its range, or draw it anew; where one way is closed, go the other."""
     ranges = context.settings.hyperparameters
     if not ranges:
         return None
     name = str(rng.choice(list(ranges)))
     before = agent.hyperparameters[name]
+    if ranges[name].resample and rng.random() < ranges[name].resample:
+        agent.hyperparameters[name] = ranges[name].at(rng.random())
+        return Change(name, before, agent.hyperparameters[name])
     up, down = (perturbed(before, ranges[name], factor) for factor in ranges[name].factors)
     first, second = (up, down) if rng.random() < 0.5 else (down, up)
     agent.hyperparameters[name] = second if first == before else first

@@ -63,4 +63,11 @@ def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 
-SELECTIONS: Mapping[str, Select] = {"tournament": tournament, "truncation": truncation}
+def no_selection(
+    fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
+) -> list[Offspring]:
+    """Keep every agent as itself."""
+    return [Offspring(place, child=False) for place in range(archived, len(fitness))]
+
+
+SELECTIONS: Mapping[str, Select] = {"tournament": tournament, "truncation": truncation, "none": no_selection}

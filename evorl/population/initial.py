@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, check_name
+from evorl.evolution.founders import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stacked import check_network, new_tensors
-from evorl.randomness import torch_generator
+from evorl.randomness import numpy_generator, torch_generator
 from evorl.types import Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
@@ -17,8 +18,11 @@ MAX_COUNT = 1e15
 
 
 def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
-    """Return the first generation: agents that differ only in their random weights."""
-    agents = []
+    """Return the first generation.
+
+    Agents differ only in their random weights, or, with `evolution.initial: sampled`, in what evolution may change too.
+    """
+    agents, evolution = [], config.evolution
     for id in range(config.population.size):
         generator = torch_generator(config.seed, generation=0, rank=id, purpose="first parameters")
         agent = Agent(
@@ -28,6 +32,12 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
             tensors={},
             state=AgentState(acting=algorithm.initial_state()),
         )
+        if evolution.initial == "sampled":
+            rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
+            agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, evolution.hyperparameters or {}, rng)
+            if evolution.mutation.architecture > 0:
+                shapes = agent.architectures.items()
+                agent.architectures = {name: sample_sizes(shape, evolution.architecture, rng) for name, shape in shapes}
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
     return agents

@@ -192,7 +192,7 @@ class Run:
         self._logger.log(row, lineage_rows(trained, self.generation), self._archive.payload)
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
-        """Return the next generation's agents, selected and mutated: on the main process, and none on other ranks.
+        """Return the next generation's agents: on the main process, and none on other ranks.
 
         Raises UserError, on all ranks, where a fault has stopped every agent.
         """

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, agent, config, context
+from helpers.support import EVERY_MUTATION, agent, algorithm, config, context
 from pydantic import TypeAdapter
 
 from evorl.config import Selection
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution import MUTATIONS, SELECTIONS, evolve
+from evorl.evolution.founders import sample_hyperparameters
 from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed
+from evorl.population import initial_population
 from evorl.types import Architecture, Convolution
 
 
@@ -216,6 +218,69 @@ def test_hyperparameters_stay_in_their_range_and_use_all_of_it():
         assert seen[-1] != before, "at a bound it goes the other way"
     assert min(seen) == 1e-4
     assert max(seen) == 1e-2
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_resampled_and_first_values_are_drawn_evenly_on_the_scale(scale):
+    name, low, high, start, place = SCALES[scale]
+    span = HyperparameterRange(min=low, max=high, scale=scale, resample=1.0)
+    assert (span.at(0.0), span.at(1.0)) == pytest.approx((low, high))
+    rng = np.random.default_rng(0)
+    moves = walk(SimpleNamespace(settings=SimpleNamespace(hyperparameters={name: span})), name, start, 2000, rng)
+    first = np.array(
+        [sample_hyperparameters({name: start, "other": 3.0}, {name: span}, rng)[name] for _ in range(2000)]
+    )
+    for values in (moves, first):
+        share = np.sort((place(values) - place(np.array(low))) / (place(np.array(high)) - place(np.array(low))))
+        # The statistic of Kolmogorov and Smirnov; 1.63 / sqrt(n) is exceeded once in a hundred times.
+        assert np.abs(share - np.arange(2000) / 2000).max() < 1.63 / np.sqrt(2000)
+
+
+def test_a_quarter_of_moves_is_drawn_anew_and_the_rest_are_steps():
+    span = HyperparameterRange(min=1e-4, max=1e-2, scale="log", resample=0.25)
+    here = SimpleNamespace(settings=SimpleNamespace(hyperparameters={"learning_rate": span}))
+    values = walk(here, "learning_rate", 1e-3, 4000, np.random.default_rng(0))
+    ratios = np.abs(np.log(values[1:] / values[:-1]))
+    assert np.isclose(ratios, np.log(1.2)).mean() == pytest.approx(0.75, abs=0.05)
+
+
+def test_first_agents_are_drawn_from_the_limits_of_what_may_mutate():
+    given = (
+        "population.size=30", "evolution.initial=sampled", "evolution.hyperparameters={gamma: {min: 0.9, max: 0.999}}",
+        "evolution.architecture={min_units: 8, max_units: 100}", "network.hidden_sizes=[32, 32]",
+    )  # fmt: skip
+    settings = config(*given)
+    members = initial_population(settings, algorithm(*given))
+    gammas = [member.hyperparameters["gamma"] for member in members]
+    assert len(set(gammas)) == 30
+    assert all(0.9 <= gamma <= 0.999 for gamma in gammas)
+    assert {member.hyperparameters["learning_rate"] for member in members} == {settings.algorithm.learning_rate}
+    widths = [width for member in members for width in member.architectures["q"].hidden_sizes]
+    assert min(widths) >= 8
+    assert max(widths) <= 100
+    assert np.median(widths) == pytest.approx(np.sqrt(800), rel=0.35)
+    fixed = initial_population(config(*given, "evolution.mutation.architecture=0"), algorithm(*given))
+    assert {member.architectures["q"].hidden_sizes for member in fixed} == {(32, 32)}
+    assert [member.hyperparameters["gamma"] for member in fixed] == gammas
+
+
+def test_agents_are_left_alone_until_evolution_is_due():
+    here = context("evolution.every=3", "evolution.burn_in=2")
+    due = []
+    for generation in range(1, 12):
+        evolved = evolve(agents([1.0, 2.0, 3.0]), here, 10, np.random.default_rng(0), generation=generation)
+        if any(member.id >= 10 for member in evolved):
+            due.append(generation)
+            assert {member.parent_generation for member in evolved if member.id >= 10} == {generation}
+    assert due == [5, 8, 11]
+
+
+def test_without_selection_only_what_is_lost_is_replaced():
+    members = agents([1.0, 5.0, 3.0])
+    members[0].fault = "NaN"
+    evolved = evolve(members, context("evolution.selection.name=none"), 10, np.random.default_rng(0))
+    assert [member.id for member in evolved] == [10, 1, 2]
+    assert evolved[0].parent == 1
 
 
 def test_linear_scale_moves_by_a_share_of_the_range():
