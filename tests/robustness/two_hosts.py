@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python tests/robustness/two_hosts.py
 
 Each host has its own address, its own name, and its own directory at a path that both have; what they share is a cable.
-It is done without a shared file system and with one. Prints what happened and exits with 1 if anything was not as it should be.
+It is done without a shared file system and with one. Prints what happened and exits with 1 if anything was not as it
+should be.
 """
 
 from __future__ import annotations
