@@ -9,6 +9,7 @@ from evorl.networks.parameters import FlatTensors, Shape
 
 BETAS = (0.9, 0.999)
 AHEAD = 64
+TINY = 1e-30
 
 
 class StackedAdam:
@@ -32,6 +33,7 @@ class StackedAdam:
         self._spread = torch.empty(2, size, device=device)
         self._spread_rows = self.mean.rows(self._spread)
         self._work = torch.empty(2, size, device=device)
+        self._tiny = torch.tensor(TINY, device=device)
 
     @property
     def updates(self) -> Tensor:
@@ -62,7 +64,8 @@ class StackedAdam:
         rates, epsilons = self._spread
         scaled, denominator = self._work
         self.mean.flat.lerp_(gradient, weights[0])
-        self.square.flat.lerp_(torch.mul(gradient, gradient, out=denominator), weights[1])
+        # MKL takes ten times as long for the root of zero, which half of the values may be.
+        self.square.flat.lerp_(torch.addcmul(self._tiny, gradient, gradient, out=denominator), weights[1])
         torch.sqrt(self.square.flat, out=denominator).add_(epsilons)
         parameters.addcdiv_(torch.mul(self.mean.flat, rates, out=scaled), denominator, value=-1)
 
