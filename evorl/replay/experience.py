@@ -139,11 +139,12 @@ class ReplayExperience:
         with self._stopwatch("sampling"):
             slots, weight = self.sampler.draw(updates)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
-            found = self.windows.gather(slots)
-        for update in range(updates):
+            parts = [_unbound(group) for group in self.windows.gather(slots)]
+            everyone = int(counts.min())
+        shared = zip(weight.unbind(), due.unbind(), strict=True)
+        for update, ((seen, following, columns), own) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
             self._update = update
-            seen, following, columns = ({name: values[update] for name, values in group.items()} for group in found)
-            yield Batch(seen, following, columns, weight[update], due[update], all_due=bool((counts > update).all()))
+            yield Batch(seen, following, columns, *own, all_due=update < everyone)
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Let the sampler know what became of the batch that was given last."""
@@ -187,6 +188,12 @@ class ReplayExperience:
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
         self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
         self.sampler.restore(priorities, numbers)
+
+
+def _unbound(values: Tensors) -> list[Tensors]:
+    """Return values [U, P, B, ...] as those [P, B, ...] of each update."""
+    parts = zip(*(value.unbind() for value in values.values()), strict=True)
+    return [dict(zip(values, part, strict=True)) for part in parts]
 
 
 def _streams(values: Mapping[str, Tensor]) -> Tensors:
