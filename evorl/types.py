@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -330,6 +330,9 @@ class Loss:
     `metrics` gives numbers [P, B] for people, in those updates that report them; `errors` [P, B] are for priorities.
     Where the metric named `divergence`, such as that from the policy that gathered the batch, exceeds `limit` [P],
     averaged by the weights and over ranks, an agent is not updated and learns no more from this experience.
+
+    An algorithm that has worked its gradient out gives it in `gradients`: pairs of an output of the network [P, B, ...]
+    and the gradient of the weighted sum by it. Without them autograd finds it from the elements.
     """
 
     elements: Tensor
@@ -337,6 +340,7 @@ class Loss:
     errors: Tensor | None = None
     divergence: str | None = None
     limit: Tensor | None = None
+    gradients: Sequence[tuple[Tensor, Tensor]] = ()
 
 
 @dataclass

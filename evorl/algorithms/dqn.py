@@ -122,7 +122,7 @@ class DQN(Replayed):
         """
         mask = observation.get("action_mask")
         network = stack.networks["q"] if deterministic else stack.networks["q"].perturbed(generator)
-        greedy = allowed(self.q_values(network(observation)), mask).argmax(-1)
+        greedy = allowed(self.q_values(network(observation)), mask).max(-1).indices
         if deterministic:
             return greedy, {}, None
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
@@ -153,22 +153,32 @@ class DQN(Replayed):
         """Return the temporal-difference loss of a batch; the network and its target copy each have a new noise."""
         columns, following = batch.columns, batch.next_observation
         network, target = (networks["q"].perturbed(generator) for networks in (stack.networks, stack.targets))
-        atoms, next_atoms = self._atoms_and_next(network, batch)
+        outputs, next_outputs = self._outputs_and_next(network, batch)
+        # By hand, because autograd takes a sixth of an update of small networks for this.
         with torch.no_grad():
             target_atoms = self.atoms(target(following))
             # Double Q-learning: the network itself chooses the action that its target copy values.
-            judged = self.values.mean(target_atoms if next_atoms is None else next_atoms)
-            best = allowed(judged, following.get("action_mask")).argmax(-1)
-            following_atoms = of_action(target_atoms, best)
-        chosen = of_action(atoms, columns["action"])
-        return self.values.loss(chosen, following_atoms, columns, stack.hyperparameters["gamma"])
+            judged = self.values.mean(target_atoms if next_outputs is None else self.atoms(next_outputs))
+            best = allowed(judged, following.get("action_mask")).max(-1).indices
+            chosen, following_atoms = of_action(self.atoms(outputs), columns["action"]), of_action(target_atoms, best)
+            loss, slope = self.values.loss(chosen, following_atoms, columns, stack.hyperparameters["gamma"])
+            loss.gradients = self._gradients(outputs, columns["action"], slope * batch.weight.unsqueeze(-1))
+        return loss
 
-    def _atoms_and_next(self, network: StackedNetwork, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return the atoms [P, B, A, N] of all actions, and without gradients those after the step where needed."""
+    def _outputs_and_next(self, network: StackedNetwork, batch: Batch) -> tuple[Tensors, Tensors | None]:
+        """Return what the heads put out, and without gradients what they do after the step where that is needed."""
         if not self.settings.double:
-            return self.atoms(network(batch.observation)), None
-        outputs, following = network.forward_pair(batch.observation, batch.next_observation)
-        return self.atoms(outputs), self.atoms(following)
+            return network(batch.observation), None
+        return network.forward_pair(batch.observation, batch.next_observation)
+
+    def _gradients(self, outputs: Tensors, action: Tensor, slope: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the gradient of each head's output, given that [P, B, N] of the atoms of the chosen actions [P, B]."""
+        atoms = slope.new_zeros(*action.shape, self.actions, slope.shape[-1])
+        atoms.scatter_(-2, action[..., None, None].expand(*action.shape, 1, slope.shape[-1]), slope.unsqueeze(-2))
+        if not self.settings.dueling:
+            return [(outputs["q_values"], atoms.flatten(-2))]
+        atoms -= slope.unsqueeze(-2) / self.actions
+        return [(outputs["advantage"], atoms.flatten(-2)), (outputs["value"], slope)]
 
 
 def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ Axes: P agents, B batch, N atoms of a distribution.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,17 @@ def huber(prediction: Tensor, target: Tensor) -> Tensor:
     return functional.smooth_l1_loss(prediction, target, reduction="none")
 
 
-REGRESSION_LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"mse": squared_error, "huber": huber}
+class Regression(NamedTuple):
+    """A loss of (prediction, target), and its slope: the derivative by the prediction, of (prediction - target)."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
+REGRESSION_LOSSES: Mapping[str, Regression] = {
+    "mse": Regression(squared_error, lambda error: 2 * error),
+    "huber": Regression(huber, lambda error: error.clamp(-1, 1)),
+}
 
 
 def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -81,10 +92,22 @@ def quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> Tensor:
     Quantile i of N stands for the level (i + 1/2) / N. The loss is a sum over quantiles and a mean over samples, and is
     divided by `kappa` as in arXiv 1806.06923, so that without it, at 0, it is that of quantile regression.
     """
-    quantiles = prediction.shape[-1]
-    levels = (torch.arange(quantiles, device=prediction.device) + 0.5) / quantiles
     first, second = torch.broadcast_tensors(prediction.unsqueeze(-1), target.unsqueeze(-2))
-    share = (levels.unsqueeze(-1) - (second < first).float()).abs()
     error: Tensor = functional.smooth_l1_loss(first, second, reduction="none", beta=kappa)
-    loss: Tensor = (share * error).mean(-1).sum(-1)
+    loss: Tensor = (_quantile_shares(first, second) * error).mean(-1).sum(-1)
     return loss
+
+
+def quantile_huber_slope(prediction: Tensor, target: Tensor, kappa: float) -> Tensor:
+    """Return the derivative [P, B, N] of `quantile_huber` by the prediction."""
+    first, second = prediction.unsqueeze(-1), target.unsqueeze(-2)
+    error = first - second
+    slope = (error / kappa).clamp(-1, 1) if kappa else error.sign()
+    return (_quantile_shares(first, second) * slope).mean(-1)
+
+
+def _quantile_shares(prediction: Tensor, target: Tensor) -> Tensor:
+    """Return by how much each error of quantiles [P, B, N, 1 or M] for samples [P, B, 1 or N, M] counts."""
+    quantiles = prediction.shape[-2]
+    levels = (torch.arange(quantiles, device=prediction.device) + 0.5) / quantiles
+    return (levels.unsqueeze(-1) - (target < prediction).float()).abs()

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.algorithms.losses import REGRESSION_LOSSES, cross_entropy, quantile_huber
+from evorl.algorithms.losses import REGRESSION_LOSSES, cross_entropy, quantile_huber, quantile_huber_slope
 from evorl.algorithms.replayed import ReplayedSettings
 from evorl.algorithms.returns import bootstrapped_atoms, bootstrapped_return, categorical_projection
 from evorl.config.fields import Finite, Section, Weight
 from evorl.types import Loss
 
+Columns = Mapping[str, Tensor]
 Atoms = Annotated[int, Field(ge=2, le=1024)]
 TOLERANCE = 1e-4
 """The share of the support by which a return may lie outside of it without a warning; rounding is below it."""
@@ -84,11 +85,11 @@ class Values(Protocol):
     def mean(self, atoms: Tensor) -> Tensor:
         """Return the expected returns [...] of atoms [..., N]."""
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
-        """Return the loss of the atoms [P, B, N] of actions that were taken.
+    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
+        """Return the loss of the atoms [P, B, N] of actions that were taken, and the derivative [P, B, N] by them.
 
-        `following` [P, B, N] are those of the actions that come next, without gradients, `columns` those of the batch,
-        and `discount` [P] holds where it has none.
+        `following` [P, B, N] are those of the actions that come next, `columns` those of the batch, and `discount` [P]
+        holds where it has none.
         """
 
 
@@ -99,17 +100,17 @@ class MeanValues:
     metrics = ("td_error", "q_values")
 
     def __init__(self, settings: ValueSettings) -> None:
-        self._loss = REGRESSION_LOSSES[settings.loss]
+        self._loss, self._slope = REGRESSION_LOSSES[settings.loss]
 
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.squeeze(-1)
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
-        q = chosen.squeeze(-1)
+    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
+        values = chosen.squeeze(-1)
         target = bootstrapped_return(columns, discount, following.squeeze(-1))
-        values = q.detach()
-        errors = target - values
-        return Loss(self._loss(q, target), lambda: {"td_error": errors.abs(), "q_values": values}, errors)
+        errors = values - target
+        loss = Loss(self._loss(values, target), lambda: {"td_error": errors.abs(), "q_values": values}, errors)
+        return loss, self._slope(errors).unsqueeze(-1)
 
 
 class CategoricalValues:
@@ -127,20 +128,21 @@ class CategoricalValues:
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.softmax(-1) @ self._support(atoms)
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
+    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
         support = self._support(chosen)
         returns = bootstrapped_atoms(columns, discount, support.expand_as(following))
         probabilities = following.softmax(-1)
-        elements = cross_entropy(chosen, categorical_projection(probabilities, returns, *self._ends))
+        projected = categorical_projection(probabilities, returns, *self._ends)
+        elements = cross_entropy(chosen, projected)
 
         def metrics() -> dict[str, Tensor]:
-            values, target = self.mean(chosen.detach()), (probabilities * returns).sum(-1)
+            values, target = self.mean(chosen), (probabilities * returns).sum(-1)
             low, high = self._ends
             slack = TOLERANCE * (high - low)
             outside = ((target < low - slack) | (target > high + slack)).float()
             return {"td_error": (target - values).abs(), "q_values": values, "outside_support": outside}
 
-        return Loss(elements, metrics, elements.detach())
+        return Loss(elements, metrics, elements), chosen.softmax(-1) - projected
 
     def _support(self, like: Tensor) -> Tensor:
         return torch.linspace(*self._ends, self.atoms, device=like.device)
@@ -158,16 +160,16 @@ class QuantileValues:
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.mean(-1)
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Mapping[str, Tensor], discount: Tensor) -> Loss:
+    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
         target = bootstrapped_atoms(columns, discount, following)
-        values = chosen.detach()
-        errors = (target.unsqueeze(-2) - values.unsqueeze(-1)).abs().mean((-1, -2))
+        errors = (target.unsqueeze(-2) - chosen.unsqueeze(-1)).abs().mean((-1, -2))
 
         def metrics() -> dict[str, Tensor]:
-            means = self.mean(values)
+            means = self.mean(chosen)
             return {"td_error": (self.mean(target) - means).abs(), "q_values": means}
 
-        return Loss(quantile_huber(chosen, target, self._kappa), metrics, errors)
+        loss = Loss(quantile_huber(chosen, target, self._kappa), metrics, errors)
+        return loss, quantile_huber_slope(chosen, target, self._kappa)
 
 
 VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {

@@ -141,6 +141,6 @@ def _gradient(objective: Objective, stack: Stack, batch: Batch, generator: torch
     with torch.enable_grad():
         network.tape = Tape()
         loss = objective.loss(stack, batch, generator)
-        network.tape.gradient(loss.elements, batch.weight, network.leaves, found)
+        network.tape.gradient(loss, batch.weight, network.leaves, found)
     flat = torch.cat([found[name].reshape(-1) for name in network.leaves])
     return (flat,) if loss.errors is None else (flat, loss.errors.detach())

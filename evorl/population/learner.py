@@ -90,7 +90,7 @@ class NetworkLearner:
             loss = objective.loss(stack, batch, generator)
         finally:
             self.network.tape = None
-        tape.gradient(loss.elements, batch.weight, self.network.leaves, self._gradients)
+        tape.gradient(loss, batch.weight, self.network.leaves, self._gradients)
         return loss
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ from helpers.support import (
 )
 
 from evorl.algorithms import make_algorithm
-from evorl.algorithms.losses import huber, squared_error
+from evorl.algorithms.losses import REGRESSION_LOSSES, huber, squared_error
 from evorl.algorithms.returns import of_action, one_step_return
 from evorl.population.evaluation import evaluate
 from evorl.types import Architecture, UserError
@@ -46,6 +46,8 @@ def test_regression_losses():
     prediction, target = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([0.5, 1.0, -3.0])
     torch.testing.assert_close(squared_error(prediction, target), torch.tensor([0.25, 1.0, 9.0]))
     torch.testing.assert_close(huber(prediction, target), torch.tensor([0.125, 0.5, 2.5]))
+    torch.testing.assert_close(REGRESSION_LOSSES["mse"].slope(prediction - target), torch.tensor([-1.0, -2.0, 6.0]))
+    torch.testing.assert_close(REGRESSION_LOSSES["huber"].slope(prediction - target), torch.tensor([-0.5, -1.0, 1.0]))
 
 
 @pytest.mark.parametrize("double", [True, False])

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
 from evorl.networks.layers import ACTIVATIONS, shares
+from evorl.types import Loss
 
 P, B = 3, 7
 LAYERS = {
@@ -120,6 +121,6 @@ def test_a_tape_gives_the_same_gradients_for_the_first_rows_and_for_several_call
     assert all(value.shape[1] == B - rows for value in first[1::2])
     into = {name: torch.full_like(value, torch.nan) for name, value in leaves.items()}
     value = loss(first[::2], dense(plan, p, [2 * source for source in sources], None, tape))
-    tape.gradient(value, weight, leaves, into)
+    tape.gradient(Loss(value), weight, leaves, into)
     for one, other in zip(into.values(), wanted, strict=True):
         torch.testing.assert_close(one, other)

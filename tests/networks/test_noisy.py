@@ -24,7 +24,7 @@ from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import architecture as operations
 from evorl.networks.dense import Tape
 from evorl.networks.noisy import SIGMA, WeightNoise
-from evorl.types import UserError
+from evorl.types import Loss, UserError
 
 NOISY = "algorithm.noisy={sigma: 0.4}"
 DUELING = "algorithm.dueling=true"
@@ -120,7 +120,7 @@ def test_gradients_are_those_of_autograd_through_the_noise(kind, dueling):
     tape = network.tape = Tape()
     value = elements(network.perturbed(generator())(x))
     found = {name: torch.full_like(leaf, torch.nan) for name, leaf in network.leaves.items()}
-    tape.gradient(value, torch.ones(2, 4), network.leaves, found)
+    tape.gradient(Loss(value), torch.ones(2, 4), network.leaves, found)
     noise = dict(tape.scaled.values())
     leaves = network.leaves
     weights = network.tensors | leaves
