@@ -1,4 +1,4 @@
-"""`evorl`: look at what a run has left behind, and go on with it."""
+"""`evorl`: look at what a run has left behind, go on with it, and train its winner anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,13 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, evaluate
 from evorl.randomness import numpy_generator, torch_generator
+from evorl.runs.ancestry import ancestry, replayed, table
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.directory import check_same_run, load_elite
 from evorl.runs.launch import Parser, check, run_program
 from evorl.runs.progress import progress_of
 from evorl.runs.threads import use_threads
-from evorl.system.files import reason
+from evorl.system.files import reason, refuse_links, write_atomically
 from evorl.types import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +78,31 @@ def resume_command(
     config = validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)
     refuse_code(config, allow_code)
     check_same_run(run, check(config))
-    arguments = [str(program), "--config", str(run / "config.yaml"), *given]
+    return launch_command(run, [str(program), "--config", str(run / "config.yaml"), *given], processes)
+
+
+def replay_command(
+    run: Path, overrides: Sequence[str], program: Path, processes: int | None, constant: bool, allow_code: bool = False
+) -> list[str]:
+    """Return the command that trains one agent on the schedule of a run's best one, or with its last settings.
+
+    Its configuration is written into the run's directory. Raises UserError where there is no such schedule.
+    """
+    data, _ = load_elite(run)
+    config = validate(data, SETTINGS)
+    refuse_code(config, allow_code)
+    path = run / ("replay-constant.yaml" if constant else "replay.yaml")
+    refuse_links(run, path)
+    write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
+    refuse_code(check(validate(override(read_yaml(path), overrides), SETTINGS)), allow_code)
+    return launch_command(run, [str(program), "--config", str(path.absolute()), *overrides], processes)
+
+
+def launch_command(run: Path, arguments: Sequence[str], processes: int | None) -> list[str]:
+    """Return the command that starts a program with these arguments on as many processes as a run had.
+
+    Raises UserError where that are more than there are cores.
+    """
     count, cores = processes or _ranks_of(run), os.cpu_count() or 1
     if count > cores and processes is None:
         raise UserError(f"--processes: the run had {count}, this machine has {cores} cores; say how many to start")
@@ -115,11 +140,16 @@ def _parser() -> Parser:
     command.add_argument("--episodes", type=_count, default=100)
     command.add_argument("--seed", type=_seed, default=0)
     command.add_argument("--json", action="store_true", help="print one JSON object")
-    command = commands.add_parser("resume", help="go on with a run, further than it went if so asked")
+    command = commands.add_parser("schedule", help="what the best agent was in each generation, and what changed")
     command.add_argument("run", type=Path, help="the run's directory")
-    command.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
-    command.add_argument("--processes", type=_count, help="default: as many as before")
-    command.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: demos/online.py)")
+    resume = commands.add_parser("resume", help="go on with a run, further than it went if so asked")
+    replay = commands.add_parser("replay", help="train one agent on the schedule of a run's best one, as seed=N says")
+    replay.add_argument("--constant", action="store_true", help="with the best agent's last settings from the start")
+    for command in (resume, replay):
+        command.add_argument("run", type=Path, help="the run's directory")
+        command.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
+        command.add_argument("--processes", type=_count, help="default: as many as before")
+        command.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: demos/online.py)")
     for command in commands.choices.values():
         command.add_argument("--allow-code", action="store_true", help="let the run's configuration name code to run")
     return parser
@@ -145,20 +175,32 @@ def run_command(arguments: Sequence[str]) -> None:
     parser = _parser()
     # A subparser takes its list of overrides only where it stands in one piece.
     parsed, others = parser.parse_known_args(arguments)
-    if parsed.command != "resume" or any(other.startswith("-") for other in others):
+    if "overrides" not in parsed or any(other.startswith("-") for other in others):
         parser.parse_args(arguments)
     else:
         parsed.overrides += others
     try:
-        _obey(parsed)
+        COMMANDS[parsed.command](parsed)
     except OSError as error:
         raise UserError(reason(error, parsed.run)) from error
 
 
-def _obey(parsed: argparse.Namespace) -> None:
-    if parsed.command == "resume":
-        command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code)
-        os.execv(command[0], command)
+def _resume(parsed: argparse.Namespace) -> None:
+    command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code)
+    os.execv(command[0], command)
+
+
+def _replay(parsed: argparse.Namespace) -> None:
+    given = parsed.overrides, parsed.program, parsed.processes, parsed.constant, parsed.allow_code
+    command = replay_command(parsed.run, *given)
+    os.execv(command[0], command)
+
+
+def _schedule(parsed: argparse.Namespace) -> None:
+    print("\n".join(table(ancestry(parsed.run))))
+
+
+def _evaluate(parsed: argparse.Namespace) -> None:
     result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed, parsed.allow_code)
     if parsed.json:
         print(json.dumps(result))
@@ -168,6 +210,14 @@ def _obey(parsed: argparse.Namespace) -> None:
         f"mean return {result['mean']:.1f} ± {result['std']:.1f} "
         f"(min {result['min']:.1f}, max {result['max']:.1f}) over {result['episodes']} fresh episodes"
     )
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "evaluate": _evaluate,
+    "schedule": _schedule,
+    "resume": _resume,
+    "replay": _replay,
+}
 
 
 def main() -> int:

@@ -1,15 +1,13 @@
 """The YAML schema, its reader and its errors."""
 
+from evorl.config.evolution import ArchitectureLimits, Evolution, Schedule, ScheduledMutation, Selection
 from evorl.config.fields import AlgorithmSettings, HyperparameterRange
 from evorl.config.reader import override, read_yaml
 from evorl.config.schema import (
     AnyConfig,
-    ArchitectureLimits,
     Config,
     Environment,
-    Evolution,
     Network,
-    Selection,
     check_name,
     validate,
 )
@@ -23,6 +21,8 @@ __all__ = [
     "Evolution",
     "HyperparameterRange",
     "Network",
+    "Schedule",
+    "ScheduledMutation",
     "Selection",
     "check_name",
     "override",

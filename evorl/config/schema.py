@@ -10,8 +10,6 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -20,15 +18,14 @@ from pydantic import (
 )
 
 from evorl.config.errors import explain, nearest, shown
+from evorl.config.evolution import Evolution
 from evorl.config.fields import (
     AlgorithmSettings,
     Count,
     Finite,
-    Fraction,
     HyperparameterRange,
     Initialisation,
     Plain,
-    Positive,
     Seconds,
     Section,
     Size,
@@ -151,95 +148,6 @@ class PopulationSettings(Section):
     size: Size = 4
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
-
-
-class Selection(Section):
-    name: Text = "tournament"
-    """`none` keeps every agent as it is: a pool of agents that learn side by side."""
-    size: Size = 2
-    """Agents that meet in one tournament."""
-    elitism: bool = True
-    """For `tournament`: the best agent goes on unchanged. Under `truncation` it always does."""
-    share: Annotated[float, Field(gt=0, le=0.5)] = 0.25
-    """For `truncation`: the share of the population that is replaced."""
-    archive: bool = True
-    """The best agent so far competes as a parent in every generation, evaluated again on that generation's episodes."""
-
-
-class Mutation(BaseModel):
-    """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, Weight]
-
-    none: Weight = 0.4
-    architecture: Weight = 0.2
-    parameters: Weight = 0.2
-    activation: Weight = 0.0
-    hyperparameters: Weight = 0.2
-    new_layer: Fraction = 0.2
-    """The share of architecture mutations that add or remove a layer rather than units."""
-    strength: Positive = 0.02
-    """Standard deviation of parameter noise, relative to each weight."""
-
-    def weights(self) -> dict[str, float]:
-        """Return the weight of each kind by its name."""
-        return {name: value for name, value in self if name not in ("new_layer", "strength")}
-
-    @model_validator(mode="after")
-    def _something_can_happen(self) -> Self:
-        if sum(self.weights().values()) <= 0:
-            raise ValueError("the weights sum to 0; at least one kind needs a positive weight")
-        return self
-
-
-class ArchitectureLimits(Section):
-    """The limits of architecture mutations."""
-
-    min_layers: Width = 1
-    max_layers: Width = 3
-    min_units: Width = 16
-    max_units: Width = 256
-    unit_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (16, 32)
-    """The number of units that a mutation adds to a layer or a recurrent cell, or removes."""
-    min_channels: Width = 8
-    max_channels: Width = 128
-    channel_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (8, 16)
-    """The number of channels that a mutation adds to a convolution or removes."""
-    max_convolutions: Width = 6
-    """The most convolutional layers that mutations may come to."""
-    max_kernel: Width = 9
-    """Mutations let kernels grow to this and shrink to 1."""
-    activations: Annotated[tuple[Text, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
-
-    @model_validator(mode="after")
-    def _are_ranges(self) -> Self:
-        for what in ("layers", "units", "channels"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
-            if low > high:
-                raise ValueError(f"min_{what} {low} must not exceed max_{what} {high}")
-        return self
-
-
-class Evolution(Section):
-    steps: Count = 10_000
-    """Environment steps of each agent in a generation, over all ranks."""
-    burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Generations before the first selection and mutation."""
-    every: Size = 1
-    """Generations from one selection and mutation to the next; in between all agents go on as they are."""
-    initial: Literal["configured", "sampled"] = "configured"
-    """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
-    its layers from the limits of `architecture` where mutations may change them."""
-    selection: Selection = Selection()
-    mutation: Mutation = Mutation()
-    hyperparameters: dict[str, HyperparameterRange] | None = None
-    """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none."""
-    architecture: ArchitectureLimits = ArchitectureLimits()
-
-    def is_due(self, generation: int) -> bool:
-        """Return whether agents are selected and mutated after a generation."""
-        return generation > self.burn_in and (generation - self.burn_in) % self.every == 0
 
 
 class Evaluation(Section):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from evorl.evolution.mutation import Context, mutate
+from evorl.evolution.schedule import follow
 from evorl.evolution.selection import SELECTIONS, Offspring, elite
 from evorl.records import Mutation
 from evorl.types import Agent
@@ -21,7 +22,7 @@ def evolve(
     generation: int = 1,
     archived: int | None = None,
 ) -> list[Agent]:
-    """Select by fitness and mutate the children, where that is due after `generation`.
+    """Select by fitness and mutate the children, where that is due after `generation`, or follow a schedule.
 
     New agents count their ids up from `next_id`. They note the generation that their parents come from, which for those
     of the archive is `archived`.
@@ -30,6 +31,8 @@ def evolve(
     since an agent of its identity may have trained on. An agent with a fault never goes on: a child of the best one
     takes its place.
     """
+    if context.settings.schedule is not None:
+        return [follow(agent, context, generation, next_id + place, rng) for place, agent in enumerate(agents)]
     candidates = [*archive, *agents]
     fitness = np.array([np.nan if agent.fitness is None else agent.fitness for agent in candidates])
     selection = context.settings.selection

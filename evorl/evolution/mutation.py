@@ -43,12 +43,17 @@ def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator
 def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
     """Add Gaussian noise to every weight, `strength` times the weight's own magnitude."""
     strength = context.settings.mutation.strength
+    add_noise(agent, context.networks, strength, rng)
+    return Change("noise", None, strength)
+
+
+def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.Generator) -> None:
+    """Add Gaussian noise to every weight of these networks."""
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-    for network in context.networks:
+    for network in networks:
         parameters = agent.tensors[network]["parameters"]
         for name, value in parameters.items():
             parameters[name] = value + strength * value.abs() * torch.randn(value.shape, generator=generator)
-    return Change("noise", None, strength)
 
 
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:

@@ -32,7 +32,11 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
             tensors={},
             state=AgentState(acting=algorithm.initial_state()),
         )
-        if evolution.initial == "sampled":
+        if evolution.schedule is not None:
+            agent.hyperparameters = dict(evolution.schedule.hyperparameters)
+            agent.architectures = dict(evolution.schedule.architectures)
+            check_description(agent, algorithm, "evolution.schedule")
+        elif evolution.initial == "sampled":
             rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
             agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, evolution.hyperparameters or {}, rng)
             if evolution.mutation.architecture > 0:
@@ -60,30 +64,38 @@ def _kind(shape: Architecture) -> tuple[object, ...]:
     return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, *counts
 
 
+def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
+    """Raise UserError unless an agent's hyperparameters and kinds of architectures are this algorithm's."""
+    hparams, networks = algorithm.settings.first_hyperparameters(), algorithm.networks
+    if agent.architectures.keys() != networks.keys():
+        raise UserError(f"{where}: has the networks {sorted(agent.architectures)}, not {sorted(networks)}")
+    if agent.hyperparameters.keys() != hparams.keys():
+        raise UserError(f"{where}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(hparams)}")
+    for name, spec in networks.items():
+        shape = agent.architectures[name]
+        if shape.activation is not None:
+            check_name(f"{where}: activation", shape.activation, ACTIVATIONS)
+        if _kind(shape) != _kind(spec.architecture):
+            raise UserError(f"{where}: {name} is of another kind than the configuration asks for")
+    for name, value in agent.hyperparameters.items():
+        if reason := algorithm.settings.validation_error(name, value):
+            raise UserError(f"{where}: {reason}")
+
+
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
-    hparams, acting = algorithm.settings.first_hyperparameters(), algorithm.initial_state()
+    acting = algorithm.initial_state()
     if len({agent.id for agent in agents}) < len(agents):
         raise UserError(f"{where}: two agents have the same id")
     for agent in agents:
         here = f"{where}: agent {agent.id}"
-        for networks in (agent.architectures, agent.tensors):
-            if networks.keys() != algorithm.networks.keys():
-                raise UserError(f"{here}: has the networks {sorted(networks)}, not {sorted(algorithm.networks)}")
-        if agent.hyperparameters.keys() != hparams.keys():
-            raise UserError(f"{here}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(hparams)}")
+        check_description(agent, algorithm, here)
+        if agent.tensors.keys() != algorithm.networks.keys():
+            raise UserError(f"{here}: has tensors of {sorted(agent.tensors)}, not {sorted(algorithm.networks)}")
         if agent.state.acting.keys() != acting.keys() or agent.state.updates.keys() != algorithm.networks.keys():
             raise UserError(f"{here}: its state is {sorted(agent.state.metrics())[:20]}, which is another algorithm's")
         for name, spec in algorithm.networks.items():
-            shape = agent.architectures[name]
-            if shape.activation is not None:
-                check_name(f"{here}: activation", shape.activation, ACTIVATIONS)
-            if _kind(shape) != _kind(spec.architecture):
-                raise UserError(f"{here}: {name} is of another kind than the configuration asks for")
             check_network(agent, name, spec, here)
-        for name, value in agent.hyperparameters.items():
-            if reason := algorithm.settings.validation_error(name, value):
-                raise UserError(f"{here}: {reason}")
         counts = *agent.state.acting.values(), *agent.state.updates.values()
         if not all(abs(count) <= MAX_COUNT for count in counts):
             raise UserError(f"{here}: its state counts beyond {MAX_COUNT:g}")

@@ -1,0 +1,135 @@
+"""The ancestry of a run's best agent: what it was in each generation, and what changed in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from evorl.config import AnyConfig, Schedule, ScheduledMutation
+from evorl.config.errors import on_one_line
+from evorl.records import Mutation
+from evorl.runs.directory import load_elite
+from evorl.runs.history import JsonLines
+from evorl.types import Architecture, UserError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The ancestor that learned in one generation, as a line of `lineage.jsonl` has it.
+
+    `mutation` made it from the agent of the stage before; where that is the same agent, it is nothing.
+    """
+
+    generation: int
+    id: int
+    parent: int | None
+    parent_generation: int | None
+    mutation: Mutation
+    hyperparameters: dict[str, float]
+    architectures: dict[str, Architecture]
+    fitness: float | None = None
+
+
+LINE = TypeAdapter(Stage)
+SAME = Mutation("none", "the same agent")
+
+
+def ancestry(run: Path) -> list[Stage]:
+    """Return the stages of the best agent of the run in directory `run`, the first being an initial agent.
+
+    Raises UserError where the run's lineage does not lead there.
+    """
+    _, elite = load_elite(run)
+    rows = JsonLines(run / "metrics.jsonl").read()
+    generation = rows[-1].get("elite_generation") if rows else None
+    known: dict[tuple[Any, Any], Any] = {
+        (row["generation"], row.get("id")): row for row in JsonLines(run / "lineage.jsonl").read()
+    }
+    stages: list[Stage] = []
+    key: tuple[Any, Any] = generation, elite.id
+    while True:
+        stage = _stage(run, known.get(key), key)
+        if stages and stage.generation >= stages[-1].generation:
+            raise UserError(f"{run / 'lineage.jsonl'}: agent {stages[-1].id} has no parent of an earlier generation")
+        before = stage.generation - 1, stage.id
+        stages.append(replace(stage, mutation=SAME) if before in known else stage)
+        if before not in known and stage.parent is None:
+            return stages[::-1]
+        key = before if before in known else (stage.parent_generation, stage.parent)
+
+
+def _stage(run: Path, row: Any, key: tuple[Any, Any]) -> Stage:
+    if row is None:
+        raise UserError(f"{run / 'lineage.jsonl'}: says nothing of agent {key[1]} in generation {key[0]}")
+    try:
+        return LINE.validate_python({name: row[name] for name in Stage.__dataclass_fields__})
+    except (ValidationError, KeyError) as error:
+        where = f"{run / 'lineage.jsonl'}: agent {key[1]} in generation {key[0]}"
+        raise UserError(f"{where}: cannot be read: {on_one_line(str(error))[:200]}") from error
+
+
+def schedule_of(stages: Sequence[Stage]) -> Schedule:
+    """Return the schedule that leads an agent through these stages."""
+    mutations = [
+        ScheduledMutation(generation=place, kind=kind, target=one.target, before=one.before, after=one.after)
+        for place, one in enumerate(stage.mutation for stage in stages)
+        if place and (kind := one.kind) != "none"
+    ]
+    first = stages[0]
+    return Schedule(
+        hyperparameters=first.hyperparameters, architectures=first.architectures, mutations=tuple(mutations)
+    )
+
+
+def constant_schedule_of(stages: Sequence[Stage]) -> Schedule:
+    """Return the schedule of an agent that has the last stage's settings from the beginning."""
+    last = stages[-1]
+    return Schedule(hyperparameters=last.hyperparameters, architectures=last.architectures)
+
+
+def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bool) -> AnyConfig:
+    """Return the configuration of a run in which one agent follows the stages, or has the last one's settings."""
+    schedule = (constant_schedule_of if constant else schedule_of)(stages)
+    training: dict[str, int | None] = {"target_fitness": None}
+    # What falls with training.max_steps shall fall as it did for the winner.
+    if "training.max_steps" not in config.algorithm.frozen_on_resume and config.replay.prioritised is None:
+        training["max_steps"] = _steps(run, stages)
+    selection = config.evolution.selection.model_copy(update={"name": "none"})
+    evolution = {"schedule": schedule, "initial": "configured", "selection": selection}
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"name": None, "resume": "never", "directory": run.parent.absolute()}),
+            "population": config.population.model_copy(update={"size": 1, "placement": "replicated"}),
+            "evolution": config.evolution.model_copy(update=evolution),
+            "training": config.training.model_copy(update=training),
+        }
+    )
+
+
+def _steps(run: Path, stages: Sequence[Stage]) -> int:
+    """Return steps that an agent reaches in as many generations as there are stages, and not in fewer.
+
+    Steps that an environment spends on resets are not counted, so generations differ: the last one counts half.
+    """
+    reached = {row["generation"]: int(row["agent_steps"]) for row in JsonLines(run / "metrics.jsonl").read()}
+    own = [reached[stage.generation] - reached.get(stage.generation - 1, 0) for stage in stages]
+    return max(1, sum(own) - own[-1] // 2)
+
+
+def table(stages: Sequence[Stage]) -> list[str]:
+    """Return the stages as lines of text: what changed, and the hyperparameters that ever did."""
+    names = [
+        name for name in stages[0].hyperparameters if len({stage.hyperparameters.get(name) for stage in stages}) > 1
+    ]
+    rows = [("generation", "agent", "fitness", *names, "what changed")]
+    for stage in stages:
+        fitness = "-" if stage.fitness is None else f"{stage.fitness:.1f}"
+        values = (f"{stage.hyperparameters.get(name, float('nan')):.4g}" for name in names)
+        changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation))
+        rows.append((str(stage.generation), str(stage.id), fitness, *values, changed))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,134 @@
+"""The winner's schedule: read from a run's lineage, and followed by another agent."""
+
+import json
+import shutil
+from itertools import pairwise
+
+import pytest
+from helpers.support import SMALL, lines, train
+
+from evorl.cli import replay_command, run_command
+from evorl.config import override, read_yaml
+from evorl.records import Mutation
+from evorl.runs.ancestry import SAME, ancestry, constant_schedule_of, schedule_of
+from evorl.types import UserError
+
+SEARCH = (
+    "run.name=a", "training.max_steps=400", "seed=3",
+    "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 1,"
+    " new_layer: 0.5}",
+    "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4}",
+    "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, gamma: {min: 0.9, max: 0.999}}",
+)  # fmt: skip
+
+
+def settings_of(row):
+    return row["hyperparameters"], row["architectures"]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A run of some ten generations, to be copied and not to be changed."""
+    directory = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert train(*SEARCH) == 0
+    return directory / "runs" / "a"
+
+
+@pytest.fixture
+def run(searched, in_directory):
+    return shutil.copytree(searched, in_directory / "runs" / "a")
+
+
+def follow(run, capsys, *overrides, constant=False):
+    """The lineage of a run that follows the winner of another one, trained in this process."""
+    command = replay_command(run, [*overrides, "run.name=again"], SMALL, 1, constant)
+    assert train(*command[command.index("--config") + 2 :], configuration=command[command.index("--config") + 1]) == 0
+    return lines(run.parent / "again" / "lineage.jsonl")
+
+
+def test_stages_lead_from_an_initial_agent_to_the_elite(run):
+    stages = ancestry(run)
+    rows = {(row["generation"], row["id"]): row for row in lines(run / "lineage.jsonl")}
+    assert stages[0].generation == 1
+    assert stages[0].parent is None
+    assert stages[-1].id == json.loads((run / "elite" / "agent.json").read_text())["id"]
+    for before, after in pairwise(stages):
+        if after.mutation == SAME:
+            assert (after.generation, after.id) == (before.generation + 1, before.id)
+        else:
+            assert (before.generation, before.id) == (after.parent_generation, after.parent)
+            assert after.mutation == Mutation(**rows[after.generation, after.id]["mutation"])
+    assert len({stage.id for stage in stages}) > 2, "the winner is meant to have ancestors"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_agent_that_follows_the_schedule_has_the_winners_settings_in_every_generation(run, size, capsys):
+    rows = follow(run, capsys, "seed=11", f"population.size={size}")
+    stages = ancestry(run)
+    theirs = {(row["generation"], row["id"]): row for row in lines(run / "lineage.jsonl")}
+    wanted = [settings_of(theirs[stage.generation, stage.id]) for stage in stages]
+    assert [settings_of(row) for row in rows[::size]] == wanted
+    assert [settings_of(row) for row in rows[size - 1 :: size]] == wanted
+    assert len(rows) == size * len(stages)
+
+
+def test_a_constant_schedule_is_that_of_the_last_settings(run, capsys):
+    rows = follow(run, capsys, constant=True)
+    last = ancestry(run)[-1]
+    assert {row["hyperparameters"]["learning_rate"] for row in rows} == {last.hyperparameters["learning_rate"]}
+    assert {row["id"] for row in rows} == {0}
+    assert constant_schedule_of(ancestry(run)).mutations == ()
+
+
+def test_the_schedule_is_shown_with_what_changed(run, capsys):
+    run_command(["schedule", str(run)])
+    shown = capsys.readouterr().out.splitlines()
+    stages = ancestry(run)
+    assert len(shown) == 1 + len(stages)
+    for line, stage in zip(shown[1:], stages, strict=True):
+        assert line.split()[:2] == [str(stage.generation), str(stage.id)]
+        assert stage.mutation == SAME or str(stage.mutation) in line
+
+
+def change(run, what):
+    rows = lines(run / "lineage.jsonl")
+    what(rows)
+    (run / "lineage.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_lineage_that_leads_nowhere_is_refused(run):
+    change(run, lambda rows: rows.clear())
+    with pytest.raises(UserError, match=r"lineage.jsonl: says nothing of agent \d+ in generation"):
+        ancestry(run)
+
+
+def test_a_lineage_that_goes_in_circles_is_refused(run):
+    def circle(rows):
+        for row in rows:
+            row["id"], row["parent"], row["parent_generation"] = row["id"] + row["generation"] * 1000, row["id"], 99
+
+    change(run, circle)
+    with pytest.raises(UserError, match=r"lineage.jsonl"):
+        ancestry(run)
+
+
+MISFITS = {
+    "a layer that is not there": ({"kind": "architecture", "target": "hidden.7", "after": 9}, "'hidden.7'"),
+    "a hyperparameter that is not there": ({"kind": "hyperparameters", "target": "magic", "after": 1}, "'magic'"),
+    "a kind that is not there": ({"kind": "wishes"}, "wishes"),
+    "no number": ({"kind": "parameters", "target": "noise"}, "parameters"),
+}
+
+
+@pytest.mark.parametrize(("record", "named"), MISFITS.values(), ids=MISFITS)
+def test_a_schedule_that_does_not_fit_ends_in_one_line(record, named, run, capsys):
+    schedule = schedule_of(ancestry(run)).model_dump(mode="json")
+    schedule["mutations"] = [{"generation": 1, **record}]
+    data = override(read_yaml(SMALL), ["run.name=b"])
+    data.setdefault("evolution", {})["schedule"] = schedule
+    (run / "x.yaml").write_text(json.dumps(data))
+    capsys.readouterr()
+    assert train(configuration=run / "x.yaml") == 2
+    assert named in capsys.readouterr().err.splitlines()[-1]
