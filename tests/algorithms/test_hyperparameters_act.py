@@ -1,0 +1,83 @@
+"""Every hyperparameter that evolution may perturb acts in the loss or the loop, also in agents from a file."""
+
+import pytest
+import torch
+from helpers.support import config, play
+
+from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.population import Learner, Policy, initial_population
+from evorl.randomness import torch_generator
+from evorl.system.formats import decode_agents, encode_agents
+from evorl.system.timing import Stopwatch
+
+BOX = ("environment.id=Pendulum-v1",)
+ROLLOUT = ("algorithm.rollout_steps=8",)
+REPLAYED = ("algorithm.batch_size=8", "algorithm.learn_step=2", "replay.learning_starts=16")
+EAGER = (*REPLAYED, "algorithm.exploration.random_steps=4")
+SMALL = {
+    "a2c": ROLLOUT,
+    "ddpg": (*BOX, *EAGER),
+    "dqn": REPLAYED,
+    "ppo": (*ROLLOUT, "algorithm.batch_size=8", "algorithm.epochs=3"),
+    "sac": (*BOX, *EAGER),
+    "td3": (*BOX, *EAGER),
+}
+CHOICES = tuple(setting for setting in EAGER if setting not in BOX)
+SWITCHED_ON = {
+    "actor_learning_rate": {"actor_learning_rate": 1e-3}, "max_grad_norm": {"max_grad_norm": 10.0},
+    "target_entropy": {"target_entropy": -1.0}, "target_kl": {"target_kl": 0.5}, "value_clip": {"value_clip": 0.2},
+    "target_period": {"target": "periodic", "target_period": 4},
+}  # fmt: skip
+"""What is null unless it is configured."""
+OTHERS = {
+    "clip": 1e-3, "epochs": 1.0, "gae_lambda": 0.5, "gamma": 0.5, "max_grad_norm": 1e-3, "target_entropy": -2.0,
+    "target_kl": 1e-9, "value_clip": 1e-4,
+}  # fmt: skip
+"""Values that differ enough to be noticed within some updates; for all else it is half of what is configured."""
+CASES = [(algorithm, name) for algorithm in sorted(SETTINGS) for name in SETTINGS[algorithm].hyperparameters]
+
+
+def course(algorithm, name, other):
+    """The tensors of an agent after some steps, with another value of the hyperparameter than is configured or not."""
+    small = CHOICES if name == "target_entropy_share" else SMALL[algorithm]
+    on = [f"algorithm.{key}={value}" for key, value in SWITCHED_ON.get(name, {}).items()]
+    settings = config(f"algorithm={{name: {algorithm}}}", "population.size=2", *small, *on)
+    environments = Environments(settings.environment, 2, settings.environment.num_envs)
+    chosen = make_algorithm(settings, environments.interface)
+    agents = initial_population(settings, chosen)
+    if other:
+        hparams = agents[0].hyperparameters
+        hparams[name] = OTHERS.get(name, hparams[name] / 2)
+        assert chosen.settings.validation_error(name, hparams[name]) is None
+    # As a resume has them: settings of a file, and not of the configuration.
+    agents = decode_agents(encode_agents(agents), "test")
+    generator = torch_generator(0, generation=0, rank=0, purpose="test")
+    learner = Learner(Policy(agents, chosen, generator))
+    experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
+    environments.reset(1)
+    play(learner, experience, environments, 24)
+    environments.close()
+    return learner.to_agents()[0].tensors
+
+
+def flat(tensors):
+    named = [role for roles in tensors.values() for role in roles.values()]
+    return torch.cat([value.flatten() for role in named for value in role.values()])
+
+
+def test_every_algorithm_is_tried():
+    assert SMALL.keys() == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("algorithm", SMALL)
+def test_nothing_else_differs_between_two_courses(algorithm):
+    first, second = (flat(course(algorithm, "gamma", other=False)) for _ in range(2))
+    assert first.equal(second)
+
+
+@pytest.mark.parametrize(("algorithm", "name"), CASES)
+def test_a_hyperparameter_acts(algorithm, name):
+    configured, other = (flat(course(algorithm, name, other)) for other in (False, True))
+    assert not configured.equal(other)
