@@ -31,7 +31,7 @@ DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.ya
 
 
 def main(arguments: Sequence[str]) -> None:
-    config = load_config(arguments, DEFAULT_CONFIG)
+    config = load_config(arguments, DEFAULT_CONFIG, asynchronous=False)
     ranks = Ranks(config.run.timeout)
     placement = Placement(ranks, config.population.placement, config.population.size)
     stopwatch = Stopwatch()

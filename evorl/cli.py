@@ -32,6 +32,8 @@ from evorl.types import UserError
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = ROOT / "demos" / "online.py"
+WITH_ACTORS = ROOT / "demos" / "asynchronous.py"
+"""What trains a run of an algorithm that learns from actor processes."""
 ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 
 
@@ -70,14 +72,13 @@ def resume_command(
     """Return the command that resumes a run, on as many processes as it had. Raises UserError where none may."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run}: there is no run here (no config.yaml)")
-    if not program.is_file():
-        raise UserError(f"--program: there is no file {program}; name the program that trained the run")
     directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
     config = validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)
     refuse_code(config, allow_code)
     check_same_run(run, check(config))
+    program = _program(program, config)
     return launch_command(run, [str(program), "--config", str(run / "config.yaml"), *given], processes)
 
 
@@ -95,6 +96,7 @@ def replay_command(
     refuse_links(run, path)
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
     refuse_code(check(validate(override(read_yaml(path), overrides), SETTINGS)), allow_code)
+    program = _program(program, config)
     return launch_command(run, [str(program), "--config", str(path.absolute()), *overrides], processes)
 
 
@@ -114,6 +116,14 @@ def launch_command(run: Path, arguments: Sequence[str], processes: int | None) -
     # Without -P a `yaml.py` in the working directory, which may be a stranger's run, would be imported for yaml.
     launcher = [sys.executable, "-P", "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE)]
     return [*launcher, "--num_processes", str(count), "--main_process_port", str(port), *arguments]
+
+
+def _program(named: Path, config: AnyConfig) -> Path:
+    """Return the program that a command line names, or the demo for the algorithm. Raises UserError where it is not."""
+    program = WITH_ACTORS if named == PROGRAM and config.actors is not None else named
+    if not program.is_file():
+        raise UserError(f"--program: there is no file {program}; name the program that trained the run")
+    return program
 
 
 def _ranks_of(run: Path) -> int:
@@ -149,7 +159,7 @@ def _parser() -> Parser:
         command.add_argument("run", type=Path, help="the run's directory")
         command.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
         command.add_argument("--processes", type=_count, help="default: as many as before")
-        command.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: demos/online.py)")
+        command.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: the demo that did)")
     for command in commands.choices.values():
         command.add_argument("--allow-code", action="store_true", help="let the run's configuration name code to run")
     return parser

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from evorl.algorithms.a2c import A2C, A2CSettings
 from evorl.algorithms.ddpg import DDPG, DDPGSettings
 from evorl.algorithms.dqn import DQN, DQNSettings
+from evorl.algorithms.impala import IMPALA, IMPALASettings
 from evorl.algorithms.objective import Objective
 from evorl.algorithms.ppo import PPO, PPOSettings
 from evorl.algorithms.protocols import Algorithm, Experience
@@ -20,6 +21,7 @@ ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]
     "a2c": (A2CSettings, A2C),
     "ddpg": (DDPGSettings, DDPG),
     "dqn": (DQNSettings, DQN),
+    "impala": (IMPALASettings, IMPALA),
     "ppo": (PPOSettings, PPO),
     "sac": (SACSettings, SAC),
     "td3": (TD3Settings, TD3),

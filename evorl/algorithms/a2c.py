@@ -21,7 +21,7 @@ from evorl.distributed import Placement
 from evorl.envs.spec import EnvSpec
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import DISTRIBUTIONS, Likelihood
-from evorl.networks.spec import NetworkSpec
+from evorl.networks.spec import NetworkSpec, TargetRule
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.minibatches import check_rollout
@@ -82,6 +82,8 @@ class A2C:
     """See `Objective`. A prime, where there are many minibatches, so that reports come from all parts of an epoch."""
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
     noise_shape = 0, 0
+    target_rule: TargetRule | None = None
+    """How a copy of the network follows it, where a loss needs one."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config
@@ -101,7 +103,7 @@ class A2C:
         network = NETWORKS[config.network.name](config.network, interface.parts, heads, self._normalized)
         streams: Streams = "all" if self.settings.critic == "separate" else "shared"
         architecture = initial_architecture(config.network, interface.parts, streams)
-        self.networks: Mapping[str, NetworkSpec] = {"policy": NetworkSpec(network, architecture)}
+        self.networks: Mapping[str, NetworkSpec] = {"policy": NetworkSpec(network, architecture, self.target_rule)}
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
         self.objectives = [
             Objective("policy", self.loss, self.learning_rate, max_grad_norm=clip, report_every=self.report_every)
@@ -214,10 +216,12 @@ class A2C:
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
         likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
+        values = outputs["value"].squeeze(-1)
+        batch = self.with_targets(stack, batch, likelihood, values)
         policy = self.policy_loss(stack, batch, likelihood)
-        value = self.value_loss(stack, batch, outputs["value"].squeeze(-1))
+        value = self.value_loss(stack, batch, values)
         objective = torch.addcmul(policy, hparams["value_coefficient"].unsqueeze(-1), value)
-        objective = objective.addcmul(hparams["entropy_coefficient"].unsqueeze(-1), likelihood.entropy, value=-1)
+        objective = objective.addcmul(self.entropy_coefficient(stack, batch), likelihood.entropy, value=-1)
 
         def metrics() -> Tensors:
             found = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
@@ -226,6 +230,14 @@ class A2C:
             return found | self.more_metrics(stack, batch, likelihood)
 
         return Loss(objective, metrics)
+
+    def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
+        """Return the batch with its columns `advantage` and `return` [P, B], which a rollout of this process has."""
+        return batch
+
+    def entropy_coefficient(self, stack: Stack, batch: Batch) -> Tensor:
+        """Return the weight of the entropy [P, 1], or [P, B]."""
+        return stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Return what improves the policy [P, B]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -38,9 +38,6 @@ class Experience(Protocol):
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents."""
 
-    def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments."""
-
     def batches(self) -> Iterator[Batch]:
         """Yield the batches to learn from now; every rank that holds the same agents gives equally many.
 
@@ -58,6 +55,20 @@ class Experience(Protocol):
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
         """Take over what `state` gave. Raises UserError for what it could not have given."""
+
+
+class OnlineExperience(Experience, Protocol):
+    """One that is given every step of this process's environments."""
+
+    def add(self, transition: Transition, output: PolicyOutput) -> None:
+        """Store one step of all environments."""
+
+
+class ReceivingExperience(Experience, Protocol):
+    """One that is given what actor processes did."""
+
+    def extend(self, slot: Any) -> None:
+        """Take what stands in a slot of shared memory, which may be overwritten afterwards."""
 
 
 class Algorithm(Protocol):
@@ -99,8 +110,11 @@ class Algorithm(Protocol):
         Raises UserError where they cannot share its batches.
         """
 
-    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """Return what this rank stores; `always_valid` says that every step of every environment is a transition."""
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Any:
+        """Return what this rank stores, an `OnlineExperience`, or a `ReceivingExperience` where actors send something.
+
+        `always_valid` says that every step of every environment is a transition.
+        """
 
     def act(
         self,

@@ -89,3 +89,39 @@ def gae(
     for time in range(error.shape[0] - 1, -1, -1):
         later = torch.addcmul(error[time], decay[time], later, out=advantage[time])
     return advantage
+
+
+def v_trace(
+    log_ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    discount: Tensor,
+    trace: Tensor,
+    rho_clip: Tensor,
+    c_clip: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return V-trace targets of values, and advantages, both [T, P, B] (arXiv 1802.01561, eq. 1 and section 4.2).
+
+    `log_ratio` is the log-probability of each action under the policy that learns less that under the one that acted;
+    its exponential is cut at `rho_clip` in errors and at `c_clip` in what flows back, times `trace` (remark 2), each
+    [P] like `discount`. `reward`, `value` of the state acted in, `next_value` of the state reached and `terminated` are
+    [T, P, B]; `ended` says where an episode ended in either way, so that nothing flows back over it. The state reached
+    by a truncated step, and by the last one, is valued by `next_value` alone. Where both policies are one and `trace`
+    is 1, targets are n-step returns.
+    """
+    ratio = log_ratio.exp()
+    rho = torch.minimum(ratio, rho_clip.unsqueeze(-1))
+    decay = (discount * trace).unsqueeze(-1) * torch.minimum(ratio, c_clip.unsqueeze(-1)) * (~ended)
+    error = rho * (one_step_return(reward, terminated, discount, next_value) - value)
+    target = torch.empty_like(error)
+    later = torch.zeros_like(error[0])
+    for time in range(error.shape[0] - 1, -1, -1):
+        later = torch.addcmul(error[time], decay[time], later, out=target[time])
+    target += value
+    following = next_value.clone()
+    following[:-1] = torch.where(ended[:-1], next_value[:-1], target[1:])
+    advantage = rho * (one_step_return(reward, terminated, discount, following) - value)
+    return target, advantage

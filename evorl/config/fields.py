@@ -107,6 +107,8 @@ class AlgorithmSettings(Section):
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """The epsilon that Adam adds to the root of the second moment."""
 
+    sends: ClassVar[str | None] = None
+    """What its actor processes send to the learner (`evorl.actors.collectors`); null collects in the learner's own."""
     initialisation: ClassVar[Initialisation] = "uniform"
     """The initialisation of networks where `network.initialisation` is null."""
     layer_norm: ClassVar[bool] = False

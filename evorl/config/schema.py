@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from evorl.config.actors import ActorSettings
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.evolution import Evolution
 from evorl.config.fields import (
@@ -73,7 +74,7 @@ class Run(Section):
 class Environment(Section):
     id: Plain = "LunarLander-v3"
     num_envs: Size = 8
-    """Copies for each agent on each process."""
+    """Copies for each agent on each process that steps environments: a rank, or an actor."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
@@ -212,6 +213,8 @@ class Config(Section, Generic[Settings]):
     environment: Environment = Environment()
     algorithm: Settings
     network: Network = Field(default=Network(), validate_default=True)
+    actors: ActorSettings | None = Field(default=None, validate_default=True)
+    """Of asynchronous algorithms; the others collect in the learner's own process."""
     replay: Replay = Replay()
     population: PopulationSettings = PopulationSettings()
     evolution: Evolution = Field(default=Evolution(), validate_default=True)
@@ -228,6 +231,16 @@ class Config(Section, Generic[Settings]):
             return network
         own = {"initialisation": algorithm.initialisation, "layer_norm": algorithm.layer_norm}
         return network.model_copy(update={key: value for key, value in own.items() if getattr(network, key) is None})
+
+    @field_validator("actors")
+    @classmethod
+    def _are_where_they_act(cls, actors: ActorSettings | None, info: ValidationInfo) -> ActorSettings | None:
+        algorithm: AlgorithmSettings | None = info.data.get("algorithm")
+        if algorithm is None or algorithm.sends is not None:
+            return actors or ActorSettings()
+        if actors is not None:
+            raise ValueError(f"{algorithm.name} collects in the learner's own process, without actors; leave them out")
+        return None
 
     @field_validator("evolution")
     @classmethod

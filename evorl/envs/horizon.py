@@ -18,19 +18,30 @@ EPISODES_IN_A_GENERATION = 2
 
 @dataclass(frozen=True)
 class Horizon:
-    """The steps of each environment in a generation, and of the longest episode, None where nothing bounds it.
+    """The steps of a rank's environments in a generation, and of the longest episode, None where nothing bounds it.
 
-    `carries_over` says whether episodes run on from one generation to the next.
+    `carries_over` says whether episodes run on from one generation to the next. Where there are several `actors`, each
+    makes a share of the steps; where they are `free`, it is not known which.
     """
 
     steps: int
     longest: int | None
     carries_over: bool
+    actors: int = 1
+    free: bool = False
+
+    @property
+    def of_each(self) -> int:
+        """Return the steps of each environment."""
+        return self.steps // self.actors
 
     def sentence(self) -> str:
         """Return what becomes of episodes at a generation's end, and what that means for a resumed run."""
         bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
-        numbers = f"a generation has {self.steps:,} steps of each environment, and episodes {bound}"
+        numbers = f"a generation has {self.of_each:,} steps of each environment, and episodes {bound}"
+        if self.free:
+            begins = "Episodes run on over evolution" if self.carries_over else "Each generation begins new episodes"
+            return f"Actors run freely, so resuming will not be bit-exact. {begins} ({numbers})."
         if self.carries_over:
             return f"Episodes run on from one generation to the next ({numbers}): resuming will not be bit-exact."
         return f"Each generation begins new episodes ({numbers}): resuming is bit-exact on the same number of ranks."
@@ -38,10 +49,10 @@ class Horizon:
     def shortfall(self, evaluated: int | None) -> str | None:
         """Return in words which states are evaluated (up to `evaluated` steps) and never trained on, if any."""
         bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
-        if self.carries_over or self.longest is None or self.steps >= min(bounds):
+        if self.carries_over or self.longest is None or self.of_each >= min(bounds):
             return None
         return (
-            f"environment.carry_over: each generation begins new episodes after {self.steps:,} steps of each "
+            f"environment.carry_over: each generation begins new episodes after {self.of_each:,} steps of each "
             f"environment, but evaluation plays up to {min(bounds):,}: later states are never trained on; take auto or "
             "true, or more evolution.steps"
         )
@@ -52,12 +63,13 @@ def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
     environment = config.environment
     each = environment.num_envs * copies * period
     steps = -(-config.evolution.steps // each) * period
-    longest = longest_episode(environment)
+    longest, actors = longest_episode(environment), config.actors
+    count = 1 if actors is None else actors.count
     if environment.carry_over == "auto":
-        carries_over = longest is None or steps < EPISODES_IN_A_GENERATION * longest
+        carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
     else:
         carries_over = environment.carry_over
-    return Horizon(steps, longest, carries_over)
+    return Horizon(steps, longest, carries_over, count, free=actors is not None and not actors.lockstep)
 
 
 def longest_episode(settings: Environment) -> int | None:

@@ -79,7 +79,7 @@ class StackedNetwork:
         """Return a copy with parameters of its own, all zero, and the same buffers."""
         parameters = FlatTensors(self.shapes.trained, self.parameters.agents, self.parameters.flat.device)
         copied = StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers)
-        copied._use_masks()
+        copied.use_masks()
         return copied
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
@@ -129,14 +129,14 @@ class StackedNetwork:
         """Take over the agents' parameters and buffers."""
         self.parameters.load([each["parameters"] for each in roles])
         self.buffers.load([each["buffers"] for each in roles])
-        self._use_masks()
+        self.use_masks()
 
     def true_shapes(self, architecture: Architecture) -> dict[str, Shape]:
         """Return the shapes of the parameters and buffers of one agent, without padding."""
         sizes = architecture.sizes()
         return {key: spec.shape(sizes) for key, spec in self.network.specs(architecture).items()}
 
-    def _use_masks(self) -> None:
+    def use_masks(self) -> None:
         """Compute with each unit's share of a mask, and with none where all units count."""
         for key in self.shapes.masks:
             counted = self.buffers.matrices(self.shapes.matrices)[key]

@@ -6,7 +6,7 @@ order whatever the packing of stacks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -27,7 +27,14 @@ class Policy:
     the updates that it has seen.
     """
 
-    def __init__(self, agents: Sequence[Agent], algorithm: Algorithm, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        agents: Sequence[Agent],
+        algorithm: Algorithm,
+        generator: torch.Generator,
+        flat: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        """Take the agents' parameters; or where `flat` gives memory of so many values, those that are there."""
         self.algorithm = algorithm
         self.agents = list(agents)
         self.generator = generator
@@ -38,7 +45,9 @@ class Policy:
         sizes = [
             [each.numel(len(members)) for each in own.values()] for (members, _), own in zip(plan, shapes, strict=True)
         ]
-        self.flat = torch.zeros(sum(map(sum, sizes)), device=generator.device)
+        size = sum(map(sum, sizes))
+        self.flat = torch.zeros(size, device=generator.device) if flat is None else flat(size)
+        self._is_loaded = flat is not None
         self.stacks: list[Stack] = []
         offset = 0
         for (members, layouts), own, lengths in zip(plan, shapes, sizes, strict=True):
@@ -98,6 +107,16 @@ class Policy:
             own = float(steps[0]) if same else torch.from_numpy(steps).to(device)[stack.members]
             self.algorithm.after_acting(stack, own)
 
+    def acting_states(self) -> list[Tensor]:
+        """Return the acting states [P] of all agents, in the order in which the algorithm names them."""
+        return [self.joined([stack.state[name] for stack in self.stacks]) for name in self.algorithm.initial_state()]
+
+    def set_acting_states(self, states: Sequence[Tensor]) -> None:
+        """Take over what `acting_states` gave."""
+        for name, values in zip(self.algorithm.initial_state(), states, strict=True):
+            for stack in self.stacks:
+                stack.state[name] = values[stack.members].clone()
+
     @torch.no_grad()
     def update_observation_stats(self, part: str, moments: Moments) -> None:
         """Add to the statistics by which each agent's networks, those that do, normalise a part of what they read."""
@@ -144,7 +163,10 @@ class Policy:
             for name, spec in self.algorithm.networks.items()
         }
         for name, network in networks.items():
-            network.load([agent.tensors[name] for agent in agents])
+            if self._is_loaded:
+                network.use_masks()
+            else:
+                network.load([agent.tensors[name] for agent in agents])
 
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)

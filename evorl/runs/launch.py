@@ -48,14 +48,20 @@ class Parser(argparse.ArgumentParser):
         raise Answered(status)
 
 
-def load_config(arguments: Sequence[str], default: Path) -> AnyConfig:
-    """Return the configuration that a command line asks for, checked as far as one process can. Raises UserError."""
+def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | None = None) -> AnyConfig:
+    """Return the configuration that a command line asks for, checked as far as one process can. Raises UserError.
+
+    A program that is `asynchronous` trains algorithms that learn from actor processes, one that is not the others.
+    """
     refuse_options()
     parser = Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(arguments)
     config = check(_in_place(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS)))
+    if asynchronous not in (None, config.actors is not None):
+        other = "demos/asynchronous.py" if config.actors else "demos/online.py"
+        raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
     if share > 0 and not config.evolution.hyperparameters and os.environ.get("RANK", "0") == "0":

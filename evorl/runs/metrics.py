@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evorl.distributed import Placement
-from evorl.envs import Environments
+from evorl.envs.episodes import Returns
 from evorl.population import Learner
 from evorl.runs.elite import Elite, Score
 from evorl.types import Agent
@@ -40,7 +40,17 @@ class Counts:
     metrics: Mapping[str, NDArray[np.float64]]
 
 
-def gather_metrics(learner: Learner, environments: Environments, placement: Placement) -> Counts:
+class Collecting(Protocol):
+    """Environments, or what collects in other processes: what agents did since the last call."""
+
+    def pop_steps(self) -> NDArray[np.float64]:
+        """Return the transitions [P]."""
+
+    def pop_returns(self) -> Returns:
+        """Return the returns of episodes."""
+
+
+def gather_metrics(learner: Learner, environments: Collecting, placement: Placement) -> Counts:
     """Add up what the ranks counted since the last call; means of metrics and returns, NaN where there were none."""
     learned = learner.metrics()
     reported = [*learned.sums.values(), *learned.counts.values()]
@@ -112,6 +122,7 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
         "throughput/updates_per_second": row["updates_per_second"],
         **{f"seconds/{name}": value for name, value in row["seconds"].items()},
     }
+    points |= {f"actors/{name}": value for name, value in row.get("actors", {}).items()}
     for place in range(len(row["agents"])):
         points |= {f"agent_{place}/{name}": row[name][place] for name in CURVES}
         points |= {f"agent_{place}/{name}": values[place] for name, values in row["metrics"].items()}

@@ -151,6 +151,8 @@ class Recovery:
         reasons = list(progress.changes_of_setup(self.config, self.placement))
         if carries_over:
             reasons.append("episodes run on over the ends of generations")
+        if self.config.actors is not None and not self.config.actors.lockstep:
+            reasons.append("actors run freely")
         if not progress.replay:
             reasons.append("the replay was too large to be kept")
         if missing:

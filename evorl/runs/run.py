@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -137,11 +137,11 @@ class Run:
             self.generation = self.progress.generation + 1
             yield self.generation
 
-    def steps(self) -> Iterator[int]:
-        """Yield the vector steps of one generation, shown on the bar."""
+    def steps(self, at_once: int = 1) -> Iterator[int]:
+        """Yield the vector steps of one generation, shown on the bar; where rollouts arrive, so many `at_once`."""
         started = time.perf_counter()
-        each = self.config.environment.num_envs * self.placement.copies
-        for step in range(self.horizon.steps):
+        each = self.config.environment.num_envs * self.placement.copies * at_once
+        for step in range(0, self.horizon.steps, at_once):
             yield step
             if self._logger is not None:
                 self._logger.advance(each)
@@ -164,10 +164,17 @@ class Run:
         assign_fitness(trained, returns)
         self.progress.solved = self._archive.challenge(trained, returns, evaluator, self.generation)
 
-    def record(self, trained: list[Agent], returns: NDArray[np.float64], counts: Counts) -> None:
+    def record(
+        self,
+        trained: list[Agent],
+        returns: NDArray[np.float64],
+        counts: Counts,
+        actors: Mapping[str, float] | None = None,
+    ) -> None:
         """Count the generation and write its lines and curves, with its seconds up to here.
 
-        `returns` [P, N] are those of its evaluation. The seconds of an evolution appear in the next generation's lines.
+        `returns` [P, N] are those of its evaluation, `actors` the figures of actor processes. The seconds of an
+        evolution appear in the next generation's lines.
         """
         progress = self.progress
         progress.generation = self.generation
@@ -189,6 +196,8 @@ class Run:
         scores = [Score.of(row) for row in returns]
         known = {name: value for name, value in asdict(progress).items() if name != "elite"}
         row = generation_row(trained, scores, counts, known, progress.elite, seconds)
+        if actors is not None:
+            row["actors"] = dict(actors)
         self._logger.log(row, lineage_rows(trained, self.generation), self._archive.payload)
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import uuid
 from pathlib import Path
 
@@ -61,3 +63,15 @@ def end_sibling(pid: int, began: float) -> bool:
             if descriptor is not None:
                 os.close(descriptor)
     return False
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the system kill this process when `parent`, which started it, ends; at once where that has happened.
+
+    Only Linux does it. More exactly, the thread that started this process must end.
+    """
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

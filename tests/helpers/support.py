@@ -28,7 +28,7 @@ from evorl.replay.sampler import SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.launch import run_program
 from evorl.system.timing import Stopwatch
-from evorl.types import Agent, AgentState, Batch, PolicyOutput
+from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = Path(__file__).parent / "small.yaml"
@@ -228,9 +228,16 @@ def partly_frozen(inputs, outputs):
     return model
 
 
-def demo():
-    """The `main` of demos/online.py."""
-    spec = importlib.util.spec_from_file_location("online", ROOT / "demos" / "online.py")
+def program_for(configuration, overrides):
+    """The demo that trains what a configuration asks for."""
+    algorithm = override(read_yaml(configuration), [each for each in overrides if "=" in each]).get("algorithm", {})
+    name = algorithm.get("name", "dqn") if isinstance(algorithm, dict) else "dqn"
+    return f"demos/{'asynchronous' if name in SETTINGS and SETTINGS[name].sends else 'online'}.py"
+
+
+def demo(program="demos/online.py"):
+    """The `main` of a demo."""
+    spec = importlib.util.spec_from_file_location(Path(program).stem, ROOT / program)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.main
@@ -238,12 +245,17 @@ def demo():
 
 def train(*overrides, configuration=None):
     """Run the demo in this process; its exit code."""
-    chosen = ["--config", str(configuration)] if configuration else ["--config", str(SMALL)]
-    return run_program(demo(), [*chosen, *overrides])
+    configuration = configuration or SMALL
+    try:
+        program = program_for(configuration, overrides)
+    except UserError:
+        program = "demos/online.py"
+    return run_program(demo(program), ["--config", str(configuration), *overrides])
 
 
-def launch(directory, *overrides, processes=2, program="demos/online.py", timeout=180, arguments=()):
-    """Run the demo with `accelerate launch` in `directory`."""
+def launch(directory, *overrides, processes=2, program=None, timeout=180, arguments=()):
+    """Run a demo with `accelerate launch` in `directory`."""
+    program = program or program_for(SMALL, overrides)
     command = [
         sys.executable, "-m", "accelerate.commands.launch",
         "--config_file", str(ROOT / "configs" / "accelerate" / "accelerate.yaml"),

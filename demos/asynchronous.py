@@ -1,0 +1,83 @@
+"""Train a population on what actor processes do, and evolve it, on every process that Accelerate starts.
+
+    accelerate launch --config_file configs/accelerate/accelerate.yaml demos/asynchronous.py [--config FILE]
+        [key=value ...]
+
+This is the whole training loop; copy it and change it. Each rank learns and has actors: processes that act with all of
+its agents, each in environments of its own, while it learns. In a generation
+
+1. this rank's agents become a policy, which its actors follow, and a learner, whose stacks learn;
+2. actors send what they did, through memory that they share with the rank, with the version of their parameters;
+3. the learner updates all agents with each batch that is due, and actors are given the new parameters;
+4. all agents play the same evaluation episodes, whose mean returns are their fitness;
+5. the generation's metrics are written, and the main process selects and mutates agents;
+6. the run is checkpointed with the next generation's agents, which the other ranks reload.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from evorl.actors import Actors
+from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.population import Learner, Policy
+from evorl.population.compiled import Compiler
+from evorl.population.evaluation import Evaluator
+from evorl.runs.launch import load_config, run_program
+from evorl.runs.metrics import gather_metrics
+from evorl.runs.run import Run
+from evorl.system.timing import Stopwatch
+
+DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "impala.yaml"
+
+
+def main(arguments: Sequence[str]) -> None:
+    config = load_config(arguments, DEFAULT_CONFIG, asynchronous=True)
+    ranks = Ranks(config.run.timeout)
+    placement = Placement(ranks, config.population.placement, config.population.size)
+    stopwatch = Stopwatch()
+
+    with closing(Environments(config.environment, agents=1, num_envs=1)) as one:
+        algorithm = make_algorithm(config, one.interface)
+        experience = algorithm.experience(placement, one.always_valid, stopwatch)
+    evaluator = Evaluator(config, placement, algorithm)
+    compiler = Compiler(config.training.compile, speaks=ranks.is_main)
+
+    with (
+        Run(config, placement, algorithm, experience, stopwatch) as run,
+        Actors(config, placement, algorithm) as actors,
+    ):
+        for generation in run.generations():
+            # Between generations agents are plain values; now this rank's agents become stacks that train as one.
+            policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
+            learner = Learner(policy, placement.average_, stopwatch, compiler)
+            experience.begin(policy, generation)
+            actors.begin(policy, generation, run.horizon.carries_over, run.horizon.steps)
+
+            for _ in run.steps(actors.rollout_steps):
+                with stopwatch("waiting"):
+                    rollout = actors.receive(policy)
+                experience.extend(rollout)
+                actors.release(rollout)
+                for batch in experience.batches():
+                    experience.observe(batch, learner.update(batch))
+                actors.publish(policy)
+
+            experience.end(policy.agents)
+            counts, figures = gather_metrics(learner, actors, placement), actors.figures(placement)
+            trained = run.gather_agents(learner)
+            with stopwatch("evaluation"):
+                returns = evaluator.returns(policy, generation)
+                run.assign_fitness(trained, returns, evaluator)
+            run.record(trained, returns, counts, figures)
+            with stopwatch("evolution"):
+                evolved = run.evolve(trained)
+            with stopwatch("checkpoint"):
+                run.agents = run.checkpoint(evolved)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main, sys.argv[1:]))

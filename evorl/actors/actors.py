@@ -1,0 +1,137 @@
+"""The learner's side of its actors: what they act with, and what they send. Axes: P agents."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from evorl.actors.board import Board, Description
+from evorl.actors.checks import check_memory, max_staleness, warn_of_cores
+from evorl.actors.collectors import KINDS, Slot, slot_size, slots
+from evorl.actors.figures import Figures, Floats
+from evorl.actors.memory import SharedMemory
+from evorl.actors.supervisor import Message, Supervisor
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
+from evorl.distributed import Placement
+from evorl.envs.episodes import Returns
+from evorl.population import Policy
+
+
+class Actors:
+    """The actors of this rank, which act with all of its agents.
+
+    Each has `actors.queue` slots: those that it fills, and those that wait to be received. It waits while it has none.
+    """
+
+    def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
+        """Let the process start that forks actors. Raises UserError where they could not keep up with the learner."""
+        assert config.actors is not None
+        self._config = config
+        self._settings = config.actors
+        self._placement = placement
+        self._algorithm = algorithm
+        self.rollout_steps: int = config.algorithm.rollout_steps
+        self._bound = max_staleness(config, algorithm, placement.copies)
+        warn_of_cores(self._settings.count, placement.ranks)
+        self._board = Board(self._settings.count)
+        self._memory = SharedMemory()
+        context = {"config": config.to_yaml(), "agents": placement.local_size, "rank": placement.ranks.rank}
+        context["ranks"] = placement.ranks.size
+        self._supervisor = Supervisor(self._settings, context, self._board, self._memory.descriptor)
+        self._slots: dict[int, Slot] = {}
+        self._generation, self._published = 0, -1
+        self._left = 0
+        """The rollouts of this generation that are still to be handed out, where actors are in lockstep."""
+        self._received: Message
+        self._figures = Figures(self._settings.count, placement.local_size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all actors."""
+        self._supervisor.close()
+        self._board.memory.close()
+        self._memory.close()
+
+    @property
+    def processes(self) -> list[int]:
+        """Return the actors' processes."""
+        return self._supervisor.processes
+
+    def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
+        """Let actors act with these agents, for so many steps of this rank's environments."""
+        count, queue = self._settings.count, self._settings.queue
+        kind, numbers = KINDS[self._config.algorithm.sends], range(count * queue)
+        make = kind.slot(policy, self._algorithm, self._config)
+        size, first = slot_size(make) * len(numbers), not self._supervisor.started
+        if first:
+            check_memory(size, len(numbers), self._placement)
+        self._memory.grow(size)
+        self._slots = slots(self._memory, make, numbers)
+        self._generation, self._published = generation, -1
+        self._left = steps // self.rollout_steps
+        description = Description(generation, policy.agents, carries_over)
+        self._board.describe(description, policy.flat.numel(), len(policy.acting_states()))
+        if first:
+            self._supervisor.start()
+        self.publish(policy)
+        if first and not self._settings.lockstep:
+            for number in numbers:
+                self._supervisor.hand_out(number // queue, number)
+        self._figures.begin()
+
+    def receive(self, policy: Policy) -> Slot:
+        """Return the next slot that is of this generation and not too far behind the policy's version.
+
+        Raises UserError for what an actor finds wrong, and RunFailed where actors cannot be kept alive.
+        """
+        while True:
+            message = self._received = self._supervisor.receive()
+            staleness = policy.version - message.version
+            if message.generation == self._generation and staleness <= self._bound:
+                break
+            self._figures.discarded(stale=message.generation == self._generation)
+            self._supervisor.hand_out(message.actor, message.slot)
+        slot = self._slots[message.slot]
+        self._figures.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Let the actor have the slot again that was received last; nothing in it may be read afterwards."""
+        if not self._settings.lockstep:
+            self._supervisor.hand_out(self._received.actor, self._received.slot)
+
+    def publish(self, policy: Policy) -> None:
+        """Let actors have the policy's parameters, if they are new; in lockstep once none of them acts, to go on."""
+        lockstep = self._settings.lockstep
+        if lockstep and self._supervisor.busy:
+            return
+        if policy.version != self._published:
+            self._published = policy.version
+            self._board.publish(policy.flat.detach(), policy.acting_states(), policy.version)
+        if lockstep:
+            round = min(self._left, self._settings.count)
+            for index in range(round):
+                self._supervisor.hand_out(index, index * self._settings.queue)
+            self._left -= round
+
+    def figures(self, placement: Placement) -> dict[str, float]:
+        """Return what was counted of the actors of all ranks since the last call."""
+        self._figures.restarts = self._supervisor.restarts
+        self._supervisor.restarts = 0
+        return self._figures.pop(placement)
+
+    def pop_steps(self) -> Floats:
+        """Return the transitions [P] received since the last call."""
+        return self._figures.pop_steps()
+
+    def pop_returns(self) -> Returns:
+        """Return the returns of the episodes that were counted in what was received since the last call."""
+        return self._figures.pop_returns()

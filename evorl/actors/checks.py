@@ -1,0 +1,61 @@
+"""Checks of what a configuration asks of actors, before any of them is started."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+
+import torch
+
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
+from evorl.distributed import Placement, Ranks
+from evorl.system.memory import free_memory
+from evorl.types import EvorlWarning, UserError
+
+
+def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
+    """Return by how many updates a rollout may be behind. Raises UserError where most could not be learned from."""
+    actors, pace = config.actors, algorithm.pace(copies)
+    assert actors is not None
+    steps = config.algorithm.rollout_steps * config.environment.num_envs * copies
+    waiting = actors.count * actors.queue
+    behind: int = math.ceil(waiting * steps * pace.updates / pace.steps)
+    if actors.max_staleness is None:
+        return 2 * behind
+    if actors.max_staleness < behind:
+        raise UserError(
+            f"actors.max_staleness: with {waiting} rollouts on their way (actors.count x actors.queue) parameters can "
+            f"be {behind} updates behind, and most of what actors do would be discarded; take at least {behind}, or "
+            "fewer actors"
+        )
+    return actors.max_staleness
+
+
+def warn_of_cores(count: int, ranks: Ranks) -> None:
+    """Warn where there are more actors than cores on a host."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    actors = count * ranks.on_host
+    if actors > cores and ranks.is_main:
+        warnings.warn(
+            f"actors.count: {actors} actors on a host of {_cores(cores)} share them with {ranks.on_host} learning "
+            f"process{'es' if ranks.on_host > 1 else ''}; more than {max(1, cores)} hardly collect faster",
+            EvorlWarning,
+            stacklevel=3,
+        )
+
+
+def check_memory(size: int, slots: int, placement: Placement) -> None:
+    """Raise UserError unless each rank of this host can share so many bytes with its actors."""
+    free, ranks = free_memory(torch.device("cpu")), placement.ranks.on_host
+    if size * ranks > free:
+        raise UserError(
+            f"actors.queue: {slots} rollouts of {size / slots / 2**20:.1f} MiB each, on each of {ranks} ranks, take "
+            f"{size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; take a smaller "
+            "queue, fewer actors, fewer environments or shorter rollouts"
+        )
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' if count > 1 else ''}"

@@ -1,0 +1,114 @@
+"""What actors make of their steps, by what their algorithm `sends`: the memory it takes, and who fills it.
+
+Axes: T steps of a rollout, P agents, E environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from evorl.actors.memory import PAGE, Arena, SharedMemory
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
+from evorl.envs import Environments
+from evorl.envs.spec import ObservationSpec, choices
+from evorl.population import Policy
+from evorl.replay.ring import Empty, Field
+from evorl.replay.segment import COUNTS, RolloutLayout, RolloutMemory
+from evorl.types import Tensors
+
+
+class Slot(Protocol):
+    """Memory for what an actor sends at a time."""
+
+    counts: Tensor
+    """What the actor counted of each agent [C, P], by the names of `evorl.replay.segment.COUNTS`."""
+
+
+class Collector(Protocol):
+    """Acts, and fills slots with what comes of it."""
+
+    def collect(self, slot: Slot, beat: Callable[[], None]) -> None:
+        """Fill a slot by the policy's present parameters; call `beat` as a sign of life."""
+
+
+class RolloutCollector:
+    """Keeps every step of T steps as it was."""
+
+    def __init__(self, policy: Policy, environments: Environments, steps: int) -> None:
+        self._policy = policy
+        self._environments = environments
+        self._steps = steps
+        self._state = policy.initial_state(environments.num_envs)
+
+    def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
+        """Fill a slot with a rollout."""
+        for step in range(self._steps):
+            beat()
+            environments = self._environments
+            output, self._state = self._policy.act(environments.observation, environments.started, self._state)
+            slot.write(step, environments.step(output.action), output)
+
+
+def rollout_slot(policy: Policy, algorithm: Algorithm, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
+    """Return what makes the memory of a rollout of these agents."""
+    num_envs, parts = config.environment.num_envs, dict(algorithm.interface.parts)
+    if algorithm.interface.masked:
+        parts["action_mask"] = ObservationSpec("vector", (sum(choices(algorithm.interface.action)),), torch.bool)
+    extras = _extras(policy, parts, num_envs)
+    flag: Field = (), torch.bool
+    fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in extras.items()}
+    fields |= {"reward": ((), torch.float32), "terminated": flag, "truncated": flag, "started": flag}
+    state = policy.initial_state(num_envs)
+    steps = config.algorithm.rollout_steps
+    layout = RolloutLayout(steps, len(policy.agents), num_envs, parts, fields, (state.shape[2], state.shape[3]))
+    return lambda empty: RolloutMemory(layout, empty)
+
+
+def _extras(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int) -> Tensors:
+    """Return what the policy gives beside actions, for their shapes."""
+    shape, device = (len(policy.agents), num_envs), policy.generator.device
+    seen = {name: torch.zeros(*shape, *part.shape, dtype=part.dtype, device=device) for name, part in parts.items()}
+    if "action_mask" in seen:
+        seen["action_mask"].fill_(True)
+    state = policy.generator.get_state()
+    output, _ = policy.act(seen, torch.ones(shape, dtype=torch.bool, device=device), policy.initial_state(num_envs))
+    policy.generator.set_state(state)
+    return output.extras
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What of one kind is sent: `slot` gives what makes its memory, `collector` who fills it."""
+
+    slot: Callable[[Policy, Algorithm, AnyConfig], Callable[[Empty], Slot]]
+    collector: Callable[[Policy, Environments, int], Any]
+
+
+KINDS: Mapping[str, Kind] = {"rollouts": Kind(rollout_slot, RolloutCollector)}
+
+
+def note_counts(slot: Slot, environments: Environments) -> None:
+    """Write into a slot what was counted since the last one."""
+    assert COUNTS == ("steps", "returns", "episodes", "ended")
+    for row, values in zip(slot.counts, (environments.pop_steps(), *environments.pop_returns()), strict=True):
+        row.copy_(torch.from_numpy(values))
+
+
+def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable[int]) -> dict[int, Slot]:
+    """Return the slots of these numbers, which a rank and its actors find at the same places of their memory."""
+    size = slot_size(make)
+    # What an actor fills is made anew by nobody else, so each makes its own only.
+    return {number: make(memory.arena(number * size).empty) for number in numbers}
+
+
+def slot_size(make: Callable[[Empty], Slot]) -> int:
+    """Return the bytes of a slot, whole pages."""
+    arena = Arena()
+    make(arena.empty)
+    return -(-arena.used // PAGE) * PAGE

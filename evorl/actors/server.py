@@ -1,0 +1,150 @@
+"""A process that has imported all that an actor needs, and forks actors: milliseconds each instead of seconds.
+
+It is started by a rank and ends with it, and its actors end with it: by the parent-death signal where there is one,
+also in the middle of an environment's own code, and elsewhere when the rank's end of the socket closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from evorl.system.processes import die_with_parent
+
+REQUEST = struct.Struct("<3q")
+"""What is wanted, and two numbers: the actor and the attempt at it, or a process."""
+REPLY = struct.Struct("<q")
+START, END = 1, 2
+DESCRIPTORS = 4
+"""The board's, the slots', and the ends of the two pipes that an actor has."""
+COMMAND = "from evorl.actors.server import main; main()"
+PATIENCE = 60.0
+"""Seconds within which the server must have imported everything."""
+
+
+class ActorServer:
+    """The rank's side: starts and ends actors that all have the same `context`."""
+
+    def __init__(self, context: Mapping[str, object]) -> None:
+        """Start the server, which imports while this process goes on."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        # Without -P a module in the working directory could be imported for one of the same name.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", COMMAND, str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+        text = json.dumps(dict(context)).encode()
+        self._socket.sendall(REPLY.pack(len(text)) + text)
+        self._socket.settimeout(PATIENCE)
+        self._has_actors = False
+
+    def start(self, actor: int, attempt: int, descriptors: Sequence[int]) -> int:
+        """Return the process of a new actor, which gets copies of these descriptors. Raises OSError."""
+        self._has_actors = True
+        socket.send_fds(self._socket, [REQUEST.pack(START, actor, attempt)], list(descriptors))
+        return self._answer()
+
+    def end(self, process: int) -> None:
+        """Kill an actor, and wait until it is gone. Raises OSError."""
+        self._socket.sendall(REQUEST.pack(END, process, 0))
+        self._answer()
+
+    def close(self) -> None:
+        """End the server with all its actors."""
+        self._socket.close()
+        try:
+            # Without actors it may still be importing, which nobody needs any more.
+            self._process.wait(timeout=5.0 if self._has_actors else 0.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _answer(self) -> int:
+        reply = _received(self._socket, REPLY.size)
+        if reply is None:
+            raise ConnectionError("the process that starts actors has ended")
+        return int(REPLY.unpack(reply)[0])
+
+
+def main() -> None:
+    """Serve the rank that started this process, until it closes its end of the socket."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Launchers and terminals send these to whole groups of processes; the rank decides what they mean.
+        signal.signal(ignored, signal.SIG_IGN)
+    die_with_parent(int(sys.argv[2]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    import evorl.actors.actor
+
+    length = _received(connection, REPLY.size)
+    text = _received(connection, REPLY.unpack(length)[0]) if length else None
+    if text is None:
+        return
+    context = json.loads(text)
+    actors: set[int] = set()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, DESCRIPTORS)
+        if not message:
+            break
+        kind, number, attempt = REQUEST.unpack(message)
+        if kind == START:
+            number = _fork(connection, partial(evorl.actors.actor.run, context, number, attempt, descriptors))
+            actors.add(number)
+        elif number in actors:
+            _end(number)
+            actors.discard(number)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        connection.sendall(REPLY.pack(number))
+    for process in actors:
+        _end(process)
+
+
+def _fork(connection: socket.socket, run: Callable[[], None]) -> int:
+    server = os.getpid()
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        connection.close()
+        die_with_parent(server)
+        run()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _end(process: int) -> None:
+    """Kill a process of ours, which nobody else has waited for, so that the number is still its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+def _received(connection: socket.socket, size: int) -> bytes | None:
+    """Return so many bytes, or None where the other side is gone."""
+    parts = b""
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return parts

@@ -1,0 +1,215 @@
+"""The processes of actors: they are started, given slots to fill, heard, and replaced when they die or hang."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from evorl.actors.actor import FAILED, MESSAGE, NUMBER
+from evorl.actors.board import Board
+from evorl.actors.server import ActorServer
+from evorl.config.actors import ActorSettings
+from evorl.types import RunFailed, UserError
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at whether actors live."""
+STARTING = 60.0
+"""Seconds that an actor may take for its environments, before its first step."""
+
+
+class Message(NamedTuple):
+    """Says which actor has filled which slot, with parameters of which generation and version."""
+
+    actor: int
+    slot: int
+    generation: int
+    version: int
+
+
+@dataclass
+class ActorProcess:
+    """An actor: its process, the ends of its pipes, and the slots that it has to fill.
+
+    `began` is when it was started, `asked` when it last had nothing to do and was given something. `attempt` counts the
+    actors that it is the replacement of, `failures` the last of them that sent nothing.
+    """
+
+    index: int
+    process: int
+    pipes: tuple[int, ...]
+    slots: set[int]
+    attempt: int = 0
+    failures: int = 0
+    began: float = field(default_factory=time.monotonic)
+    asked: float = 0.0
+
+    def close(self) -> None:
+        """Close the pipes, which the actor takes for a sign to end."""
+        for descriptor in self.pipes:
+            os.close(descriptor)
+        self.pipes = ()
+
+    @property
+    def writer(self) -> int:
+        return self.pipes[0]
+
+    @property
+    def reader(self) -> int:
+        return self.pipes[1]
+
+    def is_late(self, now: float, beat: float, timeout: float) -> bool:
+        """Return whether it has something to do and has shown no sign of life for too long; the last was at `beat`."""
+        limit = max(beat, self.asked) + timeout if beat > self.began else self.began + max(timeout, STARTING)
+        return bool(self.process and self.slots) and now > limit
+
+
+class Supervisor:
+    """Starts the actors of a rank, and others in place of those that die or hang, which get their slots."""
+
+    def __init__(self, settings: ActorSettings, context: Mapping[str, object], board: Board, slots: int) -> None:
+        """`context` is what the actors' process reads at its start; `slots` is the descriptor of the slots' memory."""
+        self._settings = settings
+        self._server = ActorServer(context)
+        self._board = board
+        self._slots = slots
+        self._selector = selectors.DefaultSelector()
+        self._actors: list[ActorProcess] = []
+        self._ready: deque[ActorProcess] = deque()
+        self._looked = 0.0
+        self.restarts = 0
+        """Actors that were replaced."""
+
+    @property
+    def started(self) -> bool:
+        """Return whether there are actors."""
+        return bool(self._actors)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether an actor has a slot to fill, or has filled one that was not received."""
+        return any(actor.slots for actor in self._actors)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many actors are known to have sent what was not received yet."""
+        return len(self._ready)
+
+    @property
+    def processes(self) -> list[int]:
+        """Return the actors' processes."""
+        return [actor.process for actor in self._actors]
+
+    def start(self) -> None:
+        """Start all actors; they have no slots yet."""
+        self._actors = [self._started(index) for index in range(self._settings.count)]
+
+    def close(self) -> None:
+        """End all actors."""
+        for actor in self._actors:
+            actor.close()
+        self._actors = []
+        self._selector.close()
+        self._server.close()
+
+    def hand_out(self, index: int, slot: int) -> None:
+        """Give an actor a slot to fill."""
+        actor = self._actors[index]
+        if not actor.slots:
+            actor.asked = time.monotonic()
+        actor.slots.add(slot)
+        _tell(actor, slot)
+
+    def receive(self) -> Message:
+        """Wait for a message. Raises UserError for what an actor finds wrong, RunFailed where none stays alive."""
+        while True:
+            actor = self._next()
+            message = os.read(actor.reader, MESSAGE.size)
+            if not message:
+                self._replace(actor)
+                continue
+            slot, generation, version = MESSAGE.unpack(message)
+            if slot == FAILED:
+                raise UserError(f"{_rest(actor.reader)} (in actor {actor.index})")
+            actor.slots.discard(slot)
+            actor.failures = 0
+            return Message(actor.index, slot, generation, version)
+
+    def _next(self) -> ActorProcess:
+        """Return an actor that has sent something, or has ended; in lockstep the first that has something to do."""
+        if self._settings.lockstep:
+            first = next(actor for actor in self._actors if actor.slots)
+            while not any(key.data is first for key, _ in self._selector.select(LOOK_EVERY)):
+                self._look()
+            return first
+        while not self._ready:
+            self._ready.extend(key.data for key, _ in self._selector.select(LOOK_EVERY))
+            self._look()
+        return self._ready.popleft()
+
+    def _look(self) -> None:
+        """Kill actors that have something to do and have not made a step for too long."""
+        now = time.monotonic()
+        if now < self._looked + LOOK_EVERY:
+            return
+        self._looked = now
+        for actor in self._actors:
+            if actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
+                self._end(actor)
+
+    def _end(self, actor: ActorProcess) -> None:
+        """Kill an actor if it lives; what it has sent until then can still be received."""
+        if actor.process:
+            self._server.end(actor.process)
+            actor.process = 0
+
+    def _replace(self, actor: ActorProcess) -> None:
+        """Start another actor in place of one that has ended. Raises RunFailed where several in a row sent nothing."""
+        self._selector.unregister(actor.reader)
+        actor.close()
+        self._end(actor)
+        if actor.failures >= self._settings.max_restarts:
+            raise RunFailed(
+                f"actor {actor.index} ended {actor.failures + 1} times without having sent anything "
+                "(actors.max_restarts); what it printed stands above"
+            )
+        self.restarts += 1
+        self._ready = deque(each for each in self._ready if each is not actor)
+        self._actors[actor.index] = self._started(actor.index, actor.slots, actor.attempt + 1, actor.failures + 1)
+
+    def _started(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
+        theirs_in, writer = os.pipe()
+        reader, theirs_out = os.pipe()
+        try:
+            descriptors = [self._board.memory.descriptor, self._slots, theirs_in, theirs_out]
+            process = self._server.start(index, attempt, descriptors)
+        except OSError as error:
+            raise RunFailed(f"actors cannot be started: {error}") from error
+        finally:
+            # The end of a pipe tells of the end of whoever has the other one: that must be the actor alone.
+            os.close(theirs_in)
+            os.close(theirs_out)
+        actor = ActorProcess(index, process, (writer, reader), set(slots), attempt, failures)
+        self._selector.register(reader, selectors.EVENT_READ, actor)
+        for slot in sorted(actor.slots):
+            _tell(actor, slot)
+        return actor
+
+
+def _tell(actor: ActorProcess, slot: int) -> None:
+    # An actor that has ended shows at the other pipe.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(actor.writer, NUMBER.pack(slot))
+
+
+def _rest(reader: int) -> str:
+    """Return what is written into a pipe until its end."""
+    parts: list[bytes] = []
+    while part := os.read(reader, 4096):
+        parts.append(part)
+    return b"".join(parts).decode(errors="replace")

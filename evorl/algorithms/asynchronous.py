@@ -1,0 +1,59 @@
+"""Actor-critics that learn from what actor processes send: their settings, pace and experience.
+
+The losses are those of A2C and its relatives. Axes: P agents, B batch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from evorl.algorithms.a2c import A2C, A2CSettings
+from evorl.config.fields import Size
+from evorl.distributed import Placement
+from evorl.replay import Pace
+from evorl.replay.received import ReceivedRollouts, ReceivedSettings
+from evorl.system.timing import Stopwatch
+
+
+class AsynchronousSettings(A2CSettings):
+    rollout_steps: Size = 32
+    """Steps of each environment that an actor makes with one set of parameters and sends together."""
+    rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Rollouts that make a batch, on each rank, whichever of its actors they are from."""
+    sequence_length: Size | None = None  # type: ignore[assignment]
+    """Gradients of recurrent agents flow through whole rollouts, so there is nothing to set here."""
+    normalize_rewards: Literal[False] = False
+    split_batches: Literal[False] = False
+
+    sends: ClassVar[str | None] = "rollouts"
+
+    @model_validator(mode="after")
+    def _has_whole_sequences(self) -> Self:
+        if self.sequence_length not in (None, self.rollout_steps):
+            raise ValueError("sequence_length: actors send whole rollouts; leave it out, or set rollout_steps")
+        return self
+
+
+class Asynchronous(A2C):
+    """A2C whose rollouts come from actor processes."""
+
+    def pace(self, copies: int) -> Pace:
+        """Return how much and how often a new agent learns."""
+        settings: AsynchronousSettings = self.settings
+        batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
+        return Pace(batch, updates=1.0, steps=float(batch))
+
+    def experience(  # type: ignore[override]
+        self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
+    ) -> ReceivedRollouts:
+        """Return what joins the rollouts that this rank receives."""
+        settings: AsynchronousSettings = self.settings
+        return ReceivedRollouts(
+            ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.reward_clip, self._normalized),
+            self.interface.parts,
+            gather=placement.gather_copies,
+            device=placement.ranks.device,
+            stopwatch=stopwatch,
+        )

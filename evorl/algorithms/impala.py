@@ -1,0 +1,91 @@
+"""IMPALA (arXiv 1802.01561): A2C on rollouts of actors whose policy is some updates old, corrected by V-trace.
+
+Axes: T steps of a rollout, P agents, S sequences, B = T * S steps of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings
+from evorl.algorithms.returns import v_trace
+from evorl.config.fields import HyperparameterRange, Positive
+from evorl.networks.distributions import Likelihood
+from evorl.networks.stacked import Stack
+from evorl.replay.scaling import normalized
+from evorl.types import Batch, Tensors
+
+
+class IMPALASettings(AsynchronousSettings):
+    name: Literal["impala"] = "impala"  # type: ignore[assignment]
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    rho_clip: Positive = 1.0
+    """The importance weight at which the errors of values, and with them the policy's gradient, are cut."""
+    c_clip: Positive = 1.0
+    """The same for what flows back from later steps; `gae_lambda` is the factor before it."""
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (*AsynchronousSettings.hyperparameters, "rho_clip", "c_clip")
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
+        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
+    }
+
+
+class IMPALA(Asynchronous):
+    """A2C whose advantages and returns are V-trace's, by the parameters that learn."""
+
+    metrics = (*Asynchronous.metrics, "importance_weight")
+
+    @torch.no_grad()
+    def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
+        """Return the batch with V-trace's columns `advantage` and `return` [P, B]."""
+        columns, hparams = batch.columns, stack.hyperparameters
+        log_ratio = self.target_log_prob(stack, batch, likelihood) - columns["log_prob"]
+        given = {name: columns[name] for name in ("reward", "next_value", "terminated", "truncated", "valid")}
+        given |= {"log_ratio": log_ratio, "value": value.detach()}
+        each = {name: self._in_time(values) for name, values in given.items()}
+        nothing = ~each["valid"]
+        ended = each["terminated"] | each["truncated"] | nothing
+        next_value = each["value"].roll(-1, 0)
+        next_value = torch.where(each["truncated"], each["next_value"], next_value)
+        next_value[-1] = each["next_value"][-1]
+        target, advantage = v_trace(
+            each["log_ratio"],
+            # What was no transition brought just what was expected.
+            torch.where(nothing, each["value"], each["reward"]),
+            each["value"],
+            next_value,
+            each["terminated"] | nothing,
+            ended,
+            hparams["gamma"],
+            hparams["gae_lambda"],
+            hparams["rho_clip"],
+            hparams["c_clip"],
+        )
+        found = {"advantage": self._in_batch(advantage), "return": self._in_batch(target), "log_ratio": log_ratio}
+        if self.settings.normalize_advantage:
+            found["advantage"] = normalized(found["advantage"], batch.weight)
+        return replace(batch, columns={**columns, **found})
+
+    def target_log_prob(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Return the log-probability [P, B] of the actions under the policy whose values are wanted."""
+        return likelihood.log_prob.detach()
+
+    def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
+        """Return the importance weight [P, B] of each action, 1 where it was taken by the policy that learns."""
+        return {"importance_weight": batch.columns["log_ratio"].exp()}
+
+    def _in_time(self, values: Tensor) -> Tensor:
+        """Return values [P, B] as [T, P, S]."""
+        by_time: Tensor = values.unflatten(1, (self.settings.rollout_steps, -1))
+        return by_time.transpose(0, 1)
+
+    def _in_batch(self, values: Tensor) -> Tensor:
+        """Return values [T, P, S] as [P, B]."""
+        return values.transpose(0, 1).flatten(1, 2)

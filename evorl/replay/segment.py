@@ -1,0 +1,113 @@
+"""A rollout in memory that its actor and the learner share, in the storage's own layout.
+
+Axes: T steps, P agents, E environments, K numbers for each of U units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evorl.envs.spec import ObservationSpecs
+from evorl.replay.ring import Empty, Field
+from evorl.replay.storage import Storage
+from evorl.types import PolicyOutput, Tensors, Transition
+
+COUNTS = ("steps", "returns", "episodes", "ended")
+"""What an actor counts of each agent: transitions, and the three of `evorl.envs.episodes.Returns`."""
+
+
+@dataclass(frozen=True)
+class RolloutLayout:
+    """The shapes of a rollout: its `parts` and columns (`fields`) of each step, and of a recurrent `state` [K, U]."""
+
+    steps: int
+    agents: int
+    num_envs: int
+    parts: ObservationSpecs
+    fields: Mapping[str, Field]
+    state: tuple[int, int]
+
+    @property
+    def streams(self) -> int:
+        return self.agents * self.num_envs
+
+
+class RolloutMemory:
+    """T steps of an actor's environments, which are overwritten by the next rollout that is written here.
+
+    Which memory it is, `empty` says; two of one layout in the same memory are what an actor writes and a learner reads.
+    """
+
+    def __init__(self, layout: RolloutLayout, empty: Empty) -> None:
+        self.layout = layout
+        steps, streams = layout.steps, layout.streams
+        # Every step may leave true last observations; what is never written takes no memory.
+        self._storage = Storage(
+            steps, streams, layout.parts, layout.fields, torch.device("cpu"), empty=empty, last=(steps + 1) * streams
+        )
+        self._states = empty((steps + 1, layout.agents, layout.num_envs, *layout.state), torch.float32)
+        self.counts = empty((len(COUNTS), layout.agents), torch.float64)
+        self._first = empty((1,), torch.int64)
+        rows = torch.arange(steps).view(1, steps, 1) * streams
+        self._places = rows + torch.arange(streams).view(layout.agents, 1, layout.num_envs)
+
+    def write(self, step: int, transition: Transition, output: PolicyOutput) -> None:
+        """Keep a step of all environments, in order from step 0 on, with which all that was here is forgotten."""
+        if step == 0:
+            self._storage.clear()
+        columns = {
+            **output.extras,
+            "action": output.action,
+            "reward": transition.reward,
+            "terminated": transition.terminated,
+            "truncated": transition.truncated,
+            "started": transition.started,
+        }
+        self._storage.write(
+            {name: value.flatten(0, 1) for name, value in transition.observation.items()},
+            {name: columns[name].flatten(0, 1) for name in self.layout.fields},
+            next_observation={name: value.flatten(0, 1) for name, value in transition.next_observation.items()},
+            valid=transition.valid.flatten(),
+            started=transition.started.flatten(),
+            ended=(transition.terminated | transition.truncated).flatten(),
+        )
+        if step == 0:
+            # Older frames of the first stacks stand in rows before it.
+            self._first[0] = self._storage.newest_row
+        if output.state.numel():
+            if step == 0:
+                self._states[0] = output.state
+            if transition.any_truncated or step == self.layout.steps - 1:
+                self._states[step + 1] = output.next_state
+
+    def state(self, steps: int) -> Tensor | None:
+        """Return the recurrent state [P, E, K, U] after no steps, or after the last of those that `ends` gives."""
+        return self._states[steps].clone() if self._states.numel() else None
+
+    def ends(self) -> list[int]:
+        """Return the steps whose next observation has a value of its own: truncated ones, and the last."""
+        truncated = self.columns(["truncated"])["truncated"]
+        truncated[:, -1] = True
+        steps: list[int] = truncated.any(0).any(-1).nonzero()[:, 0].tolist()
+        return steps
+
+    def observation(self) -> Tensors:
+        """Return copies of all parts [P, T, E, ...] that were seen before the steps."""
+        return self._storage.observation(self._slots)
+
+    def next_observation(self, step: int) -> Tensors:
+        """Return copies of the parts [P, E, ...] that a step led to, also where an episode ended."""
+        return self._storage.next_observation(self._slots[:, step])
+
+    def columns(self, names: Iterable[str]) -> Tensors:
+        """Return copies of columns and of the flag `valid`, [P, T, E, ...] each."""
+        return self._storage.gather_columns(self._slots, names)
+
+    @property
+    def _slots(self) -> Tensor:
+        """Return the slots [P, T, E] of the steps."""
+        return self._places + int(self._first[0]) * self.layout.streams

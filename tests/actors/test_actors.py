@@ -1,0 +1,188 @@
+"""Real actors: what they send, that they wait, and what becomes of those that die, hang or find a mistake."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from helpers.support import config
+
+from evorl.actors import Actors
+from evorl.actors.checks import warn_of_cores
+from evorl.algorithms import make_algorithm
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
+from evorl.population import Learner, Policy, initial_population
+from evorl.randomness import torch_generator
+from evorl.system.timing import Stopwatch
+from evorl.types import RunFailed, UserError
+
+SETTINGS = (
+    "algorithm={name: impala, rollout_steps: 5}", "population.size=2", "environment={id: CartPole-v1, num_envs: 2}",
+    "network={hidden_sizes: [16]}",
+)  # fmt: skip
+
+
+class Learning:
+    """A learner and its actors, in their first generation."""
+
+    def __init__(self, *overrides):
+        self.config = config(*SETTINGS, *overrides)
+        placement = Placement(Ranks(), "replicated", 2)
+        one = Environments(config(*SETTINGS).environment, 1, 1)
+        self.algorithm = make_algorithm(self.config, one.interface)
+        self.experience = self.algorithm.experience(placement, True, Stopwatch())
+        self.agents = initial_population(self.config, self.algorithm)
+        self.actors = Actors(self.config, placement, self.algorithm)
+        self.placement = placement
+        self.begin(1)
+
+    def begin(self, generation):
+        generator = torch_generator(0, generation=generation, rank=0, purpose="test")
+        self.policy = Policy(self.agents, self.algorithm, generator)
+        self.learner = Learner(self.policy)
+        self.experience.begin(self.policy, generation)
+        self.actors.begin(self.policy, generation, False, 1000)
+
+    def learn(self, rollouts):
+        for _ in range(rollouts):
+            slot = self.actors.receive(self.policy)
+            self.experience.extend(slot)
+            self.actors.release(slot)
+            for batch in self.experience.batches():
+                self.experience.observe(batch, self.learner.update(batch))
+            self.actors.publish(self.policy)
+
+    def learn_from(self, actor):
+        """Learn until something comes from one of the actors."""
+        before = self.received_from(actor)
+        while self.received_from(actor) == before:
+            self.learn(1)
+
+    def received_from(self, actor):
+        return self.actors._figures._steps[actor]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.actors.close()
+
+
+def all_gone(processes, within=5.0):
+    """Whether none of these processes is there any more, after some seconds at most."""
+    until = time.monotonic() + within
+    while any(psutil.pid_exists(pid) for pid in processes) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(psutil.pid_exists(pid) for pid in processes)
+
+
+def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
+    with Learning("actors={count: 2, timeout: 1.5}") as learning:
+        learning.learn(20)
+        first = learning.actors.processes
+        os.kill(first[0], signal.SIGKILL)
+        while learning.actors.processes[0] == first[0]:
+            learning.learn(1)
+        learning.learn_from(0)
+        assert learning.actors.processes[1] == first[1]
+        stopped = learning.actors.processes[0]
+        os.kill(stopped, signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while learning.actors.processes[0] == stopped and time.monotonic() < deadline:
+            learning.learn(5)
+        learning.learn(10)
+        figures = learning.actors.figures(learning.placement)
+        assert figures["restarts"] == 2
+        assert all(figures[f"steps_per_second/{index}"] > 0 for index in range(2))
+        for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(learning.actors.processes[1], ignored)
+        learning.learn(10)
+        assert learning.actors.figures(learning.placement)["restarts"] == 0
+        family = [child.pid for child in psutil.Process().children(recursive=True)]
+        assert set(learning.actors.processes) <= set(family)
+    assert all_gone([*first, *family])
+
+
+def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
+    with Learning("actors={queue: 3}") as learning:
+        (process,) = (psutil.Process(pid) for pid in learning.actors.processes)
+        learning.learn(1)
+        until = time.monotonic() + 10
+        while process.status() != psutil.STATUS_SLEEPING and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(0.3)
+        before = sum(process.cpu_times()[:2])
+        time.sleep(0.5)
+        assert sum(process.cpu_times()[:2]) == before, "it is meant to wait, and not to look all the time"
+        # What waits is of the generation before, and nobody learns from it.
+        widened = learning.agents[0].child(7)
+        learning.agents = [widened, learning.agents[1]]
+        learning.begin(2)
+        learning.learn(4)
+        figures = learning.actors.figures(learning.placement)
+        assert figures["discarded_old"] == 3
+        assert figures["rollouts"] == 5
+        assert figures["max_staleness"] <= 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "overrides", "message"),
+    [
+        (UserError, ["environment={id: 'helpers.nowhere:X-v0'}"], r"environment.id: .*helpers.nowhere.*in actor 0"),
+        (UserError, ["actors={queue: 4, max_staleness: 2}"], "actors.max_staleness: with 4 rollouts .* at least 4"),
+        (
+            UserError,
+            ["actors={queue: 250, count: 1}", "environment.num_envs=2000", "algorithm.rollout_steps=2000"],
+            "actors.queue: 250 rollouts of .* GiB of shared memory, and .* are free",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_line(error, overrides, message):
+    with pytest.raises(error, match=message), Learning(*overrides) as learning:
+        learning.learn(1)
+
+
+def test_an_actor_that_cannot_live_is_given_up():
+    with Learning("actors={max_restarts: 1}") as learning:
+        learning.learn(1)
+        over = threading.Event()
+
+        def kill_all():
+            while not over.wait(0.001):
+                for pid in filter(None, learning.actors.processes):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_all)
+        killer.start()
+        try:
+            with pytest.raises(RunFailed, match="actor 0 ended 2 times without"):
+                learning.learn(1000)
+        finally:
+            over.set()
+            killer.join()
+
+
+def test_more_actors_than_cores_are_warned_of():
+    with pytest.warns(match=r"actors.count: 300 actors on a host of \d+ core"):
+        warn_of_cores(300, Ranks())
+
+
+def test_no_actor_outlives_its_rank():
+    reader, writer = os.pipe()
+    rank = os.fork()
+    if rank == 0:
+        learning = Learning("actors={count: 2}")
+        learning.learn(2)
+        family = [child.pid for child in psutil.Process().children(recursive=True)]
+        os.write(writer, " ".join(map(str, family)).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(writer)
+    family = [int(pid) for pid in os.read(reader, 4096).split()]
+    os.waitpid(rank, 0)
+    assert len(family) == 3
+    assert all_gone(family)

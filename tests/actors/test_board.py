@@ -1,0 +1,59 @@
+"""Parameters in shared memory: no read is torn, and each generation is read whole."""
+
+import os
+import time
+
+import torch
+from helpers.support import agent
+
+from evorl.actors.board import Board, Description
+
+VALUES = 20_000
+
+
+def publish_for(board, seconds):
+    """Publish buffers whose values are all their version, as fast as may be; gives how many."""
+    until, version = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        version += 1
+        board.publish(torch.full((VALUES,), float(version)), [torch.full((2,), float(version))], version)
+    return version
+
+
+def test_no_read_is_torn_while_another_process_writes():
+    board = Board(1)
+    board.describe(Description(1, [agent(id=0), agent(id=1)], False), VALUES, 1)
+    board.publish(torch.zeros(VALUES), [torch.zeros(2)], 0)
+    reader = Board(1, board.memory)
+    assert [each.id for each in reader.read_description().agents] == [0, 1]
+    writer = os.fork()
+    if writer == 0:
+        publish_for(board, 1.0)
+        os._exit(0)
+    flat, states = reader.empty()
+    seen, reads = set(), 0
+    while os.waitpid(writer, os.WNOHANG) == (0, 0):
+        version = reader.fetch(flat, states, 1)
+        assert (flat == version).all()
+        assert (states == version).all()
+        seen.add(version)
+        reads += 1
+    assert len(seen) > 20, "the two are meant to have run beside each other"
+
+
+def test_a_new_generation_may_be_larger_and_ends_the_reads_of_the_old_one():
+    board = Board(2)
+    reader = Board(2, board.memory)
+    for generation, values in ((1, 10), (2, 100_000), (3, 50)):
+        board.describe(Description(generation, [agent(id=generation)], generation == 2), values, 2)
+        assert reader.generation == 0, "nothing is read of it before its first parameters"
+        flat = torch.arange(values, dtype=torch.float32)
+        board.publish(flat, [torch.tensor([1.0]), torch.tensor([2.0])], 5)
+        described = reader.read_description()
+        assert (described.generation, described.carries_over) == (generation, generation == 2)
+        assert described.agents[0].describe() == agent(id=generation).describe()
+        copy, states = reader.empty()
+        assert reader.fetch(copy, states, generation) == 5
+        torch.testing.assert_close(copy, flat, rtol=0, atol=0)
+        assert states.tolist() == [[1.0], [2.0]]
+        assert reader.fetch(copy, states, generation - 1) is None

@@ -1,0 +1,80 @@
+"""V-trace, held against the sums of its paper and against n-step returns."""
+
+import pytest
+import torch
+
+from evorl.algorithms.returns import gae, v_trace
+
+T, P, B = 7, 2, 3
+
+
+def numbers(seed=0):
+    """Random steps [T, P, B] of which some end an episode, and hyperparameters [P]."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal():
+        return torch.randn(T, P, B, generator=generator, dtype=torch.float64)
+
+    terminated = torch.rand(T, P, B, generator=generator) < 0.15
+    truncated = (torch.rand(T, P, B, generator=generator) < 0.15) & ~terminated
+    value = normal()
+    # What follows a truncated step, or the last one, is another state than the next step's.
+    next_value = torch.where(truncated, normal(), value.roll(-1, 0))
+    next_value[-1] = normal()[-1]
+    given = {"reward": normal(), "value": value, "next_value": next_value, "terminated": terminated}
+    return given | {"ended": terminated | truncated}, 0.5 * normal(), torch.tensor([0.9, 0.99], dtype=torch.float64)
+
+
+def by_the_paper(log_ratio, reward, value, next_value, terminated, ended, discount, trace, rho_clip, c_clip):
+    """Equation 1 for one step after the other: sums of errors, each by the product of all traces before it."""
+    target, advantage = torch.zeros_like(value), torch.zeros_like(value)
+    for p in range(P):
+        for b in range(B):
+
+            def rho(t, p=p, b=b):
+                return min(float(log_ratio[t, p, b].exp()), float(rho_clip[p]))
+
+            def follows(t, p=p, b=b):
+                return 0.0 if terminated[t, p, b] else float(next_value[t, p, b])
+
+            for s in range(T):
+                total, product = float(value[s, p, b]), 1.0
+                for t in range(s, T):
+                    error = float(reward[t, p, b]) + float(discount[p]) * follows(t) - float(value[t, p, b])
+                    total += product * rho(t) * error
+                    if ended[t, p, b]:
+                        break
+                    cut = min(float(log_ratio[t, p, b].exp()), float(c_clip[p]))
+                    product *= float(discount[p]) * float(trace[p]) * cut
+                target[s, p, b] = total
+            for s in range(T):
+                after = follows(s) if s == T - 1 or ended[s, p, b] else float(target[s + 1, p, b])
+                gained = float(reward[s, p, b]) + float(discount[p]) * after - float(value[s, p, b])
+                advantage[s, p, b] = rho(s) * gained
+    return target, advantage
+
+
+@pytest.mark.parametrize(("trace", "rho", "c"), [(1.0, 1.0, 1.0), (0.9, 2.0, 0.7), (1.0, 0.5, 1.5)])
+def test_it_is_what_the_paper_says(trace, rho, c):
+    given, log_ratio, discount = numbers()
+    more = [torch.full((P,), value, dtype=torch.float64) for value in (trace, rho, c)]
+    found = v_trace(log_ratio, *given.values(), discount, *more)
+    expected = by_the_paper(log_ratio, *given.values(), discount, *more)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_on_policy_its_targets_are_n_step_returns():
+    given, log_ratio, discount = numbers(1)
+    one = torch.ones(P, dtype=torch.float64)
+    target, advantage = v_trace(torch.zeros_like(log_ratio), *given.values(), discount, one, one, one)
+    expected = torch.zeros_like(target)
+    for time in range(T - 1, -1, -1):
+        after = given["next_value"][time]
+        if time < T - 1:
+            after = torch.where(given["ended"][time], after, expected[time + 1])
+        after = after.masked_fill(given["terminated"][time], 0.0)
+        expected[time] = given["reward"][time] + discount.unsqueeze(-1) * after
+    torch.testing.assert_close(target, expected)
+    torch.testing.assert_close(advantage, expected - given["value"])
+    torch.testing.assert_close(advantage, gae(*given.values(), discount, one))
