@@ -230,7 +230,9 @@ def partly_frozen(inputs, outputs):
 
 def program_for(configuration, overrides):
     """The demo that trains what a configuration asks for."""
-    algorithm = override(read_yaml(configuration), [each for each in overrides if "=" in each]).get("algorithm", {})
+    algorithm = override(read_yaml(Path(configuration)), [each for each in overrides if "=" in each]).get(
+        "algorithm", {}
+    )
     name = algorithm.get("name", "dqn") if isinstance(algorithm, dict) else "dqn"
     return f"demos/{'asynchronous' if name in SETTINGS and SETTINGS[name].sends else 'online'}.py"
 
