@@ -57,11 +57,11 @@ def main(arguments: Sequence[str]) -> None:
             experience.begin(policy, generation)
             actors.begin(policy, generation, run.horizon.carries_over, run.horizon.steps)
 
-            for _ in run.steps(actors.rollout_steps):
+            for _ in run.steps(actors.sent_steps):
                 with stopwatch("waiting"):
-                    rollout = actors.receive(policy)
-                experience.extend(rollout)
-                actors.release(rollout)
+                    slot = actors.receive(policy)
+                experience.extend(slot)
+                actors.release(slot)
                 for batch in experience.batches():
                     experience.observe(batch, learner.update(batch))
                 actors.publish(policy)

@@ -299,7 +299,8 @@ class Batch:
     whatever its size. Agents whose `due` [P] is 0 sit this update out; `all_due` says that none does. `columns` are
     actions, rewards, and whatever else was stored or computed of each transition.
 
-    Sequences for recurrent agents stand time-major in B = T * S, with their `recurrent` input.
+    Sequences for recurrent agents stand time-major in B = T * S, with their `recurrent` input. A batch may bring flat
+    `gradients`, by networks, which others have computed, with what they report [P, 1] for columns.
     """
 
     observation: Observation
@@ -309,6 +310,7 @@ class Batch:
     due: Tensor
     recurrent: RecurrentInput | None = None
     all_due: bool = False
+    gradients: Tensors = field(default_factory=dict)
 
     def part(self, members: slice | Tensor, units: int = 0) -> Batch:
         """Return the batch of some of the agents, whose recurrent state has so many units."""
@@ -320,6 +322,7 @@ class Batch:
             self.due[members],
             None if self.recurrent is None else self.recurrent.part(members, units),
             self.all_due,
+            self.gradients,
         )
 
 

@@ -49,13 +49,16 @@ class Actor:
         """Make the environments. Raises UserError where that fails."""
         self._config = config = validate(yaml.safe_load(context["config"]), SETTINGS)
         assert config.actors is not None
-        self._actors, self._steps = config.actors, config.algorithm.rollout_steps
+        self._actors, self._steps = config.actors, config.algorithm.sent_steps
         self._index, self._attempt, self._rank = index, attempt, context["rank"]
         self._mine = range(index * self._actors.queue, (index + 1) * self._actors.queue)
         self._board = Board(self._actors.count, SharedMemory(board))
         self._memory = SharedMemory(memory)
         self._environments = Environments(config.environment, context["agents"], config.environment.num_envs)
         self._algorithm = make_algorithm(config, self._environments.interface)
+        count = context["ranks"] * self._actors.count
+        own = self._algorithm.actor_state(self._rank * self._actors.count + index, count)
+        self._own_state = {name: torch.full((context["agents"],), value).double() for name, value in own.items()}
         self._generation = 0
         self._version = 0
         self._since_fetch = 0
@@ -71,7 +74,8 @@ class Actor:
             self._beat()
             while not self._is_up_to_date():
                 self._begin()
-            self._policy.set_acting_states(list(self._states))
+            names = self._algorithm.initial_state()
+            self._policy.set_acting_states(dict(zip(names, self._states, strict=True)) | self._own_state)
             self._collector.collect(self._slots[slot], self._beat)
             note_counts(self._slots[slot], self._environments)
             os.write(writer, MESSAGE.pack(slot, self._generation, self._version))
@@ -111,6 +115,6 @@ class Actor:
         generator = torch.Generator().manual_seed(seed("acting"))
         self._policy = policy = Policy(described.agents, self._algorithm, generator, lambda size: flat)
         kind = KINDS[config.algorithm.sends]
-        self._slots = slots(self._memory, kind.slot(policy, self._algorithm, config), self._mine)
+        self._slots = slots(self._memory, kind.slot(policy, config), self._mine)
         self._environments.begin(seed("environments"), policy.agents, described.carries_over)
-        self._collector = kind.collector(policy, self._environments, self._steps)
+        self._collector = kind.collector(policy, self._environments, config)

@@ -31,7 +31,7 @@ class Actors:
         self._settings = config.actors
         self._placement = placement
         self._algorithm = algorithm
-        self.rollout_steps: int = config.algorithm.rollout_steps
+        self.sent_steps: int = config.algorithm.sent_steps
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
         self._board = Board(self._settings.count)
@@ -69,14 +69,14 @@ class Actors:
         """Let actors act with these agents, for so many steps of this rank's environments."""
         count, queue = self._settings.count, self._settings.queue
         kind, numbers = KINDS[self._config.algorithm.sends], range(count * queue)
-        make = kind.slot(policy, self._algorithm, self._config)
+        make = kind.slot(policy, self._config)
         size, first = slot_size(make) * len(numbers), not self._supervisor.started
         if first:
             check_memory(size, len(numbers), self._placement)
         self._memory.grow(size)
         self._slots = slots(self._memory, make, numbers)
         self._generation, self._published = generation, -1
-        self._left = steps // self.rollout_steps
+        self._left = steps // self.sent_steps
         description = Description(generation, policy.agents, carries_over)
         self._board.describe(description, policy.flat.numel(), len(policy.acting_states()))
         if first:
@@ -100,6 +100,7 @@ class Actors:
             self._figures.discarded(stale=message.generation == self._generation)
             self._supervisor.hand_out(message.actor, message.slot)
         slot = self._slots[message.slot]
+        slot.staleness = staleness
         self._figures.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
         return slot
 
@@ -115,7 +116,7 @@ class Actors:
             return
         if policy.version != self._published:
             self._published = policy.version
-            self._board.publish(policy.flat.detach(), policy.acting_states(), policy.version)
+            self._board.publish(policy.flat.detach(), list(policy.acting_states().values()), policy.version)
         if lockstep:
             round = min(self._left, self._settings.count)
             for index in range(round):

@@ -19,7 +19,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
     """Return by how many updates a rollout may be behind. Raises UserError where most could not be learned from."""
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
-    steps = config.algorithm.rollout_steps * config.environment.num_envs * copies
+    steps = config.algorithm.sent_steps * config.environment.num_envs * copies
     waiting = actors.count * actors.queue
     behind: int = math.ceil(waiting * steps * pace.updates / pace.steps)
     if actors.max_staleness is None:

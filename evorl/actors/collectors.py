@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from evorl.actors.memory import PAGE, Arena, SharedMemory
-from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spec import ObservationSpec, choices
-from evorl.population import Policy
+from evorl.population import Learner, Policy
+from evorl.population.learner import compute_gradients
+from evorl.replay.gradients import GradientMemory
+from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.ring import Empty, Field
 from evorl.replay.segment import COUNTS, RolloutLayout, RolloutMemory
+from evorl.system.timing import Stopwatch
 from evorl.types import Tensors
 
 
@@ -28,6 +31,8 @@ class Slot(Protocol):
 
     counts: Tensor
     """What the actor counted of each agent [C, P], by the names of `evorl.replay.segment.COUNTS`."""
+    staleness: int
+    """The updates by which what acted was behind, when it was received."""
 
 
 class Collector(Protocol):
@@ -40,10 +45,10 @@ class Collector(Protocol):
 class RolloutCollector:
     """Keeps every step of T steps as it was."""
 
-    def __init__(self, policy: Policy, environments: Environments, steps: int) -> None:
+    def __init__(self, policy: Policy, environments: Environments, config: AnyConfig) -> None:
         self._policy = policy
         self._environments = environments
-        self._steps = steps
+        self._steps: int = config.algorithm.rollout_steps
         self._state = policy.initial_state(environments.num_envs)
 
     def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
@@ -55,8 +60,46 @@ class RolloutCollector:
             slot.write(step, environments.step(output.action), output)
 
 
-def rollout_slot(policy: Policy, algorithm: Algorithm, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
+class GradientCollector:
+    """Computes the gradient of rollouts by the parameters that made them."""
+
+    def __init__(self, policy: Policy, environments: Environments, config: AnyConfig) -> None:
+        self._rollouts = RolloutCollector(policy, environments, config)
+        self._memory = rollout_slot(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+        self._learner = Learner(policy)
+        settings = config.algorithm
+        self._received = ReceivedRollouts(
+            ReceivedSettings(settings.rollout_steps, settings.grad_sync_steps, 1, settings.reward_clip, ()),
+            policy.algorithm.interface.parts,
+            gather=lambda numbers: numbers[None],
+            device=torch.device("cpu"),
+            stopwatch=Stopwatch(),
+        )
+        self._received.begin(policy, generation=0)
+        self._together: int = settings.grad_sync_steps
+
+    def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
+        """Fill a slot with the gradient of as many rollouts as are sent together."""
+        for _ in range(self._together):
+            self._rollouts.collect(self._memory, beat)
+            self._received.extend(self._memory)
+            for batch in self._received.batches():
+                slot.write(compute_gradients(self._learner, batch))
+
+
+def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
+    """Return what makes the memory of gradients of these agents."""
+    agents, algorithm = len(policy.agents), policy.algorithm
+    sizes = {
+        name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
+        for name in algorithm.networks
+    }
+    return lambda empty: GradientMemory(sizes, ("loss", *algorithm.metrics), agents, empty)
+
+
+def rollout_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
     """Return what makes the memory of a rollout of these agents."""
+    algorithm = policy.algorithm
     num_envs, parts = config.environment.num_envs, dict(algorithm.interface.parts)
     if algorithm.interface.masked:
         parts["action_mask"] = ObservationSpec("vector", (sum(choices(algorithm.interface.action)),), torch.bool)
@@ -86,11 +129,14 @@ def _extras(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
 class Kind:
     """What of one kind is sent: `slot` gives what makes its memory, `collector` who fills it."""
 
-    slot: Callable[[Policy, Algorithm, AnyConfig], Callable[[Empty], Slot]]
-    collector: Callable[[Policy, Environments, int], Any]
+    slot: Callable[[Policy, AnyConfig], Callable[[Empty], Slot]]
+    collector: Callable[[Policy, Environments, AnyConfig], Any]
 
 
-KINDS: Mapping[str, Kind] = {"rollouts": Kind(rollout_slot, RolloutCollector)}
+KINDS: Mapping[str, Kind] = {
+    "gradients": Kind(gradient_slot, GradientCollector),
+    "rollouts": Kind(rollout_slot, RolloutCollector),
+}
 
 
 def note_counts(slot: Slot, environments: Environments) -> None:

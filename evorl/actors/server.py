@@ -27,7 +27,7 @@ START, END = 1, 2
 DESCRIPTORS = 4
 """The board's, the slots', and the ends of the two pipes that an actor has."""
 COMMAND = "from evorl.actors.server import main; main()"
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds within which the server must have imported everything."""
 
 

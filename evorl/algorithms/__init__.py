@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from evorl.algorithms.a2c import A2C, A2CSettings
+from evorl.algorithms.a3c import A3C, A3CDataParallel, A3CDataParallelSettings, A3CSettings
+from evorl.algorithms.appo import APPO, APPOSettings
 from evorl.algorithms.ddpg import DDPG, DDPGSettings
 from evorl.algorithms.dqn import DQN, DQNSettings
 from evorl.algorithms.impala import IMPALA, IMPALASettings
@@ -19,6 +21,9 @@ from evorl.envs.spec import EnvSpec
 
 ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]]] = {
     "a2c": (A2CSettings, A2C),
+    "a3c": (A3CSettings, A3C),
+    "a3c_data_parallel": (A3CDataParallelSettings, A3CDataParallel),
+    "appo": (APPOSettings, APPO),
     "ddpg": (DDPGSettings, DDPG),
     "dqn": (DQNSettings, DQN),
     "impala": (IMPALASettings, IMPALA),

@@ -115,6 +115,10 @@ class A2C:
         """Return the state that acting changes: the steps made, by which the learning rate may fall."""
         return {"steps": 0.0}
 
+    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+        """Return nothing: all actors are alike."""
+        return {}
+
     def pace(self, copies: int) -> Pace:
         """Return how much and how often a new agent learns.
 

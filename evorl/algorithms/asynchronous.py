@@ -1,6 +1,6 @@
 """Actor-critics that learn from what actor processes send: their settings, pace and experience.
 
-The losses are those of A2C and its relatives. Axes: P agents, B batch.
+The losses are those of A2C and its relatives. Axes: T steps of a rollout, P agents, S sequences, B = T * S steps.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
 from evorl.config.fields import Size
@@ -22,12 +23,19 @@ class AsynchronousSettings(A2CSettings):
     """Steps of each environment that an actor makes with one set of parameters and sends together."""
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts that make a batch, on each rank, whichever of its actors they are from."""
+    passes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Updates with each batch."""
     sequence_length: Size | None = None  # type: ignore[assignment]
     """Gradients of recurrent agents flow through whole rollouts, so there is nothing to set here."""
     normalize_rewards: Literal[False] = False
     split_batches: Literal[False] = False
 
     sends: ClassVar[str | None] = "rollouts"
+
+    @property
+    def sent_steps(self) -> int:
+        """Return the steps of each environment in what an actor sends at a time."""
+        return self.rollout_steps
 
     @model_validator(mode="after")
     def _has_whole_sequences(self) -> Self:
@@ -43,7 +51,7 @@ class Asynchronous(A2C):
         """Return how much and how often a new agent learns."""
         settings: AsynchronousSettings = self.settings
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
-        return Pace(batch, updates=1.0, steps=float(batch))
+        return Pace(batch, updates=float(settings.passes), steps=float(batch))
 
     def experience(  # type: ignore[override]
         self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
@@ -51,9 +59,22 @@ class Asynchronous(A2C):
         """Return what joins the rollouts that this rank receives."""
         settings: AsynchronousSettings = self.settings
         return ReceivedRollouts(
-            ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.reward_clip, self._normalized),
+            ReceivedSettings(
+                settings.rollout_steps, settings.rollouts, settings.passes, settings.reward_clip, self._normalized
+            ),
             self.interface.parts,
             gather=placement.gather_copies,
             device=placement.ranks.device,
             stopwatch=stopwatch,
         )
+
+
+def in_time(values: Tensor, steps: int) -> Tensor:
+    """Return values [P, B] of rollouts of so many steps as [T, P, S]."""
+    by_time: Tensor = values.unflatten(1, (steps, -1))
+    return by_time.transpose(0, 1)
+
+
+def in_batch(values: Tensor) -> Tensor:
+    """Return values [T, P, S] as [P, B]."""
+    return values.transpose(0, 1).flatten(1, 2)

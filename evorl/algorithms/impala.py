@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings
+from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, in_batch, in_time
 from evorl.algorithms.returns import v_trace
 from evorl.config.fields import HyperparameterRange, Positive
 from evorl.networks.distributions import Likelihood
@@ -49,7 +49,8 @@ class IMPALA(Asynchronous):
         log_ratio = self.target_log_prob(stack, batch, likelihood) - columns["log_prob"]
         given = {name: columns[name] for name in ("reward", "next_value", "terminated", "truncated", "valid")}
         given |= {"log_ratio": log_ratio, "value": value.detach()}
-        each = {name: self._in_time(values) for name, values in given.items()}
+        steps = self.settings.rollout_steps
+        each = {name: in_time(values, steps) for name, values in given.items()}
         nothing = ~each["valid"]
         ended = each["terminated"] | each["truncated"] | nothing
         next_value = each["value"].roll(-1, 0)
@@ -68,7 +69,7 @@ class IMPALA(Asynchronous):
             hparams["rho_clip"],
             hparams["c_clip"],
         )
-        found = {"advantage": self._in_batch(advantage), "return": self._in_batch(target), "log_ratio": log_ratio}
+        found = {"advantage": in_batch(advantage), "return": in_batch(target), "log_ratio": log_ratio}
         if self.settings.normalize_advantage:
             found["advantage"] = normalized(found["advantage"], batch.weight)
         return replace(batch, columns={**columns, **found})
@@ -80,12 +81,3 @@ class IMPALA(Asynchronous):
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Return the importance weight [P, B] of each action, 1 where it was taken by the policy that learns."""
         return {"importance_weight": batch.columns["log_ratio"].exp()}
-
-    def _in_time(self, values: Tensor) -> Tensor:
-        """Return values [P, B] as [T, P, S]."""
-        by_time: Tensor = values.unflatten(1, (self.settings.rollout_steps, -1))
-        return by_time.transpose(0, 1)
-
-    def _in_batch(self, values: Tensor) -> Tensor:
-        """Return values [T, P, S] as [P, B]."""
-        return values.transpose(0, 1).flatten(1, 2)

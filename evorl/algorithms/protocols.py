@@ -104,6 +104,9 @@ class Algorithm(Protocol):
     def initial_state(self) -> dict[str, float]:
         """Return the part of a new agent's state that acting changes, by name."""
 
+    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+        """Return in what the acting state of actor `index` of `count`, over all ranks, differs from the learner's."""
+
     def pace(self, copies: int) -> Pace:
         """Return how much and how often a new agent learns that so many ranks hold.
 

@@ -92,6 +92,10 @@ class Replayed:
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
         return Objective(network, loss, rate, every, clip, REPORT_EVERY)
 
+    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+        """Return nothing: all actors are alike."""
+        return {}
+
     def pace(self, copies: int) -> Pace:
         """Return how much and how often a new agent learns; any number of ranks can share its batches."""
         settings, ranks = self.settings, 1 if self.settings.split_batches else copies

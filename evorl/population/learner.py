@@ -18,8 +18,9 @@ from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
+from evorl.replay.gradients import gradient_batch
 from evorl.system.timing import Stopwatch
-from evorl.types import Agent, Batch, Loss, Tensors, UpdateMetrics, UpdateResult
+from evorl.types import Agent, Batch, Loss, Roles, Tensors, UpdateMetrics, UpdateResult
 
 COMMON = ("loss", "gradient_norm")
 """What is reported of every objective."""
@@ -51,11 +52,12 @@ class NetworkLearner:
         )
 
     def load(self, name: str, agents: Sequence[Agent]) -> None:
-        """Take over the agents' moments and targets."""
-        self.adam.mean.load([agent.tensors[name]["mean"] for agent in agents])
-        self.adam.square.load([agent.tensors[name]["square"] for agent in agents])
+        """Take over the agents' moments and targets, or zeros where only a learner elsewhere has them."""
+        roles: list[Roles] = [agent.tensors.get(name, {}) for agent in agents]
+        self.adam.mean.load([each.get("mean", {}) for each in roles])
+        self.adam.square.load([each.get("square", {}) for each in roles])
         if self.target is not None:
-            self.target.parameters.load([agent.tensors[name]["target"] for agent in agents])
+            self.target.parameters.load([each.get("target", {}) for each in roles])
         self.adam.load(torch.tensor([agent.state.updates[name] for agent in agents], dtype=torch.float64))
 
     def unload(self, name: str, index: int, agent: Agent) -> None:
@@ -142,10 +144,10 @@ class Learner:
             name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
             for name in self._algorithm.networks
         }
-        self._gradients = {name: torch.zeros(sum(own) + count, device=device) for name, own in sizes.items()}
+        self.gradients = {name: torch.zeros(sum(own) + count, device=device) for name, own in sizes.items()}
         members = [len(policy.places(stack)) for stack in policy.stacks]
-        self._divergences = {name: flat[-count:].split(members) for name, flat in self._gradients.items()}
-        gradients = {name: flat[:-count].split(sizes[name]) for name, flat in self._gradients.items()}
+        self._divergences = {name: flat[-count:].split(members) for name, flat in self.gradients.items()}
+        gradients = {name: flat[:-count].split(sizes[name]) for name, flat in self.gradients.items()}
         self._networks = [
             self._network_learners(stack, {name: parts[index] for name, parts in gradients.items()})
             for index, stack in enumerate(policy.stacks)
@@ -250,17 +252,14 @@ class Learner:
         name, stacks = objective.network, self.policy.stacks
         networks, divergences = [own[name] for own in self._networks], self._divergences[name]
         reported = self._count // objective.every % objective.report_every == 0
-        losses = [
-            network.loss(objective, stack, part, self.policy.generator, reported)
-            for network, stack, part in zip(networks, stacks, parts, strict=True)
-        ]
+        losses = self.losses(objective, parts, reported)
         metrics: list[Tensors] = [{}] * len(stacks)
         for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
             if reported or loss.divergence is not None:
                 metrics[index] = _means(loss, part.weight)
             if loss.divergence is not None:
                 divergences[index].copy_(metrics[index][loss.divergence])
-        flat = self._gradients[name]
+        flat = self.gradients[name]
         with self._stopwatch("communication"):
             self._average(flat)
         # On a CPU one number tells that nothing is wrong, for 4 us where every agent's norm takes 25 to 60.
@@ -281,6 +280,17 @@ class Learner:
             if reported:
                 self._add_metrics(index, objective, {**metrics[index], "gradient_norm": norms}, active[index])
         return [loss.errors for loss in losses]
+
+    def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
+        """Return an objective's loss of every stack, with their gradients in `gradients` of its network."""
+        name = objective.network
+        if parts[0].gradients:
+            self.gradients[name].copy_(parts[0].gradients[name])
+            return [_given_loss(part) for part in parts]
+        return [
+            own[name].loss(objective, stack, part, self.policy.generator, reported)
+            for own, stack, part in zip(self._networks, self.policy.stacks, parts, strict=True)
+        ]
 
     def _quarantine(self, index: int, active: Tensor | None, numbers: Tensor) -> Tensor:
         """Return which agents [P] of a stack are left, without those whose `numbers` [P] are not finite.
@@ -316,3 +326,20 @@ def _means(loss: Loss, weight: Tensor) -> Tensors:
     values = {"loss": loss.elements, **loss.metrics()}
     means = torch.bmm(torch.stack(list(values.values()), 1), weight.unsqueeze(-1)).squeeze(-1)
     return dict(zip(values, means.unbind(1), strict=True))
+
+
+def _given_loss(batch: Batch) -> Loss:
+    """Return the loss [P, 1] that a batch brings together with its gradients."""
+    columns = dict(batch.columns)
+    return Loss(columns.pop("loss"), lambda: columns)
+
+
+def compute_gradients(learner: Learner, batch: Batch) -> Batch:
+    """Return the gradients of a batch as a batch for another learner, by an algorithm that has one objective."""
+    policy = learner.policy
+    (objective,) = policy.algorithm.objectives
+    parts = [batch.part(stack.members, stack.recurrent_units) for stack in policy.stacks]
+    losses = learner.losses(objective, parts)
+    means = [_means(loss, part.weight) for loss, part in zip(losses, parts, strict=True)]
+    metrics = {name: policy.joined([each[name] for each in means]) for name in means[0]}
+    return gradient_batch({objective.network: learner.gradients[objective.network]}, metrics)

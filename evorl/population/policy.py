@@ -6,7 +6,7 @@ order whatever the packing of stacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from evorl.algorithms import Algorithm
 from evorl.networks.layout import Architectures, Layout, plan_stacks
 from evorl.networks.stacked import Shapes, Stack, StackedNetwork
 from evorl.replay.moments import Moments
-from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput
+from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput, Tensors
 
 
 class Policy:
@@ -107,13 +107,14 @@ class Policy:
             own = float(steps[0]) if same else torch.from_numpy(steps).to(device)[stack.members]
             self.algorithm.after_acting(stack, own)
 
-    def acting_states(self) -> list[Tensor]:
-        """Return the acting states [P] of all agents, in the order in which the algorithm names them."""
-        return [self.joined([stack.state[name] for stack in self.stacks]) for name in self.algorithm.initial_state()]
+    def acting_states(self) -> Tensors:
+        """Return the acting states [P] of all agents by name, in the order in which the algorithm names them."""
+        names = self.algorithm.initial_state()
+        return {name: self.joined([stack.state[name] for stack in self.stacks]) for name in names}
 
-    def set_acting_states(self, states: Sequence[Tensor]) -> None:
+    def set_acting_states(self, states: Mapping[str, Tensor]) -> None:
         """Take over what `acting_states` gave."""
-        for name, values in zip(self.algorithm.initial_state(), states, strict=True):
+        for name, values in states.items():
             for stack in self.stacks:
                 stack.state[name] = values[stack.members].clone()
 

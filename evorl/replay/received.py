@@ -25,10 +25,11 @@ LEARNED = ("reward", "terminated", "truncated", "valid")
 
 @dataclass(frozen=True)
 class ReceivedSettings:
-    """Learn from so many `rollouts` of `steps` at a time; agents normalise the `normalized` parts."""
+    """Learn from so many `rollouts` of `steps` at a time, in several `passes`; agents normalise `normalized` parts."""
 
     steps: int
     rollouts: int
+    passes: int
     reward_clip: float | None
     normalized: tuple[str, ...]
 
@@ -43,7 +44,7 @@ class Received:
 
 
 class ReceivedRollouts:
-    """Joins rollouts that actors made to batches, each of which is learned from once.
+    """Joins rollouts that actors made to batches, each of which is learned from once, or in several passes.
 
     What follows a rollout, or a truncated step in it, is valued by the policy that learns, when the rollout arrives.
     """
@@ -104,7 +105,9 @@ class ReceivedRollouts:
             weight = valid.flatten(1).float()
             weight /= weight.sum(-1, keepdim=True).clamp(min=1)
             due = torch.ones(len(weight), device=self._device)
-        yield Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
+        batch = Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
+        for _ in range(self._settings.passes):
+            yield batch
         self._update_observation_stats(observation, valid)
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:

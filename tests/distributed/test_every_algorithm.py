@@ -13,6 +13,14 @@ from evorl.system.formats import decode_agents
 REPLAYED = "batch_size: 8, learn_step: 2"
 SETTINGS = {
     "a2c": ("algorithm={name: a2c, rollout_steps: 8}",),
+    "a3c": (
+        "algorithm={name: a3c, rollout_steps: 4, entropy_scales: [1, 2]}", "actors={count: 2, lockstep: true}",
+        "network.recurrent=lstm", "network.recurrent_size=8",
+    ),
+    "a3c_data_parallel": (
+        "algorithm={name: a3c_data_parallel, rollout_steps: 2, rollouts: 2}", "actors={count: 2, lockstep: true}",
+    ),
+    "appo": ("algorithm={name: appo, rollout_steps: 4}", "actors={count: 2, lockstep: true}"),
     "ddpg": (
         f"algorithm={{name: ddpg, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",
         "replay.n_step=3", "replay.prioritised={}",

@@ -1,0 +1,126 @@
+"""Asynchronous advantage actor-critic, A3C (arXiv 1602.01783), by what its actors send: samples, or gradients.
+
+The losses are A2C's. Each actor may weigh the entropy differently, so that some explore more than others.
+
+Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S steps of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, in_batch, in_time
+from evorl.config.fields import HyperparameterRange, Size, Weight
+from evorl.distributed import Placement
+from evorl.networks.distributions import Likelihood
+from evorl.networks.stacked import Stack
+from evorl.replay import Pace
+from evorl.replay.gradients import GradientSettings, ReceivedGradients
+from evorl.system.timing import Stopwatch
+from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors
+
+SCALE = "entropy_scale"
+"""The column, and the acting state, by which an actor multiplies the agents' entropy coefficients."""
+
+
+class A3CDataParallelSettings(AsynchronousSettings):
+    name: Literal["a3c_data_parallel"] = "a3c_data_parallel"  # type: ignore[assignment]
+    rollout_steps: Size = 4
+    rollouts: Annotated[int, Field(ge=1, le=4096)] = 4
+    entropy_scales: Annotated[tuple[Weight, ...], Field(min_length=1, max_length=4096)] = (1.0,)
+    """Actor i multiplies each agent's entropy coefficient by entry i; behind the last one it begins anew. Actors are
+    counted over all ranks."""
+
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
+        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
+    }
+
+
+class A3CSettings(A3CDataParallelSettings):
+    name: Literal["a3c"] = "a3c"  # type: ignore[assignment]
+    rollout_steps: Size = 20
+    rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Gradients that are averaged for an update, on each rank; with 1 each is applied as it arrives."""
+    grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Rollouts whose gradients an actor averages before it sends them."""
+    weigh_by_staleness: bool = False
+    """Divide a gradient by one more than the updates that its parameters are behind."""
+    normalize_observations: Literal[False] = False
+
+    sends: ClassVar[str | None] = "gradients"
+
+    @property
+    def sent_steps(self) -> int:
+        return self.rollout_steps * self.grad_sync_steps
+
+
+class A3CDataParallel(Asynchronous):
+    """A2C on rollouts of several actors, which one learner joins to batches; nothing corrects for their age."""
+
+    def initial_state(self) -> dict[str, float]:
+        """Return the state that acting changes: the steps made, and an actor's share of the entropy."""
+        return {**super().initial_state(), SCALE: 1.0}
+
+    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+        """Return what is different in the acting state of actor `index` of `count`."""
+        scales = self.settings.entropy_scales
+        return {SCALE: scales[index % len(scales)]}
+
+    def act(
+        self,
+        stack: Stack,
+        observation: Observation,
+        recurrent: RecurrentInput | None,
+        generator: torch.Generator,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensors, Tensor | None]:
+        """Return the same as A2C, with the actor's share of the entropy."""
+        action, extras, state = super().act(stack, observation, recurrent, generator, deterministic)
+        if not deterministic:
+            scale = stack.state[SCALE].float().unsqueeze(-1)
+            extras[SCALE] = scale.expand_as(extras["value"])
+        return action, extras, state
+
+    def entropy_coefficient(self, stack: Stack, batch: Batch) -> Tensor:
+        """Return the weight of the entropy [P, B]."""
+        return super().entropy_coefficient(stack, batch) * batch.columns[SCALE]
+
+    @torch.no_grad()
+    def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
+        """Return the batch with advantages and returns [P, B] from the values that the actor gave."""
+        columns, steps = batch.columns, self.settings.rollout_steps
+        names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
+        each = {name: in_time(columns[name], steps) for name in names}
+        next_value = torch.where(each["truncated"], each["next_value"], each["value"].roll(-1, 0))
+        next_value[-1] = each["next_value"][-1]
+        found = self.targets(Segment(**{**each, "next_value": next_value}), stack.hyperparameters)
+        return replace(batch, columns={**columns, **{name: in_batch(values) for name, values in found.items()}})
+
+
+class A3C(A3CDataParallel):
+    """A2C whose gradients are computed by actors, with the parameters that they act by, and applied as they arrive."""
+
+    def pace(self, copies: int) -> Pace:
+        """Return how much and how often a new agent learns."""
+        pace, together = super().pace(copies), self.settings.grad_sync_steps
+        return Pace(pace.batch * together, pace.updates, pace.steps * together)
+
+    def experience(  # type: ignore[override]
+        self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
+    ) -> ReceivedGradients:
+        """Return what hands on the gradients that this rank receives."""
+        settings: A3CSettings = self.settings
+        steps = settings.rollout_steps * settings.grad_sync_steps
+        return ReceivedGradients(
+            GradientSettings(steps, settings.rollouts, settings.weigh_by_staleness),
+            gather=placement.gather_copies,
+            device=placement.ranks.device,
+            stopwatch=stopwatch,
+        )

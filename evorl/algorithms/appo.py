@@ -1,0 +1,76 @@
+"""Asynchronous proximal policy optimisation: PPO's clipped surrogate on V-trace's advantages, beside a target network.
+
+As in IMPACT (arXiv 1912.00167). Axes: P agents, B batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from evorl.algorithms.impala import IMPALA, IMPALASettings
+from evorl.algorithms.losses import approximate_kl, clipped_surrogate
+from evorl.config.fields import HyperparameterRange, Positive, Size
+from evorl.networks.distributions import Likelihood
+from evorl.networks.spec import Periodic
+from evorl.networks.stacked import Stack
+from evorl.types import Batch, Tensors
+
+MAX_WORKER_RATIO = 2.0
+"""The bound on how much more likely an action may count for the actor than for the target network (section 3 there)."""
+
+
+class APPOSettings(IMPALASettings):
+    name: Literal["appo"] = "appo"  # type: ignore[assignment]
+    passes: Annotated[int, Field(ge=1, le=1024)] = 2
+    target_period: Size = 4
+    """Updates from one copy of the network to the target network to the next."""
+    clip: Positive = 0.2
+    """The distance from 1 at which the ratio of the new probability to that of the target network is clipped."""
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (*IMPALASettings.hyperparameters, "target_period", "clip")
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        **IMPALASettings.ranges,
+        "clip": HyperparameterRange(min=0.1, max=0.4),
+    }
+
+
+class APPO(IMPALA):
+    """IMPALA with V-trace towards a target network, from which the policy is kept near by clipping."""
+
+    metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")
+    target_rule = Periodic("target_period")
+
+    def target_log_prob(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Return the log-probability [P, B] of the actions under the target network."""
+        outputs = stack.targets["policy"](batch.observation, batch.recurrent)
+        mask = batch.observation.get("action_mask")
+        return self.distribution.log_prob(outputs, mask, batch.columns["unclipped_action"])
+
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Return the clipped surrogate [P, B]."""
+        log_ratio = surrogate_log_ratio(likelihood.log_prob, batch.columns)
+        return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
+
+    @torch.no_grad()
+    def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
+        """Return the divergence of each element [P, B] from the policy that acted, and whether it was clipped."""
+        log_ratio = surrogate_log_ratio(likelihood.log_prob, batch.columns)
+        clipped = log_ratio.expm1().abs() > stack.hyperparameters["clip"].unsqueeze(-1)
+        return super().more_metrics(stack, batch, likelihood) | {
+            "approx_kl": approximate_kl(likelihood.log_prob - batch.columns["log_prob"]),
+            "clip_fraction": clipped.float(),
+        }
+
+
+def surrogate_log_ratio(log_prob: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+    """Return the logarithm [P, B] of min(worker / target, 2) * policy / worker (arXiv 1912.00167, section 3).
+
+    `columns` have the worker's `log_prob` [P, B], and `log_ratio` [P, B], the target network's less that.
+    """
+    return log_prob - columns["log_prob"] + (-columns["log_ratio"]).clamp(max=math.log(MAX_WORKER_RATIO))

@@ -1,0 +1,139 @@
+"""The losses of IMPALA, APPO and A3C: what they share with A2C and PPO, and what each adds."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from helpers.kinds import made, rollout_batch
+from helpers.support import agent, population
+
+from evorl.algorithms.appo import surrogate_log_ratio
+from evorl.algorithms.asynchronous import in_batch, in_time
+from evorl.population.learner import compute_gradients
+from evorl.types import Segment
+
+T, S = 4, 3
+
+
+def algorithm(name, *overrides):
+    return made(name, f"algorithm.rollout_steps={T}", "algorithm.sequence_length=null", *overrides)
+
+
+def learner_of(chosen, **hyperparameters):
+    """Two agents of an algorithm that learn, the second of whom is wider."""
+    agents = [agent(id=id, dqn=chosen, **hyperparameters) for id in range(2)]
+    return population(agents, chosen), agents
+
+
+def trajectories(chosen, agents, learner):
+    """A batch [P, T * S] as actors send it, of the learner's own policy, with some ends of episodes."""
+    batch = rollout_batch(chosen, agents, size=S, length=T)
+    (stack,) = learner.policy.stacks
+    with torch.no_grad():
+        outputs = stack.networks["policy"](batch.observation, batch.recurrent)
+        action = batch.columns["unclipped_action"]
+        log_prob = chosen.distribution.log_prob(outputs, batch.observation.get("action_mask"), action)
+    generator = torch.Generator().manual_seed(5)
+    shape = log_prob.shape
+    draws = torch.rand(2, *shape, generator=generator)
+    columns = {
+        "unclipped_action": action, "log_prob": log_prob, "value": outputs["value"].squeeze(-1),
+        "reward": torch.randn(shape, generator=generator), "next_value": torch.randn(shape, generator=generator),
+        "terminated": draws[0] < 0.1, "truncated": draws[0] > 0.9, "valid": draws[1] < 0.95,
+        "entropy_scale": torch.ones(shape),
+    }  # fmt: skip
+    return dataclasses.replace(batch, columns=columns), stack, outputs
+
+
+def with_targets(chosen, batch, stack, outputs):
+    likelihood = chosen.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
+    return chosen.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
+
+
+@pytest.mark.parametrize("trace", [1.0, 0.9])
+def test_on_policy_impala_and_a3c_learn_what_a2c_does(trace):
+    impala, a3c, a2c = algorithm("impala"), algorithm("a3c_data_parallel"), made("a2c")
+    learner, agents = learner_of(impala, gae_lambda=trace)
+    batch, stack, outputs = trajectories(impala, agents, learner)
+    found, samples = (with_targets(chosen, batch, stack, outputs) for chosen in (impala, a3c))
+    each = {name: in_time(values, T) for name, values in batch.columns.items()}
+    following = torch.where(each["truncated"], each["next_value"], each["value"].roll(-1, 0))
+    following[-1] = each["next_value"][-1]
+    segment = Segment(each["reward"], each["value"], following, each["terminated"], each["truncated"], each["valid"])
+    expected = a2c.targets(segment, stack.hyperparameters)
+    for name in ("advantage", "return"):
+        torch.testing.assert_close(samples[name], in_batch(expected[name]))
+    torch.testing.assert_close(found["return"], in_batch(expected["return"]))
+    if trace == 1.0:  # With a shorter trace V-trace's advantages look one step ahead only.
+        torch.testing.assert_close(found["advantage"], in_batch(expected["advantage"]))
+    nothing = ~batch.columns["valid"]
+    assert found["advantage"][nothing].abs().max() < 1e-6
+
+
+def test_off_policy_impala_weighs_and_cuts():
+    impala = algorithm("impala")
+    learner, agents = learner_of(impala)
+    batch, stack, outputs = trajectories(impala, agents, learner)
+    batch.columns["valid"][:] = True
+    rare = dict(batch.columns, log_prob=batch.columns["log_prob"] + math.log(4))
+    often = dict(batch.columns, log_prob=batch.columns["log_prob"] - math.log(4))
+    usual, less, more = (
+        with_targets(impala, dataclasses.replace(batch, columns=columns), stack, outputs)
+        for columns in (batch.columns, rare, often)
+    )
+    last = slice(-S, None)
+    torch.testing.assert_close(less["advantage"][:, last], usual["advantage"][:, last] / 4)
+    torch.testing.assert_close(more["advantage"], usual["advantage"], rtol=1e-4, atol=1e-5)
+
+
+def test_appo_bounds_by_the_target_network():
+    columns = {"log_prob": torch.tensor([[-1.0, -1.0, -1.0]]), "log_ratio": torch.tensor([[0.0, 0.5, -2.0]])}
+    found = surrogate_log_ratio(torch.tensor([[-1.2, -1.2, -1.2]]), columns).exp()
+    # Worker, target, policy: e^-1, e^(-1 + log ratio), e^-1.2.
+    expected = [math.exp(-0.2), math.exp(-1.2) / math.exp(-0.5), 2 * math.exp(-0.2)]
+    torch.testing.assert_close(found, torch.tensor([expected]))
+
+
+def test_appo_values_actions_by_the_target_network_and_not_by_the_policy():
+    appo = algorithm("appo")
+    learner, agents = learner_of(appo)
+    batch, stack, outputs = trajectories(appo, agents, learner)
+    target = stack.targets["policy"](batch.observation)
+    action = batch.columns["unclipped_action"]
+    expected = appo.distribution.log_prob(target, None, action) - batch.columns["log_prob"]
+    found = with_targets(appo, batch, stack, outputs)["log_ratio"]
+    torch.testing.assert_close(found, expected)
+    assert found.abs().max() > 1e-3, "agents are meant to have targets of their own"
+
+
+def test_an_actor_has_its_own_share_of_the_entropy():
+    chosen = algorithm("a3c_data_parallel", "algorithm.entropy_scales=[1, 3]")
+    assert [chosen.actor_state(index, 4)["entropy_scale"] for index in range(4)] == [1, 3, 1, 3]
+    learner, agents = learner_of(chosen)
+    batch, stack, _ = trajectories(chosen, agents, learner)
+    generator = torch.Generator()
+    losses = []
+    for scale in (1.0, 3.0):
+        columns = dict(batch.columns, entropy_scale=torch.full_like(batch.columns["value"], scale))
+        losses.append(chosen.loss(stack, dataclasses.replace(batch, columns=columns), generator))
+    entropy = losses[0].metrics()["entropy"]
+    coefficient = stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
+    torch.testing.assert_close(losses[0].elements - losses[1].elements, 2 * coefficient * entropy)
+
+
+def test_a_gradient_that_an_actor_computed_makes_the_same_update():
+    chosen = algorithm("a3c")
+    at_once, agents = learner_of(chosen)
+    sent, _ = learner_of(chosen)
+    actor, _ = learner_of(chosen)
+    for _ in range(2):
+        batch, _, _ = trajectories(chosen, agents, at_once)
+        actor.policy.flat.copy_(sent.policy.flat)
+        at_once.update(batch)
+        sent.update(compute_gradients(actor, batch))
+    assert not at_once.policy.flat.equal(population(agents, chosen).policy.flat)
+    torch.testing.assert_close(at_once.policy.flat, sent.policy.flat, rtol=0, atol=0)
+    ours, theirs = at_once.metrics(), sent.metrics()
+    for name, values in ours.sums.items():
+        torch.testing.assert_close(torch.from_numpy(values), torch.from_numpy(theirs.sums[name]), rtol=1e-5, atol=1e-6)
