@@ -159,7 +159,7 @@ def _parser() -> Parser:
         command.add_argument("run", type=Path, help="the run's directory")
         command.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
         command.add_argument("--processes", type=_count, help="default: as many as before")
-        command.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: the demo that did)")
+        command.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: its demo)")
     for command in commands.choices.values():
         command.add_argument("--allow-code", action="store_true", help="let the run's configuration name code to run")
     return parser

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.actors.memory import PAGE, Arena, SharedMemory
-from evorl.types import DESCRIPTIONS, Agent
+from evorl.system.formats import DESCRIPTIONS
+from evorl.types import Agent
 
 NUMBERS = ("generation", "begun", "done", "version 0", "version 1", "values", "agents", "states", "description")
 """`generation` is 0 while a new one is written; `begun` and `done` count the buffers that were written in it."""
