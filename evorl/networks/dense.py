@@ -68,12 +68,20 @@ class _Trace:
     x: Tensor
     y: Tensor
 
-    def rows(self, count: int) -> _Trace:
-        """Return those of the first rows."""
-        y = self.y[:, :count]
-        x = y if self.x is self.y else self.x[:, :count]
-        norm = tuple([each[:, :count] for each in self.norm])
-        return _Trace([each[:, :count] for each in self.sources], norm, x, y)
+
+def _first_rows(traces: Sequence[_Trace], count: int) -> list[_Trace]:
+    """Return the traces of the first rows; what several of them hold is cut once."""
+    cut: dict[int, Tensor] = {}
+
+    def first(values: Tensor) -> Tensor:
+        if id(values) not in cut:
+            cut[id(values)] = values[:, :count]
+        return cut[id(values)]
+
+    return [
+        _Trace([first(each) for each in trace.sources], tuple(map(first, trace.norm)), first(trace.x), first(trace.y))
+        for trace in traces
+    ]
 
 
 @dataclass
@@ -93,7 +101,7 @@ class _Call:
 
         Without `into` they are not wanted. Return those of the sources, if wanted.
         """
-        traces = self.traces if self.rows is None else [trace.rows(self.rows) for trace in self.traces]
+        traces = self.traces if self.rows is None else _first_rows(self.traces, self.rows)
         filled = [
             torch.zeros_like(output) if gradient is None else gradient
             for gradient, output in zip(gradients, self.outputs, strict=True)

@@ -29,10 +29,11 @@ class StackedAdam:
         self._ahead = torch.empty(0, 2, agents, dtype=torch.float64, device=device)
         self._rates = torch.ones(2, agents, device=device)
         self._numbers = torch.empty(2, agents, device=device)
+        self._per_agent = self._numbers.unsqueeze(-1)
         size = self.mean.flat.numel()
-        self._spread = torch.empty(2, size, device=device)
-        self._spread_rows = self.mean.rows(self._spread)
-        self._work = torch.empty(2, size, device=device)
+        spread = torch.empty(2, size, device=device)
+        self._spread, self._spread_rows = spread.unbind(), self.mean.rows(spread)
+        self._work = torch.empty(2, size, device=device).unbind()
         self._tiny = torch.tensor(TINY, device=device)
 
     @property
@@ -53,14 +54,14 @@ class StackedAdam:
         factors of 64 steps are computed at once: 12 operations of 3 us each where an update has about 60.
         """
         weights: list[Tensor | float] = [1 - beta for beta in BETAS]
-        torch.mul(self._factors(active), self._with(learning_rate), out=self._numbers)
+        self._rates[0] = learning_rate
+        torch.mul(self._factors(active), self._rates, out=self._numbers)
         if active is not None:
             self._numbers[0] *= active
             spread = self.mean.spread(active)
             weights = [spread * weight for weight in weights]
-        per_agent = self._numbers.unsqueeze(-1)
         for row in self._spread_rows:
-            row.copy_(per_agent)
+            row.copy_(self._per_agent)
         rates, epsilons = self._spread
         scaled, denominator = self._work
         self.mean.flat.lerp_(gradient, weights[0])
@@ -68,10 +69,6 @@ class StackedAdam:
         self.square.flat.lerp_(torch.addcmul(self._tiny, gradient, gradient, out=denominator), weights[1])
         torch.sqrt(self.square.flat, out=denominator).add_(epsilons)
         parameters.addcdiv_(torch.mul(self.mean.flat, rates, out=scaled), denominator, value=-1)
-
-    def _with(self, learning_rate: Tensor) -> Tensor:
-        self._rates[0] = learning_rate
-        return self._rates
 
     def _factors(self, active: Tensor | None) -> Tensor:
         """Count a step, and return what the learning rates are multiplied by in it, and the epsilons: [2, P]."""

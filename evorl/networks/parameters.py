@@ -145,12 +145,6 @@ class FlatTensors:
             row.copy_(numbers.unsqueeze(-1))
         return spread
 
-    def norms(self, flat: Tensor) -> Tensor:
-        """Return the norm [P] of each agent's part of a tensor [D] that is laid out like `flat`."""
-        parts = [torch.linalg.vector_norm(row, dim=1) for row in self.rows(flat)]
-        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-        return norms
-
     def load(self, agents: Sequence[Tensors]) -> None:
         """Take over the agents' values, each in the leading corner of its padded room; the padding is zero."""
         self.flat.zero_()

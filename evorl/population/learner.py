@@ -47,6 +47,7 @@ class NetworkLearner:
         self.adam = StackedAdam(dict(network.shapes.trained), flat.agents, epsilon, flat.flat.device)
         self._pull = torch.zeros(0)
         self.gradient = gradient
+        self._rows = flat.rows(gradient)
         self._gradients = FlatTensors(network.shapes.trained, flat.agents, gradient.device, gradient).matrices(
             network.shapes.matrices
         )
@@ -95,6 +96,12 @@ class NetworkLearner:
         tape.gradient(loss, batch.weight, self.network.leaves, self._gradients)
         return loss
 
+    def norms(self) -> Tensor:
+        """Return the norm [P] of each agent's gradient."""
+        parts = [torch.linalg.vector_norm(row, dim=1) for row in self._rows]
+        norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        return norms
+
     @torch.no_grad()
     def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:
         """Update the agents that are `active` [P], or all, by `gradient` and rates [P]; targets follow.
@@ -105,10 +112,12 @@ class NetworkLearner:
         if active is not None:
             # Gradients of agents that are not active may overflow, and 0 times what is infinite is not a number.
             stopped = (active == 0).unsqueeze(-1)
-            for row in parameters.rows(gradient):
+            for row in self._rows:
                 row.masked_fill_(stopped, 0.0)
         if clip is not None:
-            gradient *= parameters.spread(clip)
+            each = clip.unsqueeze(-1)
+            for row in self._rows:
+                row *= each
         self.adam.step(parameters.flat, gradient, rate, active)
         if self.target is not None and self.rule is not None:
             if active is not None or self.rule.changes or not len(self._pull):
@@ -264,12 +273,11 @@ class Learner:
             self._average(flat)
         # On a CPU one number tells that nothing is wrong, for 4 us where every agent's norm takes 25 to 60.
         self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.sum())
-        no_norms = flat[:0]
         for index, (stack, network, loss) in enumerate(zip(stacks, networks, losses, strict=True)):
             divergence, limit = divergences[index], objective.max_grad_norm
-            norms = no_norms
+            norms = divergence
             if self._suspicious or limit is not None or reported:
-                norms = network.network.parameters.norms(network.gradient)
+                norms = network.norms()
             if self._suspicious:
                 active[index] = self._quarantine(index, active[index], norms + divergence)
             if loss.limit is not None:

@@ -38,7 +38,8 @@ def compare(limits):
         gradient = gradients(step)
         scaled = gradient.flat.clone()
         if limits is not None:
-            scaled *= start.spread((limits / start.norms(scaled)).clamp(max=1))
+            norms = torch.stack([row.square().sum(-1) for row in start.rows(scaled)]).sum(0).sqrt()
+            scaled *= start.spread((limits / norms).clamp(max=1))
         adam.step(start.flat, scaled, RATES, due)
         for agent in range(3):
             if due[agent]:
