@@ -20,7 +20,7 @@ from torch import Tensor
 from evorl.algorithms.exploration import EpsilonGreedy, random_choices
 from evorl.algorithms.objective import hyperparameter
 from evorl.algorithms.replayed import Rate, Replayed
-from evorl.algorithms.returns import of_action
+from evorl.algorithms.returns import atom_index, of_action
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Section, Size
@@ -140,7 +140,8 @@ class DQN(Replayed):
     def atoms(self, outputs: Tensors) -> Tensor:
         """Return what stands for the values of all actions [P, B, A, N] from what the heads put out."""
         head = "advantage" if self.settings.dueling else "q_values"
-        own: Tensor = outputs[head].unflatten(-1, (self.actions, self.values.atoms))
+        own = outputs[head]
+        own = own.view(*own.shape[:-1], self.actions, self.values.atoms)
         if not self.settings.dueling:
             return own
         return outputs["value"].unsqueeze(-2) + own - own.mean(-2, keepdim=True)
@@ -173,8 +174,8 @@ class DQN(Replayed):
 
     def _gradients(self, outputs: Tensors, action: Tensor, slope: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return the gradient of each head's output, given that [P, B, N] of the atoms of the chosen actions [P, B]."""
-        atoms = slope.new_zeros(*action.shape, self.actions, slope.shape[-1])
-        atoms.scatter_(-2, action[..., None, None].expand(*action.shape, 1, slope.shape[-1]), slope.unsqueeze(-2))
+        atoms = slope.new_zeros(*action.shape, self.actions, self.values.atoms)
+        atoms.scatter_(-2, atom_index(action, self.values.atoms), slope.unsqueeze(-2))
         if not self.settings.dueling:
             return [(outputs["q_values"], atoms.flatten(-2))]
         atoms -= slope.unsqueeze(-2) / self.actions

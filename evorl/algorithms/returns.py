@@ -63,8 +63,12 @@ def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float,
 
 def of_action(atoms: Tensor, action: Tensor) -> Tensor:
     """Return the atoms [P, B, N] of one action [P, B] of each, out of those of all actions [P, B, A, N]."""
-    index = action[..., None, None].expand(*action.shape, 1, atoms.shape[-1])
-    return atoms.gather(-2, index).squeeze(-2)
+    return atoms.gather(-2, atom_index(action, atoms.shape[-1])).squeeze(-2)
+
+
+def atom_index(action: Tensor, atoms: int) -> Tensor:
+    """Return the places [P, B, 1, N] of the atoms of one action [P, B] of each among those of all, [P, B, A, N]."""
+    return action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms)
 
 
 def gae(

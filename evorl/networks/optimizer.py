@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from evorl.networks.parameters import FlatTensors, Shape
 
 BETAS = (0.9, 0.999)
+WEIGHTS = tuple(1 - beta for beta in BETAS)
 AHEAD = 64
 TINY = 1e-30
 
@@ -46,20 +49,19 @@ class StackedAdam:
         self._updates.copy_(updates)
         self._common, self._ahead = 0, self._ahead[:0]
 
-    @torch.no_grad()
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: Tensor, active: Tensor | None = None) -> None:
         """Update flat `parameters` [D] in place by the flat `gradient` [D], which must be finite, and rates [P].
 
         Agents whose `active` [P] is 0 keep their parameters and moments; without it all are updated, for which the
         factors of 64 steps are computed at once: 12 operations of 3 us each where an update has about 60.
         """
-        weights: list[Tensor | float] = [1 - beta for beta in BETAS]
+        weights: Sequence[Tensor | float] = WEIGHTS
         self._rates[0] = learning_rate
         torch.mul(self._factors(active), self._rates, out=self._numbers)
         if active is not None:
             self._numbers[0] *= active
             spread = self.mean.spread(active)
-            weights = [spread * weight for weight in weights]
+            weights = [spread * weight for weight in WEIGHTS]
         for row in self._spread_rows:
             row.copy_(self._per_agent)
         rates, epsilons = self._spread

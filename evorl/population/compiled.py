@@ -29,13 +29,13 @@ class Compiler:
     """
 
     def __init__(self, enabled: bool, speaks: bool = True) -> None:
-        self._enabled = enabled
+        self.enabled = enabled
         self._speaks = speaks
         self._functions: dict[object, Function | None] = {}
 
-    def bind(self, objective: Objective, stack: Stack) -> CompiledLoss | None:
-        """Return the loss of a stack, or None where nothing is to be compiled."""
-        return CompiledLoss(self, objective, stack) if self._enabled else None
+    def bind(self, objective: Objective, stack: Stack) -> CompiledLoss:
+        """Return the loss of a stack."""
+        return CompiledLoss(self, objective, stack)
 
     def function(self, objective: Objective, stack: Stack, batch: Batch) -> Function | None:
         """Return the compiled function, or None for a loss that draws or where this machine cannot compile."""
@@ -45,7 +45,7 @@ class Compiler:
         layouts = tuple(network.layout for network in stack.networks.values())
         key = objective.network, layouts, tuple(names), tuple(value.shape for value in values)
         if key not in self._functions:
-            self._functions[key] = self._compiled(objective, stack, batch, values) if self._enabled else None
+            self._functions[key] = self._compiled(objective, stack, batch, values) if self.enabled else None
         return self._functions[key]
 
     def _compiled(self, objective: Objective, stack: Stack, batch: Batch, inputs: list[Tensor]) -> Function | None:
@@ -66,7 +66,7 @@ class Compiler:
             with torch.no_grad():
                 function(*inputs)
         except Exception as error:  # Whatever compilers may raise.
-            self._enabled = False
+            self.enabled = False
             reason = " ".join(str(error).split())[:200]
             if self._speaks:
                 message = f"training.compile: this machine cannot compile, so updates run without it ({reason})"

@@ -38,8 +38,8 @@ class NetworkLearner:
         compiler: Compiler | None = None,
     ) -> None:
         """`gradient` [D] is the memory of its flat gradient."""
-        self._compiler = compiler
-        self._compiled: dict[Objective, CompiledLoss | None] = {}
+        self._compiler = compiler if compiler is not None and compiler.enabled else None
+        self._compiled: dict[Objective, CompiledLoss] = {}
         self.network = network
         self.rule = rule
         self.target = network.target() if rule is not None else None
@@ -84,8 +84,7 @@ class NetworkLearner:
         if self._compiler is not None and not reported:
             if objective not in self._compiled:
                 self._compiled[objective] = self._compiler.bind(objective, stack)
-            compiled = self._compiled[objective]
-            loss = None if compiled is None else compiled(batch, self.gradient)
+            loss = self._compiled[objective](batch, self.gradient)
             if loss is not None:
                 return loss
         self.network.tape = tape = Tape()
@@ -102,7 +101,6 @@ class NetworkLearner:
         norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         return norms
 
-    @torch.no_grad()
     def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:
         """Update the agents that are `active` [P], or all, by `gradient` and rates [P]; targets follow.
 
