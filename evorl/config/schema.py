@@ -177,7 +177,7 @@ class Training(Section):
     """Environment steps of each agent, over all ranks, after which no further generation begins."""
     target_fitness: Finite | None = None
     compile: bool = False
-    """Compile the gradients of losses by `torch.compile`: half a minute for each new layout of a stack, the first time
+    """Compile the gradients of losses by torch's Inductor: half a minute for each new layout of a stack, the first time
     on a machine."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from evorl.algorithms import Objective
@@ -25,7 +26,7 @@ class Compiler:
 
     A function gives the flat gradient of a loss, with the errors that it has; averages over ranks, the optimiser and
     targets come after it. Losses that draw random numbers, recurrent batches, and updates whose metrics are reported
-    are not compiled. `torch.compile` keeps what it has compiled on disk, for later runs.
+    are not compiled. Inductor keeps what it has compiled on disk, for later runs.
     """
 
     def __init__(self, enabled: bool, speaks: bool = True) -> None:
@@ -43,7 +44,7 @@ class Compiler:
         names = [name for group in inputs for name in group]
         values = [value for group in inputs for value in group.values()]
         layouts = tuple(network.layout for network in stack.networks.values())
-        key = objective.network, layouts, tuple(names), tuple(value.shape for value in values)
+        key = objective.network, layouts, tuple(names), *((value.shape, value.stride()) for value in values)
         if key not in self._functions:
             self._functions[key] = self._compiled(objective, stack, batch, values) if self.enabled else None
         return self._functions[key]
@@ -59,11 +60,8 @@ class Compiler:
             traced = make_fx(gradient)(*inputs)
             if not torch.equal(generator.get_state(), before):
                 return None
-            on_gpu = inputs[0].device.type == "cuda"
-            # On a GPU a captured graph; on a CPU calls from C++, which spare 5 us for each operation.
-            options: Any = {"triton.cudagraphs": True} if on_gpu else {"cpp_wrapper": True}
-            function: Function = torch.compile(traced, fullgraph=True, dynamic=False, options=options)
             with torch.no_grad():
+                function = _optimised(traced, inputs)
                 function(*inputs)
         except Exception as error:  # Whatever compilers may raise.
             self.enabled = False
@@ -78,6 +76,18 @@ class Compiler:
         return function
 
 
+def _optimised(traced: GraphModule, inputs: list[Tensor]) -> Function:
+    """Return a graph as native code: captured on a GPU; on a CPU without checks of its inputs, which take 40 us."""
+    if inputs[0].device.type == "cuda":
+        options: Any = {"triton.cudagraphs": True}
+        captured: Function = torch.compile(traced, fullgraph=True, dynamic=False, options=options)
+        return captured
+    from torch import _inductor  # Importing it takes 2 s.
+
+    function: Function = _inductor.compile(traced, list[Any](inputs))
+    return function
+
+
 class CompiledLoss:
     """The loss of a stack, compiled for each size of batch."""
 
@@ -86,20 +96,21 @@ class CompiledLoss:
         self._objective = objective
         self._stack = stack
         self._inputs = [value for group in _of_stack(stack) for value in group.values()]
-        self._functions: dict[torch.Size, Function | None] = {}
+        self._functions: dict[object, Function | None] = {}
 
     @torch.no_grad()
     def __call__(self, batch: Batch, gradient: Tensor) -> Loss | None:
         """Write the flat gradient [D] of the loss, and return the loss without its elements; None if not compiled."""
         if batch.recurrent is not None:
             return None
-        size = batch.weight.shape
-        if size not in self._functions:
-            self._functions[size] = self._compiler.function(self._objective, self._stack, batch)
-        function = self._functions[size]
+        values = [value for group in _of_batch(batch) for value in group.values()]
+        # Native code is of one size of batch in one place of memory.
+        layout = batch.weight.shape, *[value.stride() for value in values]
+        if layout not in self._functions:
+            self._functions[layout] = self._compiler.function(self._objective, self._stack, batch)
+        function = self._functions[layout]
         if function is None:
             return None
-        values = [value for group in _of_batch(batch) for value in group.values()]
         found, *errors = function(*values, *self._inputs)
         gradient.copy_(found)
         return Loss(found[:0], errors=errors[0] if errors else None)

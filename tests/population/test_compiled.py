@@ -49,9 +49,25 @@ def test_where_a_machine_cannot_compile_it_says_so_once_and_goes_on(monkeypatch)
     def fail(*given, **options):
         raise RuntimeError("no C++ compiler\nwas found")
 
-    monkeypatch.setattr(torch, "compile", fail)
+    monkeypatch.setattr("evorl.population.compiled._optimised", fail)
     dqn = with_objective(algorithm(), report_every=100)
     with pytest.warns(EvorlWarning, match=r"cannot compile, so updates run without it \(no C\+\+ compiler was") as seen:
         found = trained(Compiler(enabled=True), dqn)
     assert len(seen) == 1
     assert torch.equal(found, trained(None, dqn))
+
+
+def test_a_batch_that_lies_otherwise_in_memory_has_a_function_of_its_own(monkeypatch):
+    made = []
+    monkeypatch.setattr("evorl.population.compiled._optimised", lambda traced, inputs: made.append(inputs) or traced)
+    dqn = with_objective(algorithm(), report_every=100)
+    agents = [agent(id=id, dqn=dqn) for id in range(2)]
+    learner, plain = population(agents, dqn, compiler=Compiler(enabled=True)), population(agents, dqn)
+    for turned in (False, False, True, True):
+        some = batch(agents)
+        if turned:
+            some.observation["observation"] = some.observation["observation"].mT.contiguous().mT
+        learner.update(some)
+        plain.update(batch(agents))
+    assert len(made) == 2
+    torch.testing.assert_close(learner.policy.flat, plain.policy.flat)
