@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 
 from evorl.actors.memory import PAGE, Arena, SharedMemory
+from evorl.algorithms.returns import n_step_return
 from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spec import ObservationSpec, choices
 from evorl.population import Learner, Policy
 from evorl.population.learner import compute_gradients
 from evorl.replay.gradients import GradientMemory
+from evorl.replay.n_step import make_windows
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.ring import Empty, Field
 from evorl.replay.segment import COUNTS, RolloutLayout, RolloutMemory
+from evorl.replay.transitions import ERROR
 from evorl.system.timing import Stopwatch
-from evorl.types import Tensors
+from evorl.types import Batch, PolicyOutput, Tensors
 
 
 class Slot(Protocol):
@@ -49,6 +52,7 @@ class RolloutCollector:
         self._policy = policy
         self._environments = environments
         self._steps: int = config.algorithm.rollout_steps
+        self._clip: float | None = config.algorithm.reward_clip
         self._state = policy.initial_state(environments.num_envs)
 
     def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
@@ -57,7 +61,43 @@ class RolloutCollector:
             beat()
             environments = self._environments
             output, self._state = self._policy.act(environments.observation, environments.started, self._state)
-            slot.write(step, environments.step(output.action), output)
+            transition = environments.step(output.action)
+            if self._clip is not None:
+                transition.reward.clamp_(-self._clip, self._clip)
+            slot.write(step, transition, output)
+
+
+class TransitionCollector(RolloutCollector):
+    """Keeps every step, with the error by which the learner draws it first: that of the actor's own parameters."""
+
+    def __init__(self, policy: Policy, environments: Environments, config: AnyConfig) -> None:
+        super().__init__(policy, environments, config)
+        self._n_step: int = config.replay.n_step
+        for stack in policy.stacks:
+            # An actor has no target copies.
+            stack.targets = dict(stack.networks)
+
+    def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
+        """Fill a slot with a rollout and its errors."""
+        super().collect(slot, beat)
+        windows = make_windows(slot.storage, self._n_step, n_step_return)
+        windows.begin(self._policy.agents)
+        found = windows.gather(slot.slots.flatten(1, 2).unsqueeze(0))
+        seen, following, columns = ({name: value[0] for name, value in group.items()} for group in found)
+        ones = torch.ones_like(columns["reward"])
+        batch = Batch(seen, following, columns, ones, ones[:, 0], all_due=True)
+        slot.put(ERROR, self._errors(batch).view(slot.slots.shape))
+
+    @torch.no_grad()
+    def _errors(self, batch: Batch) -> Tensor:
+        """Return the errors [P, B] of the algorithm's first loss that has any."""
+        policy = self._policy
+        parts = [
+            objective.loss(stack, batch.part(stack.members), policy.generator).errors
+            for objective in policy.algorithm.objectives[:1]
+            for stack in policy.stacks
+        ]
+        return policy.joined([each for each in parts if each is not None])
 
 
 class GradientCollector:
@@ -69,7 +109,7 @@ class GradientCollector:
         self._learner = Learner(policy)
         settings = config.algorithm
         self._received = ReceivedRollouts(
-            ReceivedSettings(settings.rollout_steps, settings.grad_sync_steps, 1, settings.reward_clip, ()),
+            ReceivedSettings(settings.rollout_steps, settings.grad_sync_steps, passes=1, normalized=()),
             policy.algorithm.interface.parts,
             gather=lambda numbers: numbers[None],
             device=torch.device("cpu"),
@@ -98,14 +138,28 @@ def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gradie
 
 
 def rollout_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """Return what makes the memory of a rollout of these agents."""
+    """Return what makes the memory of a rollout of these agents, with what acting gave beside actions."""
+    return _rollout(policy, config, lambda output: output.extras)
+
+
+def transition_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
+    """Return what makes the memory of a rollout of these agents, with actions and errors."""
+    return _rollout(
+        policy, config, lambda output: {"action": output.action, ERROR: torch.zeros(output.action.shape[:2])}
+    )
+
+
+def _rollout(
+    policy: Policy, config: AnyConfig, kept: Callable[[PolicyOutput], Tensors]
+) -> Callable[[Empty], RolloutMemory]:
+    """Return what makes the memory of a rollout, with what is `kept` of each step's output."""
     algorithm = policy.algorithm
     num_envs, parts = config.environment.num_envs, dict(algorithm.interface.parts)
     if algorithm.interface.masked:
         parts["action_mask"] = ObservationSpec("vector", (sum(choices(algorithm.interface.action)),), torch.bool)
-    extras = _extras(policy, parts, num_envs)
+    shown = kept(_output(policy, parts, num_envs))
     flag: Field = (), torch.bool
-    fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in extras.items()}
+    fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in shown.items()}
     fields |= {"reward": ((), torch.float32), "terminated": flag, "truncated": flag, "started": flag}
     state = policy.initial_state(num_envs)
     steps = config.algorithm.rollout_steps
@@ -113,8 +167,8 @@ def rollout_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Rollout
     return lambda empty: RolloutMemory(layout, empty)
 
 
-def _extras(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int) -> Tensors:
-    """Return what the policy gives beside actions, for their shapes."""
+def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int) -> PolicyOutput:
+    """Return what the policy gives for some observation, for the shapes."""
     shape, device = (len(policy.agents), num_envs), policy.generator.device
     seen = {name: torch.zeros(*shape, *part.shape, dtype=part.dtype, device=device) for name, part in parts.items()}
     if "action_mask" in seen:
@@ -122,7 +176,7 @@ def _extras(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
     state = policy.generator.get_state()
     output, _ = policy.act(seen, torch.ones(shape, dtype=torch.bool, device=device), policy.initial_state(num_envs))
     policy.generator.set_state(state)
-    return output.extras
+    return output
 
 
 @dataclass(frozen=True)
@@ -136,6 +190,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "gradients": Kind(gradient_slot, GradientCollector),
     "rollouts": Kind(rollout_slot, RolloutCollector),
+    "transitions": Kind(transition_slot, TransitionCollector),
 }
 
 

@@ -59,9 +59,7 @@ class Asynchronous(A2C):
         """Return what joins the rollouts that this rank receives."""
         settings: AsynchronousSettings = self.settings
         return ReceivedRollouts(
-            ReceivedSettings(
-                settings.rollout_steps, settings.rollouts, settings.passes, settings.reward_clip, self._normalized
-            ),
+            ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self._normalized),
             self.interface.parts,
             gather=placement.gather_copies,
             device=placement.ranks.device,

@@ -82,9 +82,13 @@ class DDPG(StepCounting):
         action, state = decided(stack.networks["actor"], observation), None
         if not deterministic:
             noise, state = self.exploration.draw(action, recurrent, generator)
-            action = (action + noise).clamp(-1.0, 1.0)
+            action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
             action = self.random_at_first(stack, action, lambda: random_numbers(action, generator))
         return self.bounds.to_environment(action), {}, state
+
+    def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
+        """Return the noise [P, E, A] as it is added to actions."""
+        return noise
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         """Return the least of the critics' values [P, E] of what the actor does in observations [P, E, ...]."""

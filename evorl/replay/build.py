@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -18,6 +19,7 @@ from evorl.replay.protocols import Sampler
 from evorl.replay.ring import Field, memory_at_first
 from evorl.replay.sampler import SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
+from evorl.replay.transitions import ReceivedTransitions
 from evorl.system.memory import check_room
 from evorl.system.timing import Stopwatch
 
@@ -49,7 +51,7 @@ def replay_experience(
     settings = ReplaySettings(
         learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
         # Ranks that exchange priorities need not count on each other.
-        lockstep=always_valid and not prioritised,
+        lockstep=always_valid and not prioritised and config.actors is None,
         reward_clip=config.algorithm.reward_clip,
         split_batches=config.algorithm.split_batches,
     )
@@ -57,7 +59,10 @@ def replay_experience(
     sampler = make_sampler(config, storage, placement, place)
     parts = {name: interface.parts[name] for name in normalized}
     statistics = ObservationStatistics(parts, placement.gather_copies, replay.shared, stopwatch)
-    return ReplayExperience(storage, windows, sampler, settings, placement.gather_copies, stopwatch, statistics)
+    make = (
+        ReplayExperience if config.actors is None else partial(ReceivedTransitions, steps=config.algorithm.sent_steps)
+    )
+    return make(storage, windows, sampler, settings, placement.gather_copies, stopwatch, statistics)
 
 
 def make_replay(

@@ -93,6 +93,17 @@ class PrioritisedSampler:
         self._shared = self._place.shared(generation)
         self._own = numpy_generator(self._place.seed, generation=generation, rank=self._place.rank, purpose="draws")
 
+    def insert(self, errors: Floats) -> None:
+        """Let the errors [T, N] of the T rows that were written last be their first priorities, for all agents alike.
+
+        Raises RunFailed where one is not finite.
+        """
+        self._set_priorities()
+        self._priorities.drop()
+        if not np.isfinite(errors).all():
+            raise RunFailed("replay.prioritised: errors of an actor are not finite and make no priorities")
+        self._priorities.insert((np.abs(errors) + self._settings.epsilon) ** self._settings.exponent)
+
     def report(self) -> Floats:
         """Return the mass, minimum and maximum [P] of priorities, and how many transitions [P] have none yet."""
         self._set_priorities()

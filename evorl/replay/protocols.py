@@ -66,6 +66,9 @@ class Sampler(Protocol):
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
         """Start a generation of these agents, which so many ranks hold."""
 
+    def insert(self, errors: NDArray[np.float64]) -> None:
+        """Take the errors [T, N] of the T rows that were written last, which somebody has computed who acted."""
+
     def report(self) -> NDArray[np.float64]:
         """Return what all ranks must know of this one's part [K] before the next draw."""
 

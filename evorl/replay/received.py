@@ -30,7 +30,6 @@ class ReceivedSettings:
     steps: int
     rollouts: int
     passes: int
-    reward_clip: float | None
     normalized: tuple[str, ...]
 
 
@@ -82,8 +81,6 @@ class ReceivedRollouts:
             state = self._on_device(slot.state(0))
             more = () if state is None else ("started",)
             columns = {name: value.to(self._device) for name, value in slot.columns([*names, *LEARNED, *more]).items()}
-            if (clip := self._settings.reward_clip) is not None:
-                columns["reward"].clamp_(-clip, clip)
             columns["next_value"] = self._next_values(slot, columns["reward"])
             observation = {name: value.to(self._device) for name, value in slot.observation().items()}
             self._waiting.append(Received(observation, columns, state))

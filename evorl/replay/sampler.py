@@ -122,6 +122,9 @@ class UniformSampler:
             ),
         )
 
+    def insert(self, errors: NDArray[np.float64]) -> None:
+        """Draws are uniform whatever the errors are."""
+
     def report(self) -> NDArray[np.float64]:
         """Return nothing: sizes are all that there is to know."""
         return np.zeros(0)

@@ -46,7 +46,7 @@ class RolloutMemory:
         self.layout = layout
         steps, streams = layout.steps, layout.streams
         # Every step may leave true last observations; what is never written takes no memory.
-        self._storage = Storage(
+        self.storage = Storage(
             steps, streams, layout.parts, layout.fields, torch.device("cpu"), empty=empty, last=(steps + 1) * streams
         )
         self._states = empty((steps + 1, layout.agents, layout.num_envs, *layout.state), torch.float32)
@@ -60,7 +60,7 @@ class RolloutMemory:
     def write(self, step: int, transition: Transition, output: PolicyOutput) -> None:
         """Keep a step of all environments, in order from step 0 on, with which all that was here is forgotten."""
         if step == 0:
-            self._storage.clear()
+            self.storage.clear()
         columns = {
             **output.extras,
             "action": output.action,
@@ -69,9 +69,9 @@ class RolloutMemory:
             "truncated": transition.truncated,
             "started": transition.started,
         }
-        self._storage.write(
+        self.storage.write(
             {name: value.flatten(0, 1) for name, value in transition.observation.items()},
-            {name: columns[name].flatten(0, 1) for name in self.layout.fields},
+            {name: columns[name].flatten(0, 1) for name in self.layout.fields if name in columns},
             next_observation={name: value.flatten(0, 1) for name, value in transition.next_observation.items()},
             valid=transition.valid.flatten(),
             started=transition.started.flatten(),
@@ -79,12 +79,18 @@ class RolloutMemory:
         )
         if step == 0:
             # Older frames of the first stacks stand in rows before it.
-            self._first[0] = self._storage.newest_row
+            self._first[0] = self.storage.newest_row
         if output.state.numel():
             if step == 0:
                 self._states[0] = output.state
             if transition.any_truncated or step == self.layout.steps - 1:
                 self._states[step + 1] = output.next_state
+
+    def put(self, name: str, values: Tensor) -> None:
+        """Write a column [P, T, E] of all steps, that no step brought by itself."""
+        first = int(self._first[0])
+        rows = self.storage.columns[name][first : first + self.layout.steps]
+        rows.copy_(values.transpose(0, 1).flatten(1, 2))
 
     def state(self, steps: int) -> Tensor | None:
         """Return the recurrent state [P, E, K, U] after no steps, or after the last of those that `ends` gives."""
@@ -99,17 +105,17 @@ class RolloutMemory:
 
     def observation(self) -> Tensors:
         """Return copies of all parts [P, T, E, ...] that were seen before the steps."""
-        return self._storage.observation(self._slots)
+        return self.storage.observation(self.slots)
 
     def next_observation(self, step: int) -> Tensors:
         """Return copies of the parts [P, E, ...] that a step led to, also where an episode ended."""
-        return self._storage.next_observation(self._slots[:, step])
+        return self.storage.next_observation(self.slots[:, step])
 
     def columns(self, names: Iterable[str]) -> Tensors:
         """Return copies of columns and of the flag `valid`, [P, T, E, ...] each."""
-        return self._storage.gather_columns(self._slots, names)
+        return self.storage.gather_columns(self.slots, names)
 
     @property
-    def _slots(self) -> Tensor:
+    def slots(self) -> Tensor:
         """Return the slots [P, T, E] of the steps."""
         return self._places + int(self._first[0]) * self.layout.streams

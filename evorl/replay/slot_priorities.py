@@ -75,11 +75,21 @@ class SlotPriorities:
         rows = self._rows(self._newest, self._storage.written)
         return sum((mask.sum(1) for _, _, mask in rows), np.zeros(len(self.maximum)))
 
-    def insert(self) -> None:
-        """Give those the largest priority."""
-        for start, stop, mask in self._rows(self._newest, self._storage.written):
-            self.tree.fill(start, stop, mask * self.maximum[:, None])
-        self._newest = self._storage.written
+    def insert(self, priority: Floats | None = None) -> None:
+        """Give those the largest priority, or where there are some given priorities [T, N] of the T newest rows."""
+        storage = self._storage
+        if priority is not None:
+            # A ring of fewer rows has kept the last of them only.
+            priority = priority[-(storage.written - self._newest) :]
+            before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
+            flat = np.concatenate([before, priority]).reshape(-1)
+            self.maximum = np.maximum(self.maximum, flat.max(initial=0.0))
+        place = 0
+        for start, stop, mask in self._rows(self._newest, storage.written):
+            given = self.maximum[:, None] if priority is None else flat[place : place + stop - start]
+            self.tree.fill(start, stop, mask * given)
+            place += stop - start
+        self._newest = storage.written
 
     def set(self, slots: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
         """Set `slots` [P, K] to priorities [P, K] `where` [P, K]; of a slot that is set twice the last counts."""

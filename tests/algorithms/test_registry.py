@@ -25,7 +25,7 @@ ROWS = {row[0].strip("`"): dict(zip(TABLE[0], row[1:], strict=True)) for row in 
 
 def takes(name, *overrides, **spaces):
     try:
-        algorithm(f"algorithm={{name: {name}}}", CONVOLUTIONS, *overrides, **spaces)
+        algorithm(f"algorithm={{name: {name}}}", "replay.prioritised={}", CONVOLUTIONS, *overrides, **spaces)
     except UserError:
         return "no"
     return "yes"

@@ -20,6 +20,14 @@ SETTINGS = {
     "a3c_data_parallel": (
         "algorithm={name: a3c_data_parallel, rollout_steps: 2, rollouts: 2}", "actors={count: 2, lockstep: true}",
     ),
+    "apex_ddpg": (
+        f"algorithm={{name: apex_ddpg, {REPLAYED}, rollout_steps: 4, exploration: {{random_steps: 20}}}}",
+        "environment.id=Pendulum-v1", "replay.prioritised={}", "actors={count: 2, lockstep: true}",
+    ),
+    "apex_dqn": (
+        f"algorithm={{name: apex_dqn, {REPLAYED}, rollout_steps: 4}}", "replay={n_step: 3, prioritised: {}}",
+        "replay.learning_starts=20", "replay.capacity=500", "actors={count: 2, lockstep: true}",
+    ),
     "appo": ("algorithm={name: appo, rollout_steps: 4}", "actors={count: 2, lockstep: true}"),
     "ddpg": (
         f"algorithm={{name: ddpg, {REPLAYED}, exploration: {{random_steps: 20}}}}", "environment.id=Pendulum-v1",

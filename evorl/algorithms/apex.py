@@ -1,0 +1,124 @@
+"""Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay that actors fill, each exploring by its own measure.
+
+Actors give the first priorities, by their own errors; the learner makes one update for every `learn_step` steps that
+arrive, whatever the machine's speed. Axes: P agents, E environments, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from evorl.algorithms.ddpg import DDPG, DDPGSettings
+from evorl.algorithms.dqn import DQN, DQNSettings
+from evorl.algorithms.exploration import EpsilonGreedy
+from evorl.config import Config
+from evorl.config.fields import Positive, Section, Size, Weight
+from evorl.envs.spec import EnvSpec
+from evorl.networks.stacked import Stack
+from evorl.types import UserError
+
+NOISE_SCALE = "noise_scale"
+NONE = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)
+
+
+class EpsilonLadder(Section):
+    """Actor i of N takes random actions with probability `base` ** (1 + i / (N - 1) * `exponent`), section 4 there."""
+
+    base: Annotated[float, Field(gt=0, le=1)] = 0.4
+    exponent: Weight = 7.0
+
+    def rung(self, index: int, count: int) -> float:
+        """Return the probability of actor `index` of `count`."""
+        return float(self.base ** (1 + index / max(1, count - 1) * self.exponent))
+
+
+class NoiseLadder(Section):
+    """Actor i of N has noise of `low` to `high` times the scale, in equal ratios; a single one has it as it is."""
+
+    low: Positive = 0.5
+    high: Positive = 2.0
+
+    def rung(self, index: int, count: int) -> float:
+        """Return the factor of actor `index` of `count`."""
+        return 1.0 if count == 1 else float(self.low * (self.high / self.low) ** (index / (count - 1)))
+
+
+class ApeXDQNSettings(DQNSettings):
+    name: Literal["apex_dqn"] = "apex_dqn"  # type: ignore[assignment]
+    rollout_steps: Size = 16
+    """Steps of each environment that an actor makes with one set of parameters and sends together."""
+    ladder: EpsilonLadder = EpsilonLadder()
+    exploration: EpsilonGreedy = NONE
+    """Nothing to set: actors explore by the ladder."""
+
+    sends: ClassVar[str | None] = "transitions"
+
+    @property
+    def sent_steps(self) -> int:
+        """Return the steps of each environment in what an actor sends at a time."""
+        return self.rollout_steps
+
+    @model_validator(mode="after")
+    def _explores_by_the_ladder(self) -> Self:
+        if self.exploration != NONE:
+            raise ValueError("exploration: actors explore by `ladder`; set that")
+        return self
+
+
+class ApeXDDPGSettings(DDPGSettings):
+    name: Literal["apex_ddpg"] = "apex_ddpg"  # type: ignore[assignment]
+    rollout_steps: Size = 16
+    """Steps of each environment that an actor makes with one set of parameters and sends together."""
+    ladder: NoiseLadder = NoiseLadder()
+
+    sends: ClassVar[str | None] = "transitions"
+
+    @property
+    def sent_steps(self) -> int:
+        """Return the steps of each environment in what an actor sends at a time."""
+        return self.rollout_steps
+
+
+class ApeXDQN(DQN):
+    """DQN whose actors each have their own share of random actions."""
+
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
+        super().__init__(config, interface)
+        check_replay(config)
+
+    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+        """Return the exploration rate of actor `index` of `count`."""
+        return {"epsilon": self.settings.ladder.rung(index, count)}
+
+
+class ApeXDDPG(DDPG):
+    """DDPG whose actors each have their own scale of noise."""
+
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
+        super().__init__(config, interface)
+        check_replay(config)
+
+    def initial_state(self) -> dict[str, float]:
+        """Return the state that acting changes: the steps made, and an actor's scale of noise."""
+        return {**super().initial_state(), NOISE_SCALE: 1.0}
+
+    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+        """Return the scale of noise of actor `index` of `count`."""
+        return {NOISE_SCALE: self.settings.ladder.rung(index, count)}
+
+    def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
+        """Return noise [P, E, A] by the actor's scale."""
+        return noise * stack.state[NOISE_SCALE].float().view(-1, 1, 1)
+
+
+def check_replay(config: Config[Any]) -> None:
+    """Raise UserError unless the replay is drawn from by priorities, and rollouts are as long as its windows."""
+    if config.replay.prioritised is None:
+        raise UserError(f"replay.prioritised: {config.algorithm.name} draws by priorities; set replay.prioritised={{}}")
+    steps, n = config.algorithm.rollout_steps, config.replay.n_step
+    if n > steps:
+        raise UserError(f"replay.n_step: {n} steps are more than the {steps} of algorithm.rollout_steps")

@@ -1,0 +1,133 @@
+"""A replay that is filled by rollouts: what is stored, and with which first priorities."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import algorithm, config, kept, population, replay_experience, replay_of, vector
+
+from evorl.actors.collectors import TransitionCollector, transition_slot
+from evorl.algorithms import SETTINGS as KNOWN
+from evorl.algorithms import make_algorithm
+from evorl.algorithms.apex import EpsilonLadder, NoiseLadder
+from evorl.config import read_yaml, validate
+from evorl.envs import Environments
+from evorl.population import Policy, initial_population
+from evorl.randomness import torch_generator
+from evorl.replay.n_step import NStep
+from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
+from evorl.replay.sampler import SamplerSettings
+from evorl.replay.transitions import ReceivedTransitions
+from evorl.types import UserError
+
+T, P, E = 8, 2, 2
+SETTINGS = (
+    "algorithm={name: apex_dqn, rollout_steps: 8, double: true}", "population.size=2", "replay.prioritised={}",
+    "environment={id: CartPole-v1, num_envs: 2, vectorization: sync, kwargs: {max_episode_steps: 5}}",
+)  # fmt: skip
+
+
+@pytest.fixture
+def collecting():
+    """A collector of two agents, its slot, and their policy."""
+    settings = config(*SETTINGS)
+    environments = Environments(settings.environment, P, E)
+    chosen = make_algorithm(settings, environments.interface)
+    generator = torch_generator(0, generation=1, rank=0, purpose="test")
+    policy = Policy(initial_population(settings, chosen), chosen, generator)
+    environments.begin(3, policy.agents, False)
+    slot = transition_slot(policy, settings)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    return TransitionCollector(policy, environments, settings), slot, policy
+
+
+def test_an_actor_gives_the_errors_of_its_own_parameters(collecting):
+    collector, slot, policy = collecting
+    beats = []
+    for _ in range(3):
+        collector.collect(slot, lambda: beats.append(1))
+    assert len(beats) == 3 * T
+    columns, seen = slot.columns(["action", "reward", "terminated", "truncated", "error"]), slot.observation()
+    assert columns["truncated"].any(), "ends of episodes are meant to be among them"
+    (stack,) = policy.stacks
+    with torch.no_grad():
+        for step in range(T):
+            network = stack.networks["q"]
+            q = network({"observation": seen["observation"][:, step]})["q_values"]
+            after = network(slot.next_observation(step))["q_values"].amax(-1)
+            follows = after.masked_fill(columns["terminated"][:, step], 0.0)
+            taken = q.gather(-1, columns["action"][:, step].unsqueeze(-1)).squeeze(-1)
+            error = columns["reward"][:, step] + 0.99 * follows - taken
+            torch.testing.assert_close(columns["error"][:, step].abs(), error.abs(), rtol=1e-4, atol=1e-5)
+
+
+def receiving(rows=64, n=1):
+    """A replay for the streams of an actor, and the sampler of its priorities."""
+    storage = replay_of(rows, P * E, vector(4))
+    settings = PrioritySettings(0.5, 0.01, 0.4, 1.0, 100, 100, True)
+    sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(0, 0, 0, False))
+    plain = replay_experience(
+        storage, NStep(storage, n, None) if n > 1 else None, sampler, learning_starts=1, lockstep=False
+    )
+    received = ReceivedTransitions.__new__(ReceivedTransitions)
+    received.__dict__.update(plain.__dict__, _period=T)
+    return received, sampler
+
+
+def learner():
+    chosen = algorithm("algorithm={name: apex_dqn, rollout_steps: 8}", "replay.prioritised={}")
+    return population(initial_population(config(*SETTINGS), chosen), chosen)
+
+
+@pytest.mark.parametrize("rows", [64, 20])
+def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(collecting, rows):
+    collector, slot, _ = collecting
+    received, sampler = receiving(rows)
+    received.begin(learner().policy, 1)
+    expected, errors = [], []
+    for _ in range(5):
+        collector.collect(slot, lambda: None)
+        received.extend(slot)
+        assert (received._steps == T * E).all()
+        columns = slot.columns(["reward", "error"])
+        expected.append(columns["reward"].transpose(0, 1).flatten())
+        errors.append(columns["error"].transpose(0, 1).flatten())
+    count = received.storage.drawable
+    assert count == min(5 * T, rows) * P * E
+    fields = kept(received.storage)
+    torch.testing.assert_close(fields["reward"], torch.cat(expected)[-count:], rtol=0, atol=0)
+    slots = received.storage.nth(torch.arange(count)).numpy()
+    priority = (torch.cat(errors)[-count:].abs().double() + 0.01).sqrt().numpy()
+    tree = sampler._priorities.tree
+    for leaves in tree.leaves:
+        np.testing.assert_allclose(leaves[slots], priority)
+    np.testing.assert_allclose(tree.total, priority.sum())
+    assert not sampler._priorities.fresh().any()
+
+
+def test_ladders_go_from_end_to_end():
+    ladder = EpsilonLadder(base=0.4, exponent=7)
+    assert ladder.rung(0, 8) == pytest.approx(0.4)
+    assert ladder.rung(7, 8) == pytest.approx(0.4**8)
+    assert ladder.rung(0, 1) == pytest.approx(0.4)
+    noise = NoiseLadder(low=0.5, high=2)
+    assert [noise.rung(index, 3) for index in range(3)] == pytest.approx([0.5, 1.0, 2.0])
+    assert noise.rung(0, 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["replay.prioritised=null"], "replay.prioritised: apex_dqn draws by priorities; set replay.prioritised={}"),
+        (["replay.n_step=9"], "replay.n_step: 9 steps are more than the 8 of algorithm.rollout_steps"),
+        (["algorithm.exploration={end: 0.2}"], "algorithm: exploration: actors explore by `ladder`"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        algorithm(*SETTINGS, *settings)
+
+
+def test_configurations_come_back_from_their_files(tmp_path):
+    settings = config(*SETTINGS)
+    path = tmp_path / "config.yaml"
+    path.write_text(settings.to_yaml())
+    assert validate(read_yaml(path), KNOWN) == settings
