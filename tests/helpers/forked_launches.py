@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.support import ROOT, SMALL
+from helpers.support import ROOT, SMALL, demo, program_for
 
 LIMIT = 180.0
 """Seconds after which a launch is given up."""
@@ -40,7 +40,8 @@ class ForkedLaunches:
         """Run the demo in `directory`, as `support.launch` does."""
         log = Path(directory) / "launch.log"
         log.unlink(missing_ok=True)
-        json.dump([str(directory), processes, ["--config", str(SMALL), *overrides]], self._process.stdin)
+        settings = ["--config", str(SMALL), *overrides]
+        json.dump([str(directory), processes, program_for(SMALL, overrides), settings], self._process.stdin)
         print(file=self._process.stdin, flush=True)
         code = json.loads(self._process.stdout.readline())
         return Done(code, log.read_text(errors="replace"))
@@ -54,17 +55,17 @@ def serve():
     """Read launches from the standard input, one a line, and answer each with its exit code."""
     # Only here: the client must not import what a process without threads should import first.
     from launches import fork_launch
-    from timeline import Timeline, online
+    from timeline import Timeline
 
     from evorl.runs.launch import load_config
 
-    program = online()
+    programs = {path: demo(path) for path in ("demos/online.py", "demos/asynchronous.py")}
     load_config([], SMALL)
     for line in sys.stdin:
-        directory, ranks, settings = json.loads(line)
+        directory, ranks, program, settings = json.loads(line)
         place = Path(directory)
         timeline = Timeline(place / "timeline", fresh=True)
-        launched = fork_launch(program, place, place / "launch.log", timeline, settings, ranks, restarts=0)
+        launched = fork_launch(programs[program], place, place / "launch.log", timeline, settings, ranks, restarts=0)
         deadline = time.monotonic() + LIMIT
         while (code := launched.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.005)
