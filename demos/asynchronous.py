@@ -66,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
                     experience.observe(batch, learner.update(batch))
                 actors.publish(policy)
 
+            actors.end(learner)
             experience.end(policy.agents)
             counts, figures = gather_metrics(learner, actors, placement), actors.figures(placement)
             trained = run.gather_agents(learner)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 import yaml
-from torch import Tensor
 
 from evorl.actors.board import Board
-from evorl.actors.collectors import KINDS, Collector, Slot, note_counts, slots
+from evorl.actors.collectors import KINDS, Acting, Collector, Slot, note_counts, slots
 from evorl.actors.memory import SharedMemory
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
@@ -59,11 +58,10 @@ class Actor:
         count = context["ranks"] * self._actors.count
         own = self._algorithm.actor_state(self._rank * self._actors.count + index, count)
         self._own_state = {name: torch.full((context["agents"],), value).double() for name, value in own.items()}
-        self._generation = 0
-        self._version = 0
+        self._generation = -1
         self._since_fetch = 0
-        self._policy: Policy
-        self._states: Tensor
+        self._max_staleness: int = context["max_staleness"]
+        self._acting: Acting
         self._collector: Collector
         self._slots: Mapping[int, Slot] = {}
 
@@ -74,11 +72,14 @@ class Actor:
             self._beat()
             while not self._is_up_to_date():
                 self._begin()
-            names = self._algorithm.initial_state()
-            self._policy.set_acting_states(dict(zip(names, self._states, strict=True)) | self._own_state)
+            acting = self._acting
+            # Behind the acting states there may be more.
+            states = dict(zip(self._algorithm.initial_state(), acting.states, strict=False))
+            acting.policy.set_acting_states(states | self._own_state)
+            version = acting.version
             self._collector.collect(self._slots[slot], self._beat)
             note_counts(self._slots[slot], self._environments)
-            os.write(writer, MESSAGE.pack(slot, self._generation, self._version))
+            os.write(writer, MESSAGE.pack(slot, self._generation, version))
 
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()
@@ -90,13 +91,9 @@ class Actor:
         self._since_fetch += self._steps
         if self._since_fetch < self._actors.fetch_steps + self._steps:
             return True
-        return self._fetch(self._policy.flat)
-
-    def _fetch(self, flat: Tensor) -> bool:
-        """Fetch parameters into `flat` [D]; return whether the generation goes on."""
-        version = self._board.fetch(flat, self._states, self._generation)
-        self._since_fetch = self._steps
-        self._version = version or 0
+        acting = self._acting
+        version = self._board.fetch(acting.flat, acting.states, self._generation)
+        self._since_fetch, acting.version = self._steps, version or 0
         return version is not None
 
     def _begin(self) -> None:
@@ -109,12 +106,25 @@ class Actor:
             purpose = f"{purpose} of {who}"
             return derive_seed(config.seed, generation=self._generation, rank=self._rank, purpose=purpose)
 
-        flat, self._states = self._board.empty()
-        if not self._fetch(flat):
+        flat, states = self._board.empty()
+        version = self._board.fetch(flat, states, self._generation)
+        if version is None:
             return
+        self._since_fetch = self._steps
         generator = torch.Generator().manual_seed(seed("acting"))
-        self._policy = policy = Policy(described.agents, self._algorithm, generator, lambda size: flat)
+        policy = Policy(described.agents, self._algorithm, generator, lambda size: flat[:size])
         kind = KINDS[config.algorithm.sends]
         self._slots = slots(self._memory, kind.slot(policy, config), self._mine)
         self._environments.begin(seed("environments"), policy.agents, described.carries_over)
-        self._collector = kind.collector(policy, self._environments, config)
+        self._acting = Acting(
+            config,
+            self._environments,
+            self._board,
+            policy,
+            flat,
+            states,
+            self._generation,
+            version,
+            self._max_staleness,
+        )
+        self._collector = kind.collector(self._acting)

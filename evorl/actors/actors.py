@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor
 
 from evorl.actors.board import Board, Description
 from evorl.actors.checks import check_memory, max_staleness, warn_of_cores
@@ -15,7 +18,8 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.envs.episodes import Returns
-from evorl.population import Policy
+from evorl.population import Learner, Policy
+from evorl.population.shared import read_state, state_size, write_state
 
 
 class Actors:
@@ -36,11 +40,17 @@ class Actors:
         warn_of_cores(self._settings.count, placement.ranks)
         self._board = Board(self._settings.count)
         self._memory = SharedMemory()
-        context = {"config": config.to_yaml(), "agents": placement.local_size, "rank": placement.ranks.rank}
-        context["ranks"] = placement.ranks.size
+        context = {
+            "config": config.to_yaml(),
+            "agents": placement.local_size,
+            "rank": placement.ranks.rank,
+            "ranks": placement.ranks.size,
+            "max_staleness": self._bound,
+        }
+        self._kind = KINDS[config.algorithm.sends]
         self._supervisor = Supervisor(self._settings, context, self._board, self._memory.descriptor)
-        self._slots: dict[int, Slot] = {}
-        self._generation, self._published = 0, -1
+        self._slots: dict[int, Any] = {}
+        self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
         """The rollouts of this generation that are still to be handed out, where actors are in lockstep."""
         self._received: Message
@@ -68,17 +78,17 @@ class Actors:
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
         """Let actors act with these agents, for so many steps of this rank's environments."""
         count, queue = self._settings.count, self._settings.queue
-        kind, numbers = KINDS[self._config.algorithm.sends], range(count * queue)
-        make = kind.slot(policy, self._config)
+        make, numbers = self._kind.slot(policy, self._config), range(count * queue)
         size, first = slot_size(make) * len(numbers), not self._supervisor.started
         if first:
             check_memory(size, len(numbers), self._placement)
         self._memory.grow(size)
         self._slots = slots(self._memory, make, numbers)
-        self._generation, self._published = generation, -1
+        self._generation, self._published, self._turn = generation, policy.version, 0
         self._left = steps // self.sent_steps
-        description = Description(generation, policy.agents, carries_over)
-        self._board.describe(description, policy.flat.numel(), len(policy.acting_states()))
+        flat, states = self._published_of(policy)
+        self._board.describe(Description(generation, policy.agents, carries_over), len(flat), len(states))
+        self._board.publish(flat, states, policy.version)
         if first:
             self._supervisor.start()
         self.publish(policy)
@@ -87,19 +97,19 @@ class Actors:
                 self._supervisor.hand_out(number // queue, number)
         self._figures.begin()
 
-    def receive(self, policy: Policy) -> Slot:
+    def receive(self, policy: Policy) -> Any:
         """Return the next slot that is of this generation and not too far behind the policy's version.
 
         Raises UserError for what an actor finds wrong, and RunFailed where actors cannot be kept alive.
         """
         while True:
             message = self._received = self._supervisor.receive()
-            staleness = policy.version - message.version
+            slot = self._slots[message.slot]
+            staleness = int(slot.behind[0]) if self._kind.shared else policy.version - message.version
             if message.generation == self._generation and staleness <= self._bound:
                 break
             self._figures.discarded(stale=message.generation == self._generation)
             self._supervisor.hand_out(message.actor, message.slot)
-        slot = self._slots[message.slot]
         slot.staleness = staleness
         self._figures.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
         return slot
@@ -114,14 +124,38 @@ class Actors:
         lockstep = self._settings.lockstep
         if lockstep and self._supervisor.busy:
             return
-        if policy.version != self._published:
+        if policy.version != self._published and not self._kind.shared:
             self._published = policy.version
-            self._board.publish(policy.flat.detach(), list(policy.acting_states().values()), policy.version)
+            self._board.publish(*self._published_of(policy), policy.version)
         if lockstep:
-            round = min(self._left, self._settings.count)
-            for index in range(round):
-                self._supervisor.hand_out(index, index * self._settings.queue)
-            self._left -= round
+            # Actors that share parameters would come to them in any order.
+            together = min(self._left, 1 if self._kind.shared else self._settings.count)
+            for _ in range(together):
+                self._supervisor.hand_out(self._turn, self._turn * self._settings.queue)
+                self._turn = (self._turn + 1) % self._settings.count
+            self._left -= together
+
+    def end(self, learner: Learner) -> None:
+        """End the generation: where actors have updated parameters themselves, the learner takes them over."""
+        if not self._kind.shared:
+            return
+        flat, states = self._board.empty()
+        self._board.fetch(flat, states, self._generation)
+        read_state(learner, flat.to(learner.policy.flat.device), states[len(learner.policy.acting_states()) :])
+
+    def _published_of(self, policy: Policy) -> tuple[Tensor, list[Tensor]]:
+        """Return what actors are to have of a policy: parameters [D], and acting states [P].
+
+        Where they share parameters, that is all that a learner has of its agents.
+        """
+        states = list(policy.acting_states().values())
+        if not self._kind.shared:
+            return policy.flat.detach(), states
+        learner = Learner(policy)
+        flat = torch.empty(state_size(learner))
+        updates = torch.empty(len(policy.algorithm.networks), len(policy.agents), dtype=torch.float64)
+        write_state(learner, flat, updates)
+        return flat, [*states, *updates]
 
     def figures(self, placement: Placement) -> dict[str, float]:
         """Return what was counted of the actors of all ranks since the last call."""

@@ -5,9 +5,11 @@ In the first page stand numbers of known places, behind it two buffers of parame
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,8 +81,9 @@ class Board:
             room.copy_(values)
         self._numbers[3 + buffer] = version
         self._numbers[2] = count
-        # With the first parameters of a generation actors may begin it.
-        self._numbers[0] = self._next
+        if self._next:
+            # With the first parameters of a generation actors may begin it.
+            self._numbers[0], self._next = self._next, 0
 
     def read_description(self) -> Description:
         """Return the generation that is published, as soon as there is one, and use its buffers from then on."""
@@ -93,6 +96,15 @@ class Board:
                     agents = [Agent(**each, tensors={}) for each in DESCRIPTIONS.validate_json(text[:-1])]
                     return Description(generation, agents, bool(text[-1]))
             time.sleep(0.001)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from doing this; the system gives the lock back where one of them is killed."""
+        fcntl.lockf(self.memory.descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.memory.descriptor, fcntl.LOCK_UN)
 
     def empty(self) -> tuple[Tensor, Tensor]:
         """Return room for the parameters [D] and acting states [S, P] of the generation whose description was read."""

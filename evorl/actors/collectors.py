@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from evorl.actors.board import Board
 from evorl.actors.memory import PAGE, Arena, SharedMemory
 from evorl.algorithms.returns import n_step_return
 from evorl.config import AnyConfig
@@ -19,6 +20,7 @@ from evorl.envs import Environments
 from evorl.envs.spec import ObservationSpec, choices
 from evorl.population import Learner, Policy
 from evorl.population.learner import compute_gradients
+from evorl.population.shared import read_state, write_state
 from evorl.replay.gradients import GradientMemory
 from evorl.replay.n_step import make_windows
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
@@ -38,6 +40,21 @@ class Slot(Protocol):
     """The updates by which what acted was behind, when it was received."""
 
 
+@dataclass
+class Acting:
+    """What an actor acts with in a generation: parameters `flat` [D] of a `version`, as the board has them."""
+
+    config: AnyConfig
+    environments: Environments
+    board: Board
+    policy: Policy
+    flat: Tensor
+    states: Tensor
+    generation: int
+    version: int
+    max_staleness: int
+
+
 class Collector(Protocol):
     """Acts, and fills slots with what comes of it."""
 
@@ -48,7 +65,8 @@ class Collector(Protocol):
 class RolloutCollector:
     """Keeps every step of T steps as it was."""
 
-    def __init__(self, policy: Policy, environments: Environments, config: AnyConfig) -> None:
+    def __init__(self, acting: Acting) -> None:
+        policy, environments, config = acting.policy, acting.environments, acting.config
         self._policy = policy
         self._environments = environments
         self._steps: int = config.algorithm.rollout_steps
@@ -70,10 +88,10 @@ class RolloutCollector:
 class TransitionCollector(RolloutCollector):
     """Keeps every step, with the error by which the learner draws it first: that of the actor's own parameters."""
 
-    def __init__(self, policy: Policy, environments: Environments, config: AnyConfig) -> None:
-        super().__init__(policy, environments, config)
-        self._n_step: int = config.replay.n_step
-        for stack in policy.stacks:
+    def __init__(self, acting: Acting) -> None:
+        super().__init__(acting)
+        self._n_step: int = acting.config.replay.n_step
+        for stack in acting.policy.stacks:
             # An actor has no target copies.
             stack.targets = dict(stack.networks)
 
@@ -103,8 +121,9 @@ class TransitionCollector(RolloutCollector):
 class GradientCollector:
     """Computes the gradient of rollouts by the parameters that made them."""
 
-    def __init__(self, policy: Policy, environments: Environments, config: AnyConfig) -> None:
-        self._rollouts = RolloutCollector(policy, environments, config)
+    def __init__(self, acting: Acting) -> None:
+        policy, config = acting.policy, acting.config
+        self._rollouts = RolloutCollector(acting)
         self._memory = rollout_slot(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
         self._learner = Learner(policy)
         settings = config.algorithm
@@ -120,11 +139,42 @@ class GradientCollector:
 
     def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
         """Fill a slot with the gradient of as many rollouts as are sent together."""
+        slot.write(self._gradient(beat))
+
+    def _gradient(self, beat: Callable[[], None]) -> Batch:
+        """Return a gradient as a batch."""
         for _ in range(self._together):
             self._rollouts.collect(self._memory, beat)
             self._received.extend(self._memory)
-            for batch in self._received.batches():
-                slot.write(compute_gradients(self._learner, batch))
+        (batch,) = self._received.batches()
+        return compute_gradients(self._learner, batch)
+
+
+class UpdateCollector(GradientCollector):
+    """Applies its gradients itself, to the parameters that all actors share, one actor at a time."""
+
+    def __init__(self, acting: Acting) -> None:
+        super().__init__(acting)
+        self._acting = acting
+        self._names = len(acting.policy.algorithm.initial_state())
+
+    def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
+        """Make an update, and fill a slot with its gradient."""
+        acting, version = self._acting, self._acting.version
+        batch = self._gradient(beat)
+        slot.write(batch)
+        with acting.board.locked():
+            newest = acting.board.fetch(acting.flat, acting.states, acting.generation)
+            if newest is None:
+                return
+            slot.behind[0], acting.version = newest - version, newest
+            if newest - version > acting.max_staleness:
+                return
+            read_state(self._learner, acting.flat, acting.states[self._names :])
+            self._learner.update(batch)
+            write_state(self._learner, acting.flat, acting.states[self._names :])
+            acting.version = newest + 1
+            acting.board.publish(acting.flat, list(acting.states), acting.version)
 
 
 def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
@@ -181,16 +231,21 @@ def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
 
 @dataclass(frozen=True)
 class Kind:
-    """What of one kind is sent: `slot` gives what makes its memory, `collector` who fills it."""
+    """What of one kind is sent: `slot` gives what makes its memory, `collector` who fills it.
+
+    Where parameters are `shared`, the board holds all of a learner's state, and actors publish there themselves.
+    """
 
     slot: Callable[[Policy, AnyConfig], Callable[[Empty], Slot]]
-    collector: Callable[[Policy, Environments, AnyConfig], Any]
+    collector: Callable[[Acting], Any]
+    shared: bool = False
 
 
 KINDS: Mapping[str, Kind] = {
     "gradients": Kind(gradient_slot, GradientCollector),
     "rollouts": Kind(rollout_slot, RolloutCollector),
     "transitions": Kind(transition_slot, TransitionCollector),
+    "updates": Kind(gradient_slot, UpdateCollector, shared=True),
 }
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.algorithms.a3c import A3C, A3CDataParallel, A3CDataParallelSettings, A3CSettings
+from evorl.algorithms.a3c import (
+    A3C,
+    A3CDataParallel,
+    A3CDataParallelSettings,
+    A3CSettings,
+    A3CShared,
+    A3CSharedSettings,
+)
 from evorl.algorithms.apex import ApeXDDPG, ApeXDDPGSettings, ApeXDQN, ApeXDQNSettings
 from evorl.algorithms.appo import APPO, APPOSettings
 from evorl.algorithms.ddpg import DDPG, DDPGSettings
@@ -24,6 +31,7 @@ ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]
     "a2c": (A2CSettings, A2C),
     "a3c": (A3CSettings, A3C),
     "a3c_data_parallel": (A3CDataParallelSettings, A3CDataParallel),
+    "a3c_shared": (A3CSharedSettings, A3CShared),
     "apex_ddpg": (ApeXDDPGSettings, ApeXDDPG),
     "apex_dqn": (ApeXDQNSettings, ApeXDQN),
     "appo": (APPOSettings, APPO),

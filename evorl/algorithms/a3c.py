@@ -1,4 +1,4 @@
-"""Asynchronous advantage actor-critic, A3C (arXiv 1602.01783), by what its actors send: samples, or gradients.
+"""Asynchronous advantage actor-critic, A3C (arXiv 1602.01783), by what its actors send: samples, gradients, or nothing.
 
 The losses are A2C's. Each actor may weigh the entropy differently, so that some explore more than others.
 
@@ -23,7 +23,7 @@ from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.gradients import GradientSettings, ReceivedGradients
 from evorl.system.timing import Stopwatch
-from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors
+from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors, UserError
 
 SCALE = "entropy_scale"
 """The column, and the acting state, by which an actor multiplies the agents' entropy coefficients."""
@@ -59,6 +59,14 @@ class A3CSettings(A3CDataParallelSettings):
     @property
     def sent_steps(self) -> int:
         return self.rollout_steps * self.grad_sync_steps
+
+
+class A3CSharedSettings(A3CSettings):
+    name: Literal["a3c_shared"] = "a3c_shared"  # type: ignore[assignment]
+    rollouts: Literal[1] = 1
+    annealing: Literal[False] = False
+
+    sends: ClassVar[str | None] = "updates"
 
 
 class A3CDataParallel(Asynchronous):
@@ -124,3 +132,20 @@ class A3C(A3CDataParallel):
             device=placement.ranks.device,
             stopwatch=stopwatch,
         )
+
+
+class A3CShared(A3C):
+    """A2C whose actors update parameters in shared memory themselves, one after the other.
+
+    The learner makes the same updates in the order in which it hears of them, to count them, and takes over what actors
+    have come to when a generation ends.
+    """
+
+    def pace(self, copies: int) -> Pace:
+        """Return how much and how often a new agent learns. Raises UserError where several ranks hold it."""
+        if copies > 1:
+            raise UserError(
+                f"population.placement: actors of a3c_shared update parameters in their host's memory, which {copies} "
+                "ranks cannot share; take population.placement=sharded"
+            )
+        return super().pace(copies)

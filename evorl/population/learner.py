@@ -155,7 +155,7 @@ class Learner:
         members = [len(policy.places(stack)) for stack in policy.stacks]
         self._divergences = {name: flat[-count:].split(members) for name, flat in self.gradients.items()}
         gradients = {name: flat[:-count].split(sizes[name]) for name, flat in self.gradients.items()}
-        self._networks = [
+        self.networks = [
             self._network_learners(stack, {name: parts[index] for name, parts in gradients.items()})
             for index, stack in enumerate(policy.stacks)
         ]
@@ -240,7 +240,7 @@ class Learner:
     def to_agents(self) -> list[Agent]:
         """Return the agents with all that they have learned."""
         agents = self.policy.agents
-        for stack, networks, faults in zip(self.policy.stacks, self._networks, self._faults, strict=True):
+        for stack, networks, faults in zip(self.policy.stacks, self.networks, self._faults, strict=True):
             for index, place in enumerate(self.policy.places(stack)):
                 agent = agents[place]
                 for name, network in networks.items():
@@ -257,7 +257,7 @@ class Learner:
         Where not all agents of a stack take it, `active` says from then on which do.
         """
         name, stacks = objective.network, self.policy.stacks
-        networks, divergences = [own[name] for own in self._networks], self._divergences[name]
+        networks, divergences = [own[name] for own in self.networks], self._divergences[name]
         reported = self._count // objective.every % objective.report_every == 0
         losses = self.losses(objective, parts, reported)
         metrics: list[Tensors] = [{}] * len(stacks)
@@ -295,7 +295,7 @@ class Learner:
             return [_given_loss(part) for part in parts]
         return [
             own[name].loss(objective, stack, part, self.policy.generator, reported)
-            for own, stack, part in zip(self._networks, self.policy.stacks, parts, strict=True)
+            for own, stack, part in zip(self.networks, self.policy.stacks, parts, strict=True)
         ]
 
     def _quarantine(self, index: int, active: Tensor | None, numbers: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ class GradientMemory:
         self.gradients = {name: empty((size,), torch.float32) for name, size in sizes.items()}
         self.metrics = {name: empty((agents,), torch.float32) for name in metrics}
         self.counts = empty((len(COUNTS), agents), torch.float64)
+        self.behind = empty((1,), torch.int64)
+        """The updates by which the parameters were behind when the gradient was applied, where an actor applied it."""
         self.staleness = 0
 
     def write(self, batch: Batch) -> None:

@@ -107,6 +107,24 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
     assert all_gone([*first, *family])
 
 
+def test_no_update_of_shared_parameters_is_lost_though_actors_are_killed():
+    shared = "algorithm={name: a3c_shared, rollout_steps: 5}"
+    with Learning(shared, "actors={count: 2, max_staleness: 1000000}") as learning:
+        kills = 0
+        for _ in range(5):
+            os.kill(learning.actors.processes[kills % 2], signal.SIGKILL)
+            kills += 1
+            learning.learn(20)
+        heard = learning.policy.version
+        learning.actors.end(learning.learner)
+        made = [agent.state.updates["policy"] for agent in learning.learner.to_agents()]
+        # Whoever was killed may have made an update that nobody heard of; what is on its way was made, too.
+        assert heard <= made[0] <= heard + kills + 4 * 2
+        assert made[0] == made[1]
+        assert learning.policy.flat.isfinite().all()
+        assert learning.actors.figures(learning.placement)["rollouts"] == heard == 100
+
+
 def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
     with Learning("actors={queue: 3}") as learning:
         (process,) = (psutil.Process(pid) for pid in learning.actors.processes)

@@ -11,7 +11,8 @@ from helpers.support import agent, population
 from evorl.algorithms.appo import surrogate_log_ratio
 from evorl.algorithms.asynchronous import in_batch, in_time
 from evorl.population.learner import compute_gradients
-from evorl.types import Segment
+from evorl.population.shared import read_state, state_size, write_state
+from evorl.types import Segment, UserError
 
 T, S = 4, 3
 
@@ -137,3 +138,26 @@ def test_a_gradient_that_an_actor_computed_makes_the_same_update():
     ours, theirs = at_once.metrics(), sent.metrics()
     for name, values in ours.sums.items():
         torch.testing.assert_close(torch.from_numpy(values), torch.from_numpy(theirs.sums[name]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_learner_that_takes_over_another_ones_state_goes_on_as_it_would():
+    chosen = algorithm("a3c_shared")
+    first, agents = learner_of(chosen)
+    second, _ = learner_of(chosen)
+    for _ in range(3):
+        first.update(trajectories(chosen, agents, first)[0])
+    flat, updates = torch.full((state_size(first),), torch.nan), torch.zeros(1, 2, dtype=torch.float64)
+    write_state(first, flat, updates)
+    read_state(second, flat, updates)
+    batch = trajectories(chosen, agents, first)[0]
+    for each in (first, second):
+        each.update(batch)
+    assert first.policy.flat.equal(second.policy.flat)
+    for ours, theirs in zip(first.to_agents(), second.to_agents(), strict=True):
+        assert ours.state.updates == theirs.state.updates == {"policy": 4.0}
+        torch.testing.assert_close(ours.tensors, theirs.tensors, rtol=0, atol=0)
+
+
+def test_ranks_that_hold_the_same_agents_cannot_share_memory():
+    with pytest.raises(UserError, match=r"population.placement: actors of a3c_shared .* 2 ranks .*=sharded"):
+        algorithm("a3c_shared").pace(2)

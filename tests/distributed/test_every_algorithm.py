@@ -20,6 +20,10 @@ SETTINGS = {
     "a3c_data_parallel": (
         "algorithm={name: a3c_data_parallel, rollout_steps: 2, rollouts: 2}", "actors={count: 2, lockstep: true}",
     ),
+    "a3c_shared": (
+        "algorithm={name: a3c_shared, rollout_steps: 4}", "actors={count: 2, lockstep: true}",
+        "population.placement=sharded",
+    ),
     "apex_ddpg": (
         f"algorithm={{name: apex_ddpg, {REPLAYED}, rollout_steps: 4, exploration: {{random_steps: 20}}}}",
         "environment.id=Pendulum-v1", "replay.prioritised={}", "actors={count: 2, lockstep: true}",

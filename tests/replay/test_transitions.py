@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers.support import algorithm, config, kept, population, replay_experience, replay_of, vector
 
-from evorl.actors.collectors import TransitionCollector, transition_slot
+from evorl.actors.collectors import Acting, TransitionCollector, transition_slot
 from evorl.algorithms import SETTINGS as KNOWN
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.apex import EpsilonLadder, NoiseLadder
@@ -36,7 +36,8 @@ def collecting():
     policy = Policy(initial_population(settings, chosen), chosen, generator)
     environments.begin(3, policy.agents, False)
     slot = transition_slot(policy, settings)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    return TransitionCollector(policy, environments, settings), slot, policy
+    acting = Acting(settings, environments, None, policy, policy.flat, None, 1, 0, 9)
+    return TransitionCollector(acting), slot, policy
 
 
 def test_an_actor_gives_the_errors_of_its_own_parameters(collecting):
