@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.support import config, play
+from helpers.support import config, play, play_as_actor
 
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.distributed import Placement, Ranks
@@ -18,8 +18,15 @@ REPLAYED = ("algorithm.batch_size=8", "algorithm.learn_step=2", "replay.learning
 EAGER = (*REPLAYED, "algorithm.exploration.random_steps=4")
 SMALL = {
     "a2c": ROLLOUT,
+    "a3c": ROLLOUT,
+    "a3c_data_parallel": (*ROLLOUT, "algorithm.rollouts=1"),
+    "a3c_shared": ROLLOUT,
+    "apex_ddpg": (*BOX, *EAGER, *ROLLOUT, "replay.prioritised={}"),
+    "apex_dqn": (*REPLAYED, *ROLLOUT, "replay.prioritised={}"),
+    "appo": ROLLOUT,
     "ddpg": (*BOX, *EAGER),
     "dqn": REPLAYED,
+    "impala": ROLLOUT,
     "ppo": (*ROLLOUT, "algorithm.batch_size=8", "algorithm.epochs=3"),
     "sac": (*BOX, *EAGER),
     "td3": (*BOX, *EAGER),
@@ -42,7 +49,8 @@ CASES = [(algorithm, name) for algorithm in sorted(SETTINGS) for name in SETTING
 def course(algorithm, name, other):
     """The tensors of an agent after some steps, with another value of the hyperparameter than is configured or not."""
     small = CHOICES if name == "target_entropy_share" else SMALL[algorithm]
-    on = [f"algorithm.{key}={value}" for key, value in SWITCHED_ON.get(name, {}).items()]
+    known, given = SETTINGS[algorithm].model_fields, SWITCHED_ON.get(name, {})
+    on = [f"algorithm.{key}={value}" for key, value in given.items() if key in known]
     settings = config(f"algorithm={{name: {algorithm}}}", "population.size=2", *small, *on)
     environments = Environments(settings.environment, 2, settings.environment.num_envs)
     chosen = make_algorithm(settings, environments.interface)
@@ -57,7 +65,7 @@ def course(algorithm, name, other):
     learner = Learner(Policy(agents, chosen, generator))
     experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
     environments.reset(1)
-    play(learner, experience, environments, 24)
+    (play if settings.actors is None else play_as_actor)(learner, experience, environments, 24)
     environments.close()
     return learner.to_agents()[0].tensors
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import torch
 
+from evorl.actors.collectors import KINDS, Acting, note_counts
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
 from evorl.distributed import Placement, Ranks
@@ -126,6 +127,22 @@ def play(learner, experience, environments, steps, generation=0):
             experience.observe(batch, learner.update(batch))
 
 
+def play_as_actor(learner, experience, environments, steps):
+    """The same for algorithms that learn from actors, of which this process is one."""
+    policy, config = learner.policy, learner.policy.algorithm.config
+    # Where actors update what they share they first compute gradients.
+    kind = KINDS[config.algorithm.sends.replace("updates", "gradients")]
+    slot = kind.slot(policy, config)(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    collector = kind.collector(Acting(config, environments, None, policy, policy.flat, None, 0, 0, 0))
+    experience.begin(policy, 0)
+    for _ in range(steps // config.algorithm.sent_steps):
+        collector.collect(slot, lambda: None)
+        note_counts(slot, environments)
+        experience.extend(slot)
+        for batch in experience.batches():
+            experience.observe(batch, learner.update(batch))
+
+
 def trained(*overrides, steps, learning_rate=1e-2):
     """A population of two that has been trained for so many steps, and its environments."""
     settings = config("population.size=2", *overrides, f"algorithm.learning_rate={learning_rate}")
@@ -135,7 +152,7 @@ def trained(*overrides, steps, learning_rate=1e-2):
     learner = Learner(Policy(initial_population(settings, chosen), chosen, generator))
     experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
     environments.reset(1)
-    play(learner, experience, environments, steps)
+    (play if settings.actors is None else play_as_actor)(learner, experience, environments, steps)
     return learner, environments
 
 

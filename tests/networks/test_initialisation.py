@@ -9,6 +9,7 @@ from helpers.kinds import OBSERVATIONS, made, rollout_batch
 from helpers.support import agent, algorithm, batch, config, population
 
 from evorl.algorithms import SETTINGS
+from evorl.algorithms.a2c import A2CSettings
 from evorl.evolution import architecture as operations
 from evorl.networks.stacked import new_tensors
 from evorl.types import Agent
@@ -61,7 +62,7 @@ def test_dqn_begins_uniform_unless_told():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_resolved_configuration_says_how_networks_begin(name):
-    expected = "orthogonal" if name in ("a2c", "ppo") else "uniform"
+    expected = "orthogonal" if issubclass(SETTINGS[name], A2CSettings) else "uniform"
     assert config(f"algorithm={{name: {name}}}").network.initialisation == expected
     assert config(f"algorithm={{name: {name}}}", "network.initialisation=uniform").network.initialisation == "uniform"
     module = config(f"algorithm={{name: {name}}}", "network={name: module, factory: 'helpers.support:probe_network'}")
