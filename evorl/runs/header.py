@@ -21,12 +21,12 @@ def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int,
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
     return [
         f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
-        f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {_from_here(directory)}",
+        f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {from_here(directory)}",
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
     ]
 
 
-def _from_here(directory: Path) -> Path:
+def from_here(directory: Path) -> Path:
     """Return a directory as people name it: from the working directory, where it is below that."""
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 

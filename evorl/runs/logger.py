@@ -10,10 +10,11 @@ from tqdm import tqdm
 
 from evorl.config import AnyConfig
 from evorl.runs.directory import RunDirectory
+from evorl.runs.lines import generation_line
 from evorl.runs.metrics import curves
 from evorl.runs.trackers import History, Trackers
 from evorl.runs.warn_once import WarnOnce
-from evorl.system.console import Terminal
+from evorl.system.console import Terminal, say
 from evorl.system.files import reason
 from evorl.types import EvorlWarning
 
@@ -41,11 +42,24 @@ class Logger:
             desc=directory.path.name,
             dynamic_ncols=True,
             file=Terminal(),
+            # One speed, which is that of all agents; where nobody watches a bar, the lines of generations are enough.
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
+            unit_scale=True,
+            disable=not Terminal().isatty(),
         )
+        self._max_steps = config.training.max_steps
+        self._last_id = max((row.get("id", -1) for row in directory.lineage.read()), default=-1)
+        self._phase = ""
+        self._speed = ""
 
     def advance(self, steps: int) -> None:
         """Show so many more steps of each agent on the bar."""
         self._bar.update(steps)
+
+    def enter(self, phase: str) -> None:
+        """Show which phase of a generation the run is in."""
+        self._phase = phase
+        self._bar.set_postfix_str(", ".join(part for part in (phase, self._speed) if part))
 
     def log(self, row: Row, lineage: Sequence[Row], elite: bytes) -> None:
         """Write a generation's lines, then the elite's file if it is a new one, then the curves and the bar."""
@@ -66,9 +80,13 @@ class Logger:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
         self._trackers.log(row["generation"], row["global_steps"], curves(row))
-        shown = {"best": row["best_fitness"], "mean": row["mean_fitness"], "rate": row["env_steps_per_second"]}
+        born = [agent for agent in lineage if agent["id"] > self._last_id]
+        self._last_id = max(self._last_id, *(agent["id"] for agent in lineage))
         self._bar.n = row["agent_steps"]
-        self._bar.set_postfix({name: round(value) for name, value in shown.items() if value is not None})
+        self._speed = f"{row['env_steps_per_second']:,.0f} steps/s of all agents"
+        self._bar.clear()
+        say(generation_line(row, born, self._max_steps))
+        self._bar.refresh()
 
     def close(self, summary: Row) -> str:
         """Write what still waits and how the run ended, and close the trackers; gives what was not written, if any."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
+from evorl.distributed.signals import Interrupted
 from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner, initial_population
@@ -27,6 +28,7 @@ from evorl.runs.checkpoint_manager import CheckpointManager
 from evorl.runs.elite import Score
 from evorl.runs.header import header
 from evorl.runs.host_directory import HostDirectory
+from evorl.runs.lines import closing_lines
 from evorl.runs.logger import Logger
 from evorl.runs.metrics import Counts, generation_row, lineage_rows
 from evorl.runs.progress import Progress
@@ -125,9 +127,12 @@ class Run:
             self._directory.release()
             return
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
-        summary = summary_of(self.progress, self.ranks.size, end_of(error, self._unsaved), because)
+        summary = summary_of(self.progress, self.config, self.ranks.size, end_of(error, self._unsaved), because)
         not_written = self._logger.close(summary)
         self._directory.release()
+        if error is None or isinstance(error, Interrupted):
+            for line in closing_lines(summary, self.config, self.path):
+                say(line)
         if error is None and (unsaved := self._unsaved or not_written):
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
 
@@ -140,12 +145,14 @@ class Run:
     def steps(self, at_once: int = 1) -> Iterator[int]:
         """Yield the vector steps of one generation, shown on the bar; where rollouts arrive, so many `at_once`."""
         started = time.perf_counter()
+        self._enter("training")
         each = self.config.environment.num_envs * self.placement.copies * at_once
         for step in range(0, self.horizon.steps, at_once):
             yield step
             if self._logger is not None:
                 self._logger.advance(each)
         self._training_seconds = time.perf_counter() - started
+        self._enter("evaluation")
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
         """Return all trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
@@ -199,6 +206,7 @@ class Run:
         if actors is not None:
             row["actors"] = dict(actors)
         self._logger.log(row, lineage_rows(trained, self.generation), self._archive.payload)
+        self._logger.enter("evolution")
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
         """Return the next generation's agents: on the main process, and none on other ranks.
@@ -226,11 +234,16 @@ class Run:
 
         A disk that fails is reported, and training goes on.
         """
+        self._enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload, self._archive.payload)
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
+
+    def _enter(self, phase: str) -> None:
+        if self._logger is not None:
+            self._logger.enter(phase)
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Ranks
 from evorl.distributed.signals import Interrupted
@@ -11,11 +12,11 @@ from evorl.runs.progress import Progress
 from evorl.types import RunFailed, UserError
 
 
-def summary_of(progress: Progress, ranks: int, ended: str, because: str) -> dict[str, Any]:
+def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
     """Return what `summary.json` and the trackers keep of a run: `ended` says how in a word, `because` why, if told."""
     score = progress.elite.score
     return {
-        "solved": progress.solved,
+        "solved": None if config.training.target_fitness is None else progress.solved,
         "best_fitness": score.mean if score else None,
         "best_fitness_std": score.std if score else None,
         "best_fitness_episodes": score.episodes if score else 0,

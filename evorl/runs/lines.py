@@ -1,0 +1,76 @@
+"""The lines that a run prints: one for each generation, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evorl.config import AnyConfig
+from evorl.records import Mutation
+from evorl.runs.header import from_here
+
+Row = Mapping[str, Any]
+UNCHANGED = ("initial", "none")
+MOST = 3
+"""Mutations that a line names; of more it says how many."""
+
+
+def generation_line(row: Row, born: Sequence[Row], max_steps: int) -> str:
+    """Return what a generation came to, from its line of metrics and the lines of agents that were born for it."""
+    number, steps = row["generation"], row["agent_steps"]
+    expected = max(number, round(max_steps * number / max(steps, 1)))
+    parts = [f"gen {number}/{expected}", f"{_short(steps)} steps", _fitness(row)]
+    mutated = [f"#{agent['id']} {_change(agent)}" for agent in born if agent["mutation"]["kind"] not in UNCHANGED]
+    if mutated:
+        more = f" and {len(mutated) - MOST} more" if len(mutated) > MOST else ""
+        parts.append("mutated: " + ", ".join(mutated[:MOST]) + more)
+    return " | ".join([*parts, f"{row['wall_clock_seconds']:.0f} s"])
+
+
+def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]:
+    """Return how a run ended, its best agent, and what can be done with its directory."""
+    where, target, steps = from_here(directory), config.training.target_fitness, config.training.max_steps
+    next_steps = [f"`evorl evaluate {where}`"] if summary["best_fitness"] is not None else []
+    if summary["ended"] != "finished":
+        how = f"ended by {summary['ended']} after generation {summary['generations']}"
+        next_steps.append(f"`evorl resume {where}` to go on")
+    elif summary["solved"]:
+        how = f"solved: the mean return is above {target:g} (evaluation.error {config.evaluation.error:g})"
+    else:
+        how = f"trained for {steps:,} steps" + ("" if target is None else f"; the target of {target:g} is not reached")
+        next_steps.append(f"`evorl resume {where} training.max_steps={2 * steps}` to train longer")
+    lines = [f"{how}; best: {_best(summary)}"]
+    return [*lines, f"next: {', '.join(next_steps)}"] if next_steps else lines
+
+
+def _fitness(row: Row) -> str:
+    if row["best_fitness"] is None:
+        return "no agent has a fitness"
+    best = row["agents"][row["fitness"].index(row["best_fitness"])]
+    return f"best {_number(row['best_fitness'])} (#{best}), mean {_number(row['mean_fitness'])}"
+
+
+def _best(summary: Row) -> str:
+    if summary["best_fitness"] is None:
+        return "no agent yet"
+    spread = f"{_number(summary['best_fitness'])} ± {_number(summary['best_fitness_std'])}"
+    return f"a mean return of {spread} over {summary['best_fitness_episodes']} episodes"
+
+
+def _change(agent: Row) -> str:
+    mutation = Mutation(**agent["mutation"])
+    return str(mutation).removeprefix(f"{mutation.kind} (").removesuffix(")") if mutation.target else mutation.kind
+
+
+def _short(steps: int) -> str:
+    """Return a number of steps in three significant digits."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if steps >= size:
+            return f"{steps / size:.3g}{unit}"
+    return str(steps)
+
+
+def _number(value: float) -> str:
+    """Return a return with a sensible number of digits."""
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"

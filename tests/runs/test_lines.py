@@ -1,0 +1,72 @@
+"""What a run prints: a line for each generation, and how it ended."""
+
+from dataclasses import asdict
+
+import pytest
+from helpers.support import config, train
+
+from evorl.records import Mutation
+from evorl.runs.lines import closing_lines, generation_line
+
+ROW = {
+    "generation": 5, "agent_steps": 80_000, "agents": [10, 12, 14], "fitness": [218.24, None, 164.0],
+    "best_fitness": 218.24, "mean_fitness": 191.1, "wall_clock_seconds": 58.4,
+}  # fmt: skip
+SUMMARY = {
+    "ended": "finished", "solved": None, "generations": 5, "agent_steps": 80_000, "best_fitness": 231.6,
+    "best_fitness_std": 72.2, "best_fitness_episodes": 120,
+}  # fmt: skip
+
+
+def born(id, *mutation):
+    return {"id": id, "mutation": asdict(Mutation(*mutation))}
+
+
+def test_a_generation_is_a_line():
+    children = [born(12, "none"), born(14, "hyperparameters", "batch_size", 64.0, 51.2)]
+    assert generation_line(ROW, children, 400_000) == (
+        "gen 5/25 | 80k steps | best 218.2 (#10), mean 191.1 | mutated: #14 batch_size: 64 -> 51.2 | 58 s"
+    )
+
+
+def test_only_some_mutations_are_named():
+    line = generation_line(ROW, [born(id, "parameters", "noise", None, 0.02) for id in range(5)], 80_000)
+    assert "gen 5/5 |" in line
+    assert "mutated: #0 noise: 0.02, #1 noise: 0.02, #2 noise: 0.02 and 2 more" in line
+
+
+def test_a_generation_in_which_all_failed_has_a_line_too():
+    row = {**ROW, "best_fitness": None, "mean_fitness": None, "fitness": [None] * 3}
+    assert "no agent has a fitness" in generation_line(row, [], 80_000)
+
+
+ENDS = {
+    "solved": (
+        {"solved": True}, 200, ["solved: the mean return is above 200", "231.6 ± 72.2 over 120", "evorl evaluate r/a"],
+    ),
+    "steps": ({}, None, ["trained for 400,000 steps;", "`evorl resume r/a training.max_steps=800000` to train longer"]),
+    "not solved": ({"solved": False}, 300, ["the target of 300 is not reached"]),
+    "a signal": ({"ended": "SIGINT"}, None, ["ended by SIGINT after generation 5", "`evorl resume r/a` to go on"]),
+    "nothing": ({"ended": "SIGTERM", "best_fitness": None}, None, ["best: no agent yet", "next: `evorl resume r/a`"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "target", "told"), ENDS.values(), ids=ENDS)
+def test_the_end_says_how_and_what_is_next(change, target, told, in_directory):
+    asked = config("training.max_steps=400000", f"training.target_fitness={'null' if target is None else target}")
+    text = "\n".join(closing_lines({**SUMMARY, **change}, asked, in_directory / "r" / "a"))
+    for words in told:
+        assert words in text
+    assert ("resume" in text) != (change.get("solved") is True)
+
+
+def test_a_run_tells_of_its_generations_and_its_end_also_when_nothing_is_left(in_directory, capsys):
+    assert train("run.name=a", "training.max_steps=70") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert sum(line.startswith("gen ") for line in said) == 2
+    assert not any("\r" in line or "%|" in line for line in said), "nobody watches a bar here"
+    assert said[-1].startswith("next: `evorl evaluate runs/a`")
+    assert train("run.name=a", "training.max_steps=70", "run.resume=auto") == 0
+    again = capsys.readouterr().err.splitlines()
+    assert not any(line.startswith("gen ") for line in again)
+    assert again[-2:] == said[-2:]
