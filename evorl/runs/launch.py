@@ -31,6 +31,7 @@ from evorl.types import EvorlWarning, RunFailed, UserError
 
 REPORT_AFTER = 15.0
 """Seconds that a rank waits for another to report a mistake."""
+WRAPPED_EXIT = str(Path("wandb", "sdk", "lib", "exit_hooks.py"))
 USAGE = "[--config FILE] [key.path=value ...]"
 
 
@@ -167,7 +168,9 @@ def _warnings_on_one_line() -> Iterator[None]:
 
 def _place_of(error: BaseException) -> str:
     """Return where an exception was raised: its file, line and function."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    # W&B puts a function of its own in place of sys.exit, which is not who called it.
+    last = [frame for frame in frames if not frame.filename.endswith(WRAPPED_EXIT)][-1]
     return f"{last.filename}:{last.lineno} ({last.name})"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from signal import Signals
 from typing import Any
 
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
 from evorl.runs.directory import RunDirectory
-from evorl.runs.lines import generation_line
+from evorl.runs.lines import closing_lines, generation_line
 from evorl.runs.metrics import curves
 from evorl.runs.trackers import History, Trackers
 from evorl.runs.warn_once import WarnOnce
@@ -47,7 +48,7 @@ class Logger:
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
-        self._max_steps = config.training.max_steps
+        self._config = config
         self._last_id = max((row.get("id", -1) for row in directory.lineage.read()), default=-1)
         self._phase = ""
         self._speed = ""
@@ -85,11 +86,14 @@ class Logger:
         self._bar.n = row["agent_steps"]
         self._speed = f"{row['env_steps_per_second']:,.0f} steps/s of all agents"
         self._bar.clear()
-        say(generation_line(row, born, self._max_steps))
+        say(generation_line(row, born, self._config.training.max_steps))
         self._bar.refresh()
 
     def close(self, summary: Row) -> str:
-        """Write what still waits and how the run ended, and close the trackers; gives what was not written, if any."""
+        """Write what still waits and how the run ended, and close the trackers; gives what was not written, if any.
+
+        An end that is no error is told here; an error is a line of its own.
+        """
         problem = ""
         self._bar.close()
         try:
@@ -98,6 +102,9 @@ class Logger:
         except OSError as error:
             problem = reason(error, self._directory.path)
         self._trackers.finish(summary, self._directory.lineage.read())
+        if summary["ended"] == "finished" or summary["ended"] in Signals.__members__:
+            for line in closing_lines(summary, self._config, self._directory.path):
+                say(line)
         return problem
 
     def _history(self) -> History:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.distributed.signals import Interrupted
 from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner, initial_population
@@ -28,7 +27,6 @@ from evorl.runs.checkpoint_manager import CheckpointManager
 from evorl.runs.elite import Score
 from evorl.runs.header import header
 from evorl.runs.host_directory import HostDirectory
-from evorl.runs.lines import closing_lines
 from evorl.runs.logger import Logger
 from evorl.runs.metrics import Counts, generation_row, lineage_rows
 from evorl.runs.progress import Progress
@@ -130,9 +128,6 @@ class Run:
         summary = summary_of(self.progress, self.config, self.ranks.size, end_of(error, self._unsaved), because)
         not_written = self._logger.close(summary)
         self._directory.release()
-        if error is None or isinstance(error, Interrupted):
-            for line in closing_lines(summary, self.config, self.path):
-                say(line)
         if error is None and (unsaved := self._unsaved or not_written):
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
 

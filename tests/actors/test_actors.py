@@ -75,9 +75,17 @@ class Learning:
 def all_gone(processes, within=5.0):
     """Whether none of these processes is there any more, after some seconds at most."""
     until = time.monotonic() + within
-    while any(psutil.pid_exists(pid) for pid in processes) and time.monotonic() < until:
+    while any(map(is_there, processes)) and time.monotonic() < until:
         time.sleep(0.02)
-    return not any(psutil.pid_exists(pid) for pid in processes)
+    return not any(map(is_there, processes))
+
+
+def is_there(process):
+    """Whether a process runs; one that has ended may stay in the table until it is asked how."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.support import ROOT, launch, lines, train
+from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.runs.launch import run_program
 from evorl.system.console import Terminal
@@ -34,7 +35,11 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
     assert len(list((run / "checkpoints").iterdir())) == 2
 
 
-def test_an_environment_that_exits_ends_the_run_with_1(in_directory, capsys):
+@pytest.mark.parametrize("hooked", [False, True])
+def test_an_environment_that_exits_ends_the_run_with_1(hooked, in_directory, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    if hooked:
+        ExitHooks().hook()  # As a run does that W&B records.
     assert train("run.name=a", FAILING.format(how="exit")) == 1
     (error,) = errors_of(capsys)
     assert "faults.py:" in error
