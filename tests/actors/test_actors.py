@@ -80,6 +80,11 @@ def all_gone(processes, within=5.0):
     return not any(map(is_there, processes))
 
 
+def descendants():
+    """The processes below this one, by their numbers."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
 def is_there(process):
     """Whether a process runs; one that has ended may stay in the table until it is asked how."""
     try:
@@ -89,6 +94,7 @@ def is_there(process):
 
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
+    others = descendants()
     with Learning("actors={count: 2, timeout: 1.5}") as learning:
         learning.learn(20)
         first = learning.actors.processes
@@ -110,8 +116,8 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
             os.kill(learning.actors.processes[1], ignored)
         learning.learn(10)
         assert learning.actors.figures(learning.placement)["restarts"] == 0
-        family = [child.pid for child in psutil.Process().children(recursive=True)]
-        assert set(learning.actors.processes) <= set(family)
+        family = descendants() - others
+        assert set(learning.actors.processes) <= family
     assert all_gone([*first, *family])
 
 
@@ -204,7 +210,7 @@ def test_no_actor_outlives_its_rank():
     if rank == 0:
         learning = Learning("actors={count: 2}")
         learning.learn(2)
-        family = [child.pid for child in psutil.Process().children(recursive=True)]
+        family = descendants()
         os.write(writer, " ".join(map(str, family)).encode())
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(writer)
