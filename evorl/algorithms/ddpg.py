@@ -18,7 +18,7 @@ from evorl.algorithms.objective import hyperparameter
 from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
 from evorl.algorithms.returns import bootstrapped_return
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange
+from evorl.config.fields import HyperparameterRange, Weight
 from evorl.envs.spec import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
 from evorl.networks.spec import NetworkSpec, Polyak
@@ -26,11 +26,16 @@ from evorl.networks.stacked import Stack, StackedNetwork
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Tensors
 
 
+class DDPGExploration(ActionNoise):
+    noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
+    scale: Weight = 0.2
+
+
 class DDPGSettings(ReplayedSettings):
     name: Literal["ddpg"] = "ddpg"
     actor_learning_rate: Rate | None = None
     """Null is the critics' `learning_rate`."""
-    exploration: ActionNoise = ActionNoise(noise="ornstein_uhlenbeck", scale=0.2)
+    exploration: DDPGExploration = DDPGExploration()
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*ReplayedSettings.hyperparameters, "actor_learning_rate")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {

@@ -45,17 +45,12 @@ SCHEDULES: Mapping[str, Callable[[EpsilonGreedy, Tensor, Tensor | float], Tensor
 """From (settings, epsilon [P], steps) to the probability [P] after so many more steps, without its end."""
 
 
-class RandomStart(Section):
-    """Actions drawn evenly from all there are, before a policy is worth following."""
+class ActionNoise(Section):
+    """Noise on actions, of which -1 and 1 are the bounds, and random actions before it."""
 
     random_steps: Annotated[int, Field(ge=0, le=10**12)] = 1_000
-    """Environment steps of each agent, over all ranks; those of its ancestors count."""
-
-
-class ActionNoise(RandomStart):
-    """Noise that is added to actions, of which -1 and 1 are the bounds."""
-
-    noise: Literal["gaussian", "ornstein_uhlenbeck"] = "gaussian"
+    """Environment steps of each agent, over all ranks, before its policy is followed; those of its ancestors count."""
+    noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "gaussian"
     """`gaussian` is fresh in each step; `ornstein_uhlenbeck` goes on from the last step, within an episode."""
     scale: Weight = 0.1
     """The standard deviation of what each step adds."""
@@ -75,6 +70,8 @@ class ActionNoise(RandomStart):
         With time in steps and dt = 1 the Ornstein-Uhlenbeck process is x' = (1 - reversion) x + scale n, which starts
         at 0 (Uhlenbeck & Ornstein 1930; arXiv 1509.02971, section 7).
         """
+        if self.noise == "none":
+            return torch.zeros_like(action), None
         fresh = self.scale * torch.randn(action.shape, generator=generator, device=action.device)
         if recurrent is None:
             return fresh, None

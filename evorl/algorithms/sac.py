@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.exploration import RandomStart, random_choices, random_numbers
+from evorl.algorithms.exploration import ActionNoise, random_choices, random_numbers
 from evorl.algorithms.objective import hyperparameter
 from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
 from evorl.algorithms.returns import bootstrapped_return
@@ -31,6 +31,11 @@ from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentI
 TWINS = ("first", "second")
 
 
+class SACExploration(ActionNoise):
+    noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "none"
+    """The policy explores by itself; noise that goes on from step to step, on numbers of a `Box`, reaches further."""
+
+
 class SACSettings(ReplayedSettings):
     name: Literal["sac"] = "sac"
     learning_rate: Rate = 3e-4
@@ -42,7 +47,7 @@ class SACSettings(ReplayedSettings):
     """The entropy that the temperature is learned for, in nats, of actions between -1 and 1. Null is -1 for each number
     of a `Box`, and `target_entropy_share` of the most that choices can have."""
     target_entropy_share: Annotated[float, Field(gt=0, le=1)] = 0.98
-    exploration: RandomStart = RandomStart()
+    exploration: SACExploration = SACExploration()
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *ReplayedSettings.hyperparameters,
@@ -79,9 +84,15 @@ class Actions(Protocol):
     reads: ObservationSpecs
     values: int
     stored: StoredField
+    noise_shape: tuple[int, int]
 
-    def act(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator, best: bool) -> Tensor:
-        """Return the environment's actions [P, E, ...] from what the actor puts out, sampled or the most likely."""
+    def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        """Return the environment's actions [P, E, ...] that the actor thinks most likely."""
+
+    def explored(
+        self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return sampled actions [P, E, ...] with noise, and the noise if it goes on from step to step."""
 
     def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return actions drawn evenly, of the shape of `action` [P, E, ...]."""
@@ -104,15 +115,23 @@ class SampledActions:
 
     values = 1
 
-    def __init__(self, interface: EnvSpec) -> None:
+    def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
         self.reads = with_action(interface)
         self.distribution = SquashedGaussian(interface.action)
         self.heads: tuple[Head, ...] = self.distribution.heads
         self.stored: StoredField = (interface.action.shape or (), torch.float32)
+        self.exploration = exploration
+        self.noise_shape = (1, self.distribution.size) if exploration.kept else (0, 0)
 
-    def act(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator, best: bool) -> Tensor:
-        unclipped = outputs["action"] if best else self.distribution.sample(outputs, generator)
-        return self.distribution.bounds.to_environment(torch.tanh(unclipped))
+    def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        return self.distribution.bounds.to_environment(torch.tanh(outputs["action"]))
+
+    def explored(
+        self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        sampled = torch.tanh(self.distribution.sample(outputs, generator))
+        noise, state = self.exploration.draw(sampled, recurrent, generator)
+        return self.distribution.bounds.to_environment((sampled + noise).clamp(-1.0, 1.0)), state
 
     def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         numbers = random_numbers(action.view(*action.shape[:2], -1), generator)
@@ -138,15 +157,27 @@ class AllActions:
     """A choice: expectations go over all that may be chosen."""
 
     stored: StoredField = (), torch.int64
+    noise_shape = 0, 0
 
-    def __init__(self, interface: EnvSpec) -> None:
+    def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
+        """Raises UserError for noise, which no choice can have."""
+        if exploration.noise != "none":
+            raise UserError(
+                f"algorithm.exploration.noise: {exploration.noise} noise is for a Box, and {interface.environment} has "
+                f"{interface.action}; leave it out"
+            )
         self.reads: ObservationSpecs = interface.parts
         (self.values,) = choices(interface.action)
         self.distribution = Categorical((self.values,))
         self.heads: tuple[Head, ...] = self.distribution.heads
 
-    def act(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator, best: bool) -> Tensor:
-        return self.distribution.mode(outputs, mask) if best else self.distribution.sample(outputs, mask, generator)
+    def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        return self.distribution.mode(outputs, mask)
+
+    def explored(
+        self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.distribution.sample(outputs, mask, generator), None
 
     def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         return random_choices(self.values, action.shape, mask, generator)
@@ -166,7 +197,7 @@ class AllActions:
         return share * math.log(self.values)
 
 
-ACTIONS: Mapping[type, Callable[[EnvSpec], Actions]] = {
+ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise], Actions]] = {
     gym.spaces.Box: SampledActions,
     gym.spaces.Discrete: AllActions,
 }
@@ -185,7 +216,8 @@ class SAC(StepCounting):
                 f"algorithm.name: sac cannot act in {interface.action} of {interface.environment}; it takes Box, "
                 "Discrete"
             )
-        self.actions = kind(interface)
+        self.actions = kind(interface, self.settings.exploration)
+        self.noise_shape = self.actions.noise_shape
         self.stored_action = self.actions.stored
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
         critics = [Head(name, self.actions.values) for name in TWINS]
@@ -210,11 +242,12 @@ class SAC(StepCounting):
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
         """Return sampled or most likely actions [P, E, ...] for observations [P, E, ...]."""
-        mask = observation.get("action_mask")
-        action = self.actions.act(stack.networks["actor"](observation), mask, generator, deterministic)
-        if not deterministic:
-            action = self.random_at_first(stack, action, lambda: self.actions.random(action, mask, generator))
-        return action, {}, None
+        mask, outputs = observation.get("action_mask"), stack.networks["actor"](observation)
+        if deterministic:
+            return self.actions.best(outputs, mask), {}, None
+        action, noise = self.actions.explored(outputs, mask, recurrent, generator)
+        action = self.random_at_first(stack, action, lambda: self.actions.random(action, mask, generator))
+        return action, {}, noise
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         """Return the lesser of the critics' values [P, E] of what the policy does in observations [P, E, ...]."""

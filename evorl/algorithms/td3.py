@@ -26,7 +26,7 @@ class TD3Settings(DDPGSettings):
     """The standard deviation of the noise on actions by which critics learn, which are between -1 and 1."""
     target_noise_clip: Weight = 0.5
     """The most that this noise may be."""
-    exploration: ActionNoise = ActionNoise()
+    exploration: ActionNoise = ActionNoise()  # type: ignore[assignment]
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*DDPGSettings.hyperparameters, "target_noise", "target_noise_clip")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {

@@ -83,6 +83,11 @@ def test_ornstein_uhlenbeck_noise_goes_on_within_an_episode_and_begins_anew_with
     assert went_on.std() > 1.5 * began.std()
 
 
+def test_a_setting_of_the_noise_leaves_the_others_as_they_are():
+    exploration = made("exploration: {random_steps: 5}").settings.exploration
+    assert (exploration.noise, exploration.scale) == ("ornstein_uhlenbeck", 0.2)
+
+
 def test_agents_are_evaluated_without_noise():
     ddpg = made("exploration: {noise: ornstein_uhlenbeck, scale: 0.5, random_steps: 1000}")
     agents = [agent(dqn=ddpg)]

@@ -180,6 +180,25 @@ def test_actions_are_sampled_and_those_in_evaluation_are_not(actions):
     torch.testing.assert_close(unclipped.std(0), outputs["log_scale"][0, 0].exp(), rtol=0.1, atol=0)
 
 
+def test_noise_that_is_asked_for_goes_on_from_step_to_step_beside_the_policys_own():
+    sac = made("exploration: {noise: ornstein_uhlenbeck, scale: 0.05, reversion: 0.1, random_steps: 0}")
+    member = agent(dqn=sac)
+    for name in ("action", "log_scale"):
+        member.tensors["actor"]["parameters"][f"{name}.weight"].zero_()
+        member.tensors["actor"]["parameters"][f"{name}.bias"].fill_(0.0 if name == "action" else -5.0)
+    policy = population([member], sac).policy
+    look, started = seen(torch.zeros(1, 4000, 5)), torch.zeros(1, 4000, dtype=torch.bool)
+    state, found = policy.initial_state(4000), []
+    for _ in range(20):
+        output, state = policy.act(look, started, state)
+        found.append((output.action[0] - CENTRE) / HALF)
+    expected = 0.05 * ((1 - 0.81**20) / (1 - 0.81)) ** 0.5
+    torch.testing.assert_close(found[-1].std(0), torch.full((2,), expected), rtol=0.05, atol=0)
+    assert np.corrcoef(found[-2][:, 0], found[-1][:, 0])[0, 1] > 0.85
+    best = policy.act(look, started, state, deterministic=True)[0].action[0]
+    torch.testing.assert_close(best, CENTRE.expand_as(best))
+
+
 def test_first_choices_are_drawn_evenly_from_what_is_allowed():
     sac = made("exploration: {random_steps: 10}", actions=CHOICE, masked=True)
     member = agent(dqn=sac)
@@ -212,9 +231,13 @@ def test_spaces_it_cannot_handle_are_named(actions, message):
         ("network.recurrent=gru", "network.recurrent: sac cannot be recurrent; leave 'gru' out"),
         ("algorithm.initial_temperature=0", "algorithm.initial_temperature: 0 is out of range; it must be above 0"),
         ("algorithm.target_entropy_share=2", "algorithm.target_entropy_share: 2 is out of range"),
-        ("algorithm.exploration.noise=gaussian", "algorithm.exploration.noise: unknown key"),
     ],
 )
 def test_settings_it_cannot_take_are_named(setting, message):
     with pytest.raises(UserError, match=message):
         made("", setting)
+
+
+def test_choices_take_no_noise():
+    with pytest.raises(UserError, match=r"algorithm.exploration.noise: gaussian noise is for a Box, and Some-v0 ha"):
+        made("exploration: {noise: gaussian}", actions=CHOICE)
