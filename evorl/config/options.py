@@ -13,8 +13,9 @@ import yaml
 
 from evorl.types import UserError
 
+PRECISION = "ACCELERATE_MIXED_PRECISION"
+PRECISIONS = ("no", "bf16")
 PLAIN = {
-    "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no"),
     "dynamo_backend": ("ACCELERATE_DYNAMO_BACKEND", "no"),
     "use_fsdp": ("ACCELERATE_USE_FSDP", "false"),
     "use_deepspeed": ("ACCELERATE_USE_DEEPSPEED", "false"),
@@ -27,6 +28,14 @@ PLAIN = {
 
 def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
     """Raise UserError where Accelerate was asked for something that this program would not do."""
+    precision = variables.get(PRECISION, "no").lower()
+    if precision not in PRECISIONS:
+        reason = (
+            "the range of float16 is too small for gradients, and each agent would need a scale of its own"
+            if precision == "fp16"
+            else "stacks of agents compute in float32 or bfloat16"
+        )
+        raise UserError(f"accelerate's mixed_precision: {precision} is not to be had: {reason}; take 'bf16' or 'no'")
     for option, (name, plain) in PLAIN.items():
         value = variables.get(name, plain)
         if value.lower() != plain:
@@ -42,6 +51,11 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
                 "`distributed_type: MULTI_CPU`; take `--multi_gpu` or `distributed_type: MULTI_GPU` and `use_cpu: "
                 "false`, which serve CPU machines too (configs/accelerate/accelerate.yaml)"
             )
+
+
+def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
+    """Return whether Accelerate was asked for `mixed_precision: bf16`."""
+    return variables.get(PRECISION, "no").lower() == "bf16"
 
 
 def processes_wanted(arguments: Sequence[str]) -> int:

@@ -115,6 +115,9 @@ class Network(Section):
         ConvolutionalLayer(channels=64, kernel=3, stride=1),
     )
     """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
+    bf16: bool | None = None
+    """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null is
+    what Accelerate was asked for, by its `mixed_precision: bf16`."""
     recurrent: Text | None = None
     """A recurrent cell after the hidden layers: `lstm` or `gru`."""
     recurrent_size: Width = 64

@@ -16,10 +16,10 @@ from evorl.types import Head
 
 NETWORKS: Mapping[str, Callable[[NetworkSettings, ObservationSpecs, Sequence[Head], Collection[str]], Network]] = {
     "standard": lambda settings, parts, heads, normalized: StandardNetwork(
-        parts, heads, normalized, settings.initialisation or "uniform"
+        parts, heads, normalized, settings.initialisation or "uniform", bool(settings.bf16)
     ),
     "module": lambda settings, parts, heads, normalized: module_network(
-        settings.factory or "", parts, heads, normalized
+        settings.factory or "", parts, heads, normalized, bool(settings.bf16)
     ),
 }
 """From (settings, the parts it reads, heads, the vectors it normalises) to the network."""

@@ -22,8 +22,10 @@ RESIDUAL_KERNEL = 3
 class ImageEncoder:
     """The convolutional layers of one part: images [P, B, ...] -> features [P, B, C * H * W] of the last layer."""
 
-    def __init__(self, name: str, part: ObservationSpec, initialisation: Initialisation) -> None:
+    def __init__(self, name: str, part: ObservationSpec, initialisation: Initialisation, bf16: bool = False) -> None:
+        """With `bf16` convolutions multiply in bfloat16."""
         self.initialisation = initialisation
+        self.precision = torch.bfloat16 if bf16 else torch.float32
         self.name = f"encoder.{name}"
         self.part = part
 
@@ -108,20 +110,22 @@ class ImageEncoder:
         for index, layer in enumerate(architecture.convolutions):
             name = f"{self.name}.{index}"
             x = functional.pad(x, (0, layer.padding, 0, layer.padding)) if layer.padding else x
-            x = _activated(_convolve(p, name, x, layer.kernel, layer.stride, 0), spans)
+            x = _activated(self._convolve(p, name, x, layer.kernel, layer.stride, 0), spans)
             for depth in range(layer.residual_layers):
                 inner = f"{name}.residual.{depth}"
-                change = _activated(_convolve(p, inner, x, RESIDUAL_KERNEL, 1, RESIDUAL_KERNEL // 2), spans)
+                change = _activated(self._convolve(p, inner, x, RESIDUAL_KERNEL, 1, RESIDUAL_KERNEL // 2), spans)
                 x = x + p[f"{inner}.scale"].reshape(1, -1, 1, 1) * change
-        return x.flatten(1)
+        return x.flatten(1).float()
 
-
-def _convolve(p: Mapping[str, Tensor], name: str, x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """Convolve with one layer of G agents; weights are [G, in * kernel * kernel, out]."""
-    weight, bias = p[f"{name}.weight"], p[f"{name}.bias"]
-    groups, _, out = weight.shape
-    filters = weight.view(groups, -1, kernel, kernel, out).permute(0, 4, 1, 2, 3).flatten(0, 1)
-    return functional.conv2d(x, filters, bias.flatten(), stride, padding, groups=groups)
+    def _convolve(
+        self, p: Mapping[str, Tensor], name: str, x: Tensor, kernel: int, stride: int, padding: int
+    ) -> Tensor:
+        """Convolve with one layer of G agents; weights are [G, in * kernel * kernel, out]."""
+        weight, bias = p[f"{name}.weight"], p[f"{name}.bias"]
+        groups, _, out = weight.shape
+        filters = weight.view(groups, -1, kernel, kernel, out).permute(0, 4, 1, 2, 3).flatten(0, 1)
+        x, filters, bias = (each.to(self.precision) for each in (x, filters, bias.flatten()))
+        return functional.conv2d(x, filters, bias, stride, padding, groups=groups)
 
 
 def _activated(x: Tensor, spans: Sequence[Span]) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,7 +39,9 @@ class DenseLayer:
 class DensePlan:
     """Hidden layers, one after the other, then heads, if any.
 
-    With `copies` of the last layer above 1, each head reads the copy of its own.
+    With `copies` of the last layer above 1, each head reads the copy of its own. With `bf16` hidden layers multiply in
+    bfloat16 (arXiv 1905.12322), and pass that on unless they are normalised; sums over the batch, norms, residuals and
+    heads stay in float32, as values of some hundreds would have three digits.
     """
 
     layers: tuple[DenseLayer, ...]
@@ -47,6 +49,7 @@ class DensePlan:
     copies: int
     spans: tuple[Span, ...]
     layer_norm: bool
+    bf16: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -58,12 +61,24 @@ class DensePlan:
             names += [f"{layer.name}.scale"] if layer.residual else []
         return (*names, *(f"{head}.{each}" for head in self.heads for each in ("weight", "bias")))
 
+    def factor(self, x: Tensor) -> Tensor:
+        """Return `x` as hidden layers multiply it."""
+        return x.bfloat16() if self.bf16 else x
+
+    def exact(self, x: Tensor) -> Tensor:
+        """Return `x` as all else is computed with it."""
+        return x.float() if self.bf16 else x
+
 
 @dataclass
 class _Trace:
-    """The values of one layer that its gradient needs: its sources, its norm's, and those around the activation."""
+    """The values of one layer that its gradient needs.
+
+    They are its sources and weights as they were multiplied, its norm's, and those around the activation.
+    """
 
     sources: Sequence[Tensor]
+    weights: Sequence[Tensor]
     norm: tuple[Tensor, ...]
     x: Tensor
     y: Tensor
@@ -79,7 +94,13 @@ def _first_rows(traces: Sequence[_Trace], count: int) -> list[_Trace]:
         return cut[id(values)]
 
     return [
-        _Trace([first(each) for each in trace.sources], tuple(map(first, trace.norm)), first(trace.x), first(trace.y))
+        replace(
+            trace,
+            sources=[first(each) for each in trace.sources],
+            norm=tuple(map(first, trace.norm)),
+            x=first(trace.x),
+            y=first(trace.y),
+        )
         for trace in traces
     ]
 
@@ -221,17 +242,22 @@ def _forward(plan: DensePlan, p: Tensors, sources: Sequence[Tensor], traces: lis
     for layer in plan.layers:
         if layer.copies != copies:
             sources, copies = [repeated(sources[0], layer.copies // copies)], layer.copies
-        x, norm = p[f"{layer.name}.bias"], tuple[Tensor, ...]()
-        for suffix, source in zip(layer.suffixes, sources, strict=True):
-            x = linear(source, p[f"{layer.name}.weight{suffix}"], x)
+        x, norm, before = plan.factor(p[f"{layer.name}.bias"]), tuple[Tensor, ...](), sources[0]
+        weights = [plan.factor(p[f"{layer.name}.weight{suffix}"]) for suffix in layer.suffixes]
+        sources = [plan.factor(source) for source in sources]
+        for source, weight in zip(sources, weights, strict=True):
+            x = linear(source, weight, x)
         if plan.layer_norm:
-            x, norm = layer_norm(x, p[f"{layer.name}.gain"], p[f"{layer.name}.shift"], p.get(f"{layer.name}.counted"))
+            gain, shift = p[f"{layer.name}.gain"], p[f"{layer.name}.shift"]
+            x, norm = layer_norm(plan.exact(x), gain, shift, p.get(f"{layer.name}.counted"))
         y = activate(x, plan.spans)
-        traces.append(_Trace(sources, norm, x, y))
-        sources = [torch.addcmul(sources[0], p[f"{layer.name}.scale"], y) if layer.residual else y]
+        traces.append(_Trace(sources, weights, norm, x, y))
+        scale = p.get(f"{layer.name}.scale")
+        sources = [y if scale is None else torch.addcmul(plan.exact(before), scale, plan.exact(y))]
+    sources = [plan.exact(source) for source in sources]
     if not plan.heads:
-        return list(sources)
-    traces.append(_Trace(sources, (), sources[0], sources[0]))
+        return sources
+    traces.append(_Trace(sources, (), (), sources[0], sources[0]))
     streams = _streams(sources[0], plan)
     return [linear(x, p[f"{head}.weight"], p[f"{head}.bias"]) for head, x in zip(plan.heads, streams, strict=True)]
 
@@ -254,7 +280,7 @@ def _backward(
         gradients = _layer_backward(plan, layer, p, traces[index], gradients[0], wanted, into)
         if layer.copies != before:
             gradients = [each.unflatten(0, (-1, layer.copies // before)).sum(1) for each in gradients]
-    return gradients if to_sources else []
+    return [plan.exact(gradient) for gradient in gradients] if to_sources else []
 
 
 def _heads_backward(plan: DensePlan, p: Tensors, x: Tensor, outputs: Sequence[Tensor], into: Tensors | None) -> Tensor:
@@ -279,21 +305,35 @@ def _layer_backward(
 
     def add_up(values: Tensor, parameter: str) -> None:
         if into is not None:
-            into[parameter] = torch.sum(values, 1, keepdim=True, out=into.get(parameter))
+            exact = p[parameter].dtype
+            into[parameter] = torch.sum(values, 1, keepdim=True, dtype=exact, out=into.get(parameter))
 
     if layer.residual:
+        around = gradient = plan.exact(gradient)
         add_up(gradient * trace.y, f"{name}.scale")
         gradient = gradient * p[f"{name}.scale"]
-    gradient = activation_gradient(gradient, trace.x, trace.y, plan.spans)
+    gradient = activation_gradient(gradient.to(trace.y.dtype), trace.x, trace.y, plan.spans)
     if plan.layer_norm:
         add_up(gradient * trace.norm[0], f"{name}.gain")
         add_up(gradient, f"{name}.shift")
         gradient = layer_norm_gradient(gradient, p[f"{name}.gain"], p.get(f"{name}.counted"), trace.norm)
     add_up(gradient, f"{name}.bias")
-    weights = [f"{name}.weight{suffix}" for suffix in layer.suffixes]
-    for weight, source in zip(weights, trace.sources, strict=True):
+    gradient = plan.factor(gradient)
+    for suffix, source in zip(layer.suffixes, trace.sources, strict=True):
         if into is not None:
-            into[weight] = torch.bmm(source.mT, gradient, out=into.get(weight))
+            _write_product(source.mT, gradient, into, f"{name}.weight{suffix}", plan)
+    if layer.residual and not plan.bf16:
+        return [torch.baddbmm(around, gradient, trace.weights[0].mT)]
     if layer.residual:
-        return [torch.baddbmm(around, gradient, p[weights[0]].mT)]
-    return [torch.bmm(gradient, p[weight].mT) for weight in weights] if wanted else []
+        return [around + torch.bmm(gradient, trace.weights[0].mT)]
+    return [torch.bmm(gradient, weight.mT) for weight in trace.weights] if wanted else []
+
+
+def _write_product(x: Tensor, y: Tensor, into: Tensors, parameter: str, plan: DensePlan) -> None:
+    """Write the product of `x` and `y` where the gradient of a parameter stands, if anything does."""
+    if not plan.bf16:
+        into[parameter] = torch.bmm(x, y, out=into.get(parameter))
+    elif parameter in into:
+        into[parameter].copy_(torch.bmm(x, y))
+    else:
+        into[parameter] = torch.bmm(x, y).float()

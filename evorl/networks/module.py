@@ -135,9 +135,14 @@ def load_factory(path: str) -> Factory:
 
 
 def module_network(
-    factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalized: Collection[str]
+    factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalized: Collection[str], bf16: bool = False
 ) -> ModuleNetwork:
     """Return the network of a factory given by name. Raises UserError where it does not map one part to the heads."""
+    if bf16:
+        raise UserError(
+            "network.bf16: a module computes as it is written; take accelerate's `mixed_precision: 'no'` and let the "
+            "module compute in bfloat16"
+        )
     make = load_factory(factory)
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):
         raise UserError(f"network.name: a module reads one vector or image; here it is to read {', '.join(parts)}")

@@ -41,10 +41,12 @@ class StandardNetwork:
         heads: Sequence[Head],
         normalized: Collection[str],
         initialisation: Initialisation,
+        bf16: bool = False,
     ) -> None:
         """Make a network that reads these parts; without any it has constant heads alone.
 
-        Vectors that are `normalized` are shifted and scaled by each agent's own running statistics.
+        Vectors that are `normalized` are shifted and scaled by each agent's own running statistics. With `bf16`
+        convolutions and hidden layers multiply in bfloat16; recurrent cells do not, whose states add up their errors.
 
         Under orthogonal `initialisation` the gains are sqrt 2 for hidden layers and convolutions, 1 for cells and
         heads, 0.01 for heads that begin near zero (arXiv 2006.05990); biases are zero but for a cell's own.
@@ -54,7 +56,8 @@ class StandardNetwork:
         self.streams = [head for head in heads if not head.constant]
         self.initialisation = initialisation
         images = {name: part for name, part in parts.items() if part.kind == "image"}
-        self.images = {name: ImageEncoder(name, part, initialisation) for name, part in images.items()}
+        self.bf16 = bf16
+        self.images = {name: ImageEncoder(name, part, initialisation, bf16) for name, part in images.items()}
         self._plans: dict[Layout, DensePlan] = {}
         self.normalized = normalized
 
@@ -217,7 +220,7 @@ class StandardNetwork:
                 layers += [DenseLayer(f"{name}.residual.{each}", ("",), copies, True) for each in range(depth)]
             heads = tuple(head.name for head in self.streams)
             copies = self._copies(architecture) or 1
-            plan = DensePlan(tuple(layers), heads, copies, layout.spans, architecture.layer_norm)
+            plan = DensePlan(tuple(layers), heads, copies, layout.spans, architecture.layer_norm, self.bf16)
             self._plans[layout] = plan
         return plan
 

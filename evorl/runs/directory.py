@@ -40,6 +40,7 @@ FREE_TO_CHANGE = (
     "population.placement",
     "environment.max_restarts",
     "environment.vectorization",
+    "network.bf16",
 )
 """Settings in which a resumed run may differ from its first part."""
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.replay import Pace
+from evorl.system.provenance import multiplies_bfloat16
+
+SLOW = "network.bf16: this machine has no units for bfloat16, so updates take longer than with mixed_precision: 'no'"
 
 
 def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int, directory: Path) -> list[str]:
@@ -19,10 +22,13 @@ def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int,
         where += f" of {_counted(placement.ranks.hosts, 'host')}"
         compute += f" each, {placement.ranks.backend}"
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
+    compute += ", products in bfloat16" if config.network.bf16 else ""
+    slow = config.network.bf16 and not multiplies_bfloat16(placement.ranks.device)
     return [
         f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
         f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {from_here(directory)}",
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
+        *([SLOW] if slow else []),
     ]
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
 from evorl.config.errors import on_one_line
-from evorl.config.options import refuse_options
+from evorl.config.options import asked_for_bf16, refuse_options
 from evorl.distributed import is_initialized, shutdown
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.envs import Environments
@@ -59,7 +59,8 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(arguments)
-    config = check(_in_place(validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS)))
+    given = validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS)
+    config = check(_in_place(_in_precision(given, asked_for_bf16())))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
@@ -79,6 +80,16 @@ def _in_place(config: AnyConfig) -> AnyConfig:
     """Return the configuration with an absolute directory: an environment may change the working directory."""
     run = config.run.model_copy(update={"directory": config.run.directory.absolute()})
     return config.model_copy(update={"run": run})
+
+
+def _in_precision(config: AnyConfig, asked: bool) -> AnyConfig:
+    """Return the configuration with the precision that Accelerate was asked for, where it gives none itself."""
+    if config.network.bf16 is None:
+        network = config.network.model_copy(update={"bf16": asked})
+        return config.model_copy(update={"network": network})
+    if asked and not config.network.bf16:
+        raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
+    return config
 
 
 def check(config: AnyConfig) -> AnyConfig:

@@ -1,6 +1,7 @@
 """The backward pass written by hand, against autograd through the plainest form of the same layers."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -124,3 +125,31 @@ def test_a_tape_gives_the_same_gradients_for_the_first_rows_and_for_several_call
     tape.gradient(Loss(value), weight, leaves, into)
     for one, other in zip(into.values(), wanted, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("norm", ["none", "norm", "counted"])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_products_in_bfloat16_give_nearly_the_same_gradients(layers, norm):
+    plan, p, sources = made(layers, "silu", norm != "none", norm == "counted")
+    p = {name: value.detach().float().requires_grad_(value.requires_grad) for name, value in p.items()}
+    sources = [source.float().requires_grad_() for source in sources]
+    leaves = {name: value for name, value in p.items() if value.requires_grad}
+    weight, rounding = torch.rand(P, B), replace(plan, bf16=True)
+
+    def total(outputs):
+        return sum(output.sum(-1) for output in outputs)
+
+    def found(plan):
+        return torch.autograd.grad(total(dense(plan, p, sources)), [*leaves.values(), *sources], weight)
+
+    exact, rounded = found(plan), found(rounding)
+    for one, other in zip(rounded, exact, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - other).norm() < 0.05 * other.norm()
+    assert any((one != other).any() for one, other in zip(rounded, exact, strict=True))
+
+    tape, into = Tape(), {}
+    outputs = dense(rounding, p, [source.detach() for source in sources], None, tape)
+    tape.gradient(total(outputs), weight, leaves, into)
+    for name, one in zip(leaves, rounded, strict=False):
+        torch.testing.assert_close(into[name], one, rtol=0, atol=0)

@@ -124,8 +124,6 @@ def test_ranks_take_gpus_only_where_each_has_its_own(gpus, backend):
 @pytest.mark.parametrize(
     ("variable", "value", "option"),
     [
-        ("ACCELERATE_MIXED_PRECISION", "bf16", "mixed_precision: bf16"),
-        ("ACCELERATE_MIXED_PRECISION", "fp8", "mixed_precision: fp8"),
         ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "dynamo_backend: inductor"),
         ("ACCELERATE_USE_FSDP", "true", "use_fsdp: true"),
         ("ACCELERATE_USE_DEEPSPEED", "true", "use_deepspeed: true"),
@@ -136,8 +134,16 @@ def test_options_without_an_effect_are_refused(variable, value, option):
     with pytest.raises(UserError, match=f"accelerate's {option} would have no effect"):
         refuse_options({variable: value})
     refuse_options(
-        {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "False"}
+        {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "False"}
     )
+
+
+@pytest.mark.parametrize(
+    ("precision", "reason"), [("fp16", "the range of float16 is too small"), ("fp8", "float32 or bfloat16")]
+)
+def test_other_precisions_are_refused_with_the_reason(precision, reason):
+    with pytest.raises(UserError, match=f"accelerate's mixed_precision: {precision} .*{reason}.*; take 'bf16' or 'no'"):
+        refuse_options({"ACCELERATE_MIXED_PRECISION": precision})
 
 
 def test_the_launchers_arguments_say_how_many_processes_it_was_asked_for(tmp_path):

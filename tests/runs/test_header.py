@@ -73,3 +73,15 @@ def test_a_run_says_it_once_with_the_steps_that_it_makes(in_directory, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if " in runs/a" in line] == lines[:1]
     assert "a generation has 48 steps of each environment" in lines[2], "two environments, whole rollouts"
+
+
+def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_path, monkeypatch):
+    features = tmp_path / "cpuinfo"
+    monkeypatch.setattr("evorl.system.provenance.CPU_FEATURES", features)
+    features.write_text("flags : avx2 avx512f avx512_vnni\n")
+    assert [line for line in header_of() if "bf16" in line or "bfloat16" in line] == []
+    first, *_, last = header_of("network.bf16=true")
+    assert "(cpu, 1 thread, products in bfloat16)" in first
+    assert last.startswith("network.bf16: this machine has no units for bfloat16")
+    features.write_text("flags : avx2 amx_bf16 avx512f\n")
+    assert len(header_of("network.bf16=true")) == len(header_of())
