@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import gymnasium as gym
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -18,9 +19,9 @@ from evorl.algorithms.returns import gae
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
-from evorl.envs.spec import EnvSpec
+from evorl.envs.spec import EnvSpec, wrong_actions
 from evorl.networks import NETWORKS, initial_architecture
-from evorl.networks.distributions import DISTRIBUTIONS, Likelihood
+from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
 from evorl.networks.spec import NetworkSpec, TargetRule
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace
@@ -47,6 +48,9 @@ class A2CSettings(AlgorithmSettings):
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     normalize_advantage: bool = False
     """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
+    distribution: Literal["gaussian", "squashed"] = "gaussian"
+    """Of the numbers of a `Box`: `gaussian` with one learned scale for all states, and what lies beyond a bound acts as
+    the bound; `squashed` by a tanh, with a scale for each state, as in SAC."""
     critic: Literal["separate", "shared"] = "separate"
     """Give the value hidden layers of its own. Encoders of images are always shared."""
     normalize_observations: bool = False
@@ -89,14 +93,7 @@ class A2C:
         self.config = config
         self.settings = config.algorithm
         self.interface = interface
-        kind = type(interface.action)
-        if kind not in DISTRIBUTIONS:
-            known = ", ".join(sorted(space.__name__ for space in DISTRIBUTIONS))
-            raise UserError(
-                f"algorithm.name: {self.settings.name} cannot act in {interface.action} of {interface.environment}; "
-                f"it takes {known}"
-            )
-        self.distribution = DISTRIBUTIONS[kind](interface.action)
+        self.distribution = self._distribution()
         heads = (*self.distribution.heads, Head("value", 1))
         vectors = (name for name, part in interface.parts.items() if part.kind == "vector")
         self._normalized = tuple(vectors) if self.settings.normalize_observations else ()
@@ -110,6 +107,20 @@ class A2C:
         ]
         self._sequence = self.settings.sequence_length if architecture.recurrent else 1
         self.pace(copies=1)
+
+    def _distribution(self) -> Distribution:
+        """Return the distribution of actions. Raises UserError where there is none for the environment's."""
+        interface, space, wanted = self.interface, self.interface.action, self.settings.distribution
+        if type(space) not in DISTRIBUTIONS:
+            known = ", ".join(sorted(kind.__name__ for kind in DISTRIBUTIONS))
+            raise wrong_actions(self.settings.name, interface, known)
+        if wanted == "squashed" and not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
+            raise UserError(
+                f"algorithm.distribution: squashed is for a Box between bounds, and {interface.environment} has "
+                f"{space}; leave it out"
+            )
+        kinds = {**DISTRIBUTIONS, gym.spaces.Box: BOX_DISTRIBUTIONS[wanted]}
+        return kinds[type(space)](space)
 
     def initial_state(self) -> dict[str, float]:
         """Return the state that acting changes: the steps made, by which the learning rate may fall."""

@@ -54,7 +54,7 @@ class DDPG(StepCounting):
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        reads, shape = with_action(interface), interface.action.shape or ()
+        reads, shape = with_action(interface, self.settings.name), interface.action.shape or ()
         size = math.prod(shape)
         self.bounds = ActionBounds(interface.action)
         self.stored_action = shape, torch.float32

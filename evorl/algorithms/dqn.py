@@ -24,7 +24,7 @@ from evorl.algorithms.returns import atom_index, of_action
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Section, Size
-from evorl.envs.spec import EnvSpec
+from evorl.envs.spec import EnvSpec, wrong_actions
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.noisy import NoisyLayers
 from evorl.networks.spec import NetworkSpec, Periodic, Polyak, TargetRule
@@ -81,9 +81,7 @@ class DQN(Replayed):
     def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
         super().__init__(config, interface)
         if not isinstance(interface.action, gym.spaces.Discrete):
-            raise UserError(
-                f"algorithm.name: dqn needs discrete actions; {interface.environment} has {interface.action}"
-            )
+            raise wrong_actions("dqn", interface, "Discrete")
         if self.settings.noisy is not None and config.network.name == "module":
             raise UserError("algorithm.noisy: a module has to have noisy layers of its own; leave it out")
         self.actions = int(interface.action.n)

@@ -20,7 +20,7 @@ from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, acto
 from evorl.algorithms.returns import bootstrapped_return
 from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive
-from evorl.envs.spec import ACTION, EnvSpec, ObservationSpecs, choices, with_action
+from evorl.envs.spec import ACTION, EnvSpec, ObservationSpecs, choices, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack, StackedNetwork
@@ -29,6 +29,8 @@ from evorl.replay.ring import Field as StoredField
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
 TWINS = ("first", "second")
+TAKES = "a Box between bounds, Discrete"
+"""The spaces in which it acts."""
 
 
 class SACExploration(ActionNoise):
@@ -116,7 +118,7 @@ class SampledActions:
     values = 1
 
     def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
-        self.reads = with_action(interface)
+        self.reads = with_action(interface, "sac", TAKES)
         self.distribution = SquashedGaussian(interface.action)
         self.heads: tuple[Head, ...] = self.distribution.heads
         self.stored: StoredField = (interface.action.shape or (), torch.float32)
@@ -129,7 +131,7 @@ class SampledActions:
     def explored(
         self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        sampled = torch.tanh(self.distribution.sample(outputs, generator))
+        sampled = torch.tanh(self.distribution.sample(outputs, None, generator))
         noise, state = self.exploration.draw(sampled, recurrent, generator)
         return self.distribution.bounds.to_environment((sampled + noise).clamp(-1.0, 1.0)), state
 
@@ -138,8 +140,8 @@ class SampledActions:
         return self.distribution.bounds.to_environment(numbers)
 
     def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
-        unclipped = outputs["action"] if generator is None else self.distribution.sample(outputs, generator)
-        log_prob = self.distribution.log_prob(outputs, unclipped).unsqueeze(-1)
+        unclipped = outputs["action"] if generator is None else self.distribution.sample(outputs, None, generator)
+        log_prob = self.distribution.log_prob(outputs, None, unclipped).unsqueeze(-1)
         return Expectation(torch.ones_like(log_prob), log_prob, torch.tanh(unclipped))
 
     def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
@@ -212,10 +214,7 @@ class SAC(StepCounting):
         super().__init__(config, interface)
         kind = ACTIONS.get(type(interface.action))
         if kind is None:
-            raise UserError(
-                f"algorithm.name: sac cannot act in {interface.action} of {interface.environment}; it takes Box, "
-                "Discrete"
-            )
+            raise wrong_actions("sac", interface, TAKES)
         self.actions = kind(interface, self.settings.exploration)
         self.noise_shape = self.actions.noise_shape
         self.stored_action = self.actions.stored

@@ -118,14 +118,21 @@ def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDAr
     return {name or WHOLE: array}
 
 
-def with_action(interface: EnvSpec) -> ObservationSpecs:
+def wrong_actions(algorithm: str, interface: EnvSpec, takes: str) -> UserError:
+    """Return the error of an algorithm that cannot act in an environment, with the spaces that it `takes`."""
+    space, where = interface.action, interface.environment
+    return UserError(f"algorithm.name: {algorithm} cannot act in {space} of {where}; it takes {takes}")
+
+
+def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between bounds") -> ObservationSpecs:
     """Return the parts that a critic of continuous actions reads: the observation's and the action, as a flat vector.
 
-    Raises UserError where the actions are not bounded numbers, or a part of the observation has the action's name.
+    Raises UserError where the actions are not bounded numbers, with the name of the `algorithm` and what it `takes`, or
+    where a part of the observation has the action's name.
     """
     space, where = interface.action, interface.environment
     if not (isinstance(space, gym.spaces.Box) and space.is_bounded() and 0 not in space.shape):
-        raise UserError(f"algorithm.name: needs actions that are numbers between bounds; {where} has {space}")
+        raise wrong_actions(algorithm, interface, takes)
     if ACTION in interface.parts:
         raise UserError(f"environment.id: a part of the observation of {where} is called {ACTION!r}; rename it")
     return {**interface.parts, ACTION: ObservationSpec("vector", (math.prod(space.shape),), torch.float32)}

@@ -57,6 +57,12 @@ def test_every_kind_of_action_is_chosen(kind, algorithm):
     assert (score(*learned("Done", f"{{kind: {kind}}}", *algorithm, steps=240)) > 0.85).all()
 
 
+@pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["ppo", "a2c"])
+def test_squashed_actions_are_learned(algorithm):
+    squashed = *algorithm, "algorithm.distribution=squashed"
+    assert (score(*learned("Done", "{kind: continuous}", *squashed, steps=240)) > 0.85).all()
+
+
 @pytest.mark.parametrize("algorithm", [DDPG, TD3, SAC], ids=["ddpg", "td3", "sac"])
 def test_continuous_actions_are_learned_from_a_replay(algorithm):
     assert (score(*learned("Done", "{kind: continuous}", *algorithm)) > 0.85).all()

@@ -133,7 +133,7 @@ def test_it_cannot_be_changed():
         ("seed.x=1", "seed: .* does not fit"),
         ("seed=-1", "seed: -1 is out of range; it must be at least 0"),
         ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
-        ("environment.id=Pendulum-v1", "algorithm.name: dqn needs discrete actions; Pendulum-v1 has"),
+        ("environment.id=Pendulum-v1", "algorithm.name: dqn cannot act in Box.* of Pendulum-v1; it takes Discrete"),
         ("tracking.backends=[wandbb]", "tracking.backends: there is no 'wandbb'; did you mean 'wandb'?"),
         ("training.max_steps=many", "training.max_steps: 'many' does not fit"),
         ("run.name=[1", "run.name: .* is not valid YAML"),

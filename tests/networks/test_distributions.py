@@ -148,10 +148,10 @@ def test_a_squashed_gaussian_has_the_density_that_torch_gives_it():
     distribution = SquashedGaussian(gym.spaces.Box(-2.0, 2.0, (3,)))
     numbers = 0.5 * torch.randn(2, P, B, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     outputs = {"action": numbers[0].requires_grad_(), "log_scale": numbers[1].requires_grad_()}
-    unclipped = distribution.sample(outputs, torch.Generator().manual_seed(1))
+    unclipped = distribution.sample(outputs, None, torch.Generator().manual_seed(1))
     tanh = TanhTransform(cache_size=1)
     normal = TransformedDistribution(Normal(outputs["action"], outputs["log_scale"].exp()), tanh)
-    found = distribution.log_prob(outputs, unclipped)
+    found = distribution.log_prob(outputs, None, unclipped)
     expected = Independent(normal, 1).log_prob(tanh(unclipped))
     torch.testing.assert_close(found, expected)
     wanted = list(outputs.values())
@@ -163,8 +163,37 @@ def test_a_squashed_density_integrates_to_one():
     distribution = SquashedGaussian(gym.spaces.Box(-1.0, 1.0, (1,)))
     action = torch.linspace(-1, 1, 200_001, dtype=torch.float64)[1:-1]
     outputs = {"action": torch.full((1, 1, 1), 0.4).double(), "log_scale": torch.full((1, 1, 1), -0.3).double()}
-    density = distribution.log_prob(outputs, torch.atanh(action).view(1, -1, 1)).exp()
+    density = distribution.log_prob(outputs, None, torch.atanh(action).view(1, -1, 1)).exp()
     assert float(density.sum() * 1e-5) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("log_scale", "error"), [(-3.0, 1e-4), (-0.5, 1e-4), (0.0, 1e-4), (2.0, 0.3)])
+@pytest.mark.parametrize("mean", [0.0, 1.5, -4.0])
+def test_a_squashed_entropy_is_that_of_its_density(mean, log_scale, error):
+    distribution = SquashedGaussian(gym.spaces.Box(-1.0, 1.0, (1,)))
+    outputs = {"action": torch.full((1, 1, 1), mean), "log_scale": torch.full((1, 1, 1), log_scale)}
+    found = distribution.likelihood(outputs, None, torch.zeros(1, 1, 1))
+    # Over the number before the tanh, where the density of the action times the slope is that of the normal.
+    z = torch.linspace(-12, 12, 100_001, dtype=torch.float64)
+    unclipped = mean + np.exp(log_scale) * z
+    doubled = {name: value.double() for name, value in outputs.items()}
+    log_density = distribution.log_prob(doubled, None, unclipped.view(1, -1, 1))[0]
+    share = torch.softmax(-0.5 * z.square(), 0)
+    assert float(found.entropy) == pytest.approx(float(-(share * log_density).sum()), abs=error)
+    assert torch.equal(found.log_prob, distribution.log_prob(outputs, None, torch.zeros(1, 1, 1)))
+
+
+def test_a_squashed_entropy_has_the_gradient_of_many_samples():
+    distribution = SquashedGaussian(gym.spaces.Box(-2.0, 2.0, (2,)))
+    outputs = {"action": torch.tensor([[[0.5, -1.0]]]), "log_scale": torch.tensor([[[-0.5, 0.2]]])}
+    outputs = {name: value.requires_grad_() for name, value in outputs.items()}
+    entropy = distribution.likelihood(outputs, None, torch.zeros(1, 1, 2)).entropy.sum()
+    found = torch.autograd.grad(entropy, list(outputs.values()))
+    repeated = {name: value.expand(1, 400_000, 2) for name, value in outputs.items()}
+    sampled = distribution.sample(repeated, None, torch.Generator().manual_seed(0))
+    estimate = -distribution.log_prob(repeated, None, sampled).mean()
+    for one, other in zip(found, torch.autograd.grad(estimate, list(outputs.values())), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0.01)
 
 
 def test_a_squashed_density_has_digits_where_the_tanh_has_none():
@@ -173,7 +202,7 @@ def test_a_squashed_density_has_digits_where_the_tanh_has_none():
     outputs = {"action": torch.full((1, 1, 1), 30.0), "log_scale": torch.zeros(1, 1, 1)}
     for mean in (30.0, -30.0):
         outputs["action"][:] = mean
-        found = distribution.log_prob(outputs, outputs["action"])
+        found = distribution.log_prob(outputs, None, outputs["action"])
         expected = -0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - 30.0)
         assert float(found) == pytest.approx(expected, rel=1e-6)
 

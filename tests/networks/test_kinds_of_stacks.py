@@ -19,6 +19,7 @@ CASES = {
     "masked choices": ((), {"masked": True, "actions": ACTIONS["choices"]}),
     "a shared critic": (("algorithm.critic=shared",), {"observations": OBSERVATIONS["dict"]}),
     "a layer norm": (("network.layer_norm=true",), {}),
+    "squashed": (("algorithm.distribution=squashed",), {"actions": ACTIONS["continuous"]}),
     "normalised": (("algorithm.normalize_observations=true",), {"observations": OBSERVATIONS["dict"]}),
     "lstm": (("network.recurrent=lstm", "network.recurrent_size=12"), {}),
     "gru": (("network.recurrent=gru", "network.recurrent_size=12"), {}),

@@ -37,7 +37,7 @@ class ThreeNetworks:
 
     def __init__(self, config, interface, normalized=()):
         self.config, self.settings, self.interface = config, config.algorithm, interface
-        read = with_action(interface)
+        read = with_action(interface, "some")
         actor = StandardNetwork(interface.parts, [Head("mean", 2), Head("log_scale", 2)], (), "uniform")
         critics = StandardNetwork(read, [Head("first", 1), Head("second", 1)], normalized, "uniform")
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
@@ -322,12 +322,12 @@ def test_curves_and_tables_show_all_networks(algorithm):
 
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-1.0, np.inf, (2,))])
 def test_critics_read_bounded_actions(space):
-    with pytest.raises(UserError, match="needs actions that are numbers between bounds"):
-        with_action(interface(actions=space))
+    with pytest.raises(UserError, match=r"some cannot act in .* of Some-v0; it takes a Box between bounds"):
+        with_action(interface(actions=space), "some")
 
 
 def test_no_part_of_an_observation_may_have_the_actions_name():
     observations = gym.spaces.Dict(action=ACTIONS, camera=ACTIONS)
     with pytest.raises(UserError, match="is called 'action'; rename it"):
-        with_action(interface(observations=observations, actions=ACTIONS))
-    assert with_action(interface(actions=gym.spaces.Box(-1.0, 1.0, (3, 2))))["action"].shape == (6,)
+        with_action(interface(observations=observations, actions=ACTIONS), "some")
+    assert with_action(interface(actions=gym.spaces.Box(-1.0, 1.0, (3, 2))), "some")["action"].shape == (6,)

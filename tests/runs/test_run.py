@@ -167,7 +167,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory,
         ),
         (
             ("environment.id=LunarLanderContinuous-v3", "algorithm={name: dqn}"),
-            "algorithm.name: dqn needs discrete actions; LunarLanderContinuous-v3 has Box",
+            "algorithm.name: dqn cannot act in Box.* of LunarLanderContinuous-v3; it takes Discrete",
         ),
         (("algorithm={name: ppo, batch_size: 60}",), "algorithm.batch_size: .* into minibatches of 60; .* 64,"),
         (
