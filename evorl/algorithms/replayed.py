@@ -46,6 +46,7 @@ class ReplayedSettings(AlgorithmSettings):
     normalize_observations: bool = False
     """Shift and scale vectors by the running mean and variance of what the replay was given."""
 
+    replayed: ClassVar[bool] = True
     hyperparameters: ClassVar[tuple[str, ...]] = (
         "batch_size",
         "learning_rate",

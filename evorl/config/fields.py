@@ -109,6 +109,8 @@ class AlgorithmSettings(Section):
 
     sends: ClassVar[str | None] = None
     """What its actor processes send to the learner (`evorl.actors.collectors`); null collects in the learner's own."""
+    replayed: ClassVar[bool] = False
+    """Learns from a replay, so that the section `replay` has a meaning."""
     initialisation: ClassVar[Initialisation] = "uniform"
     """The initialisation of networks where `network.initialisation` is null."""
     layer_norm: ClassVar[bool] = False

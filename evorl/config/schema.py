@@ -273,6 +273,9 @@ class Config(Section, Generic[Settings]):
                 f"replay.learning_starts: {self.replay.learning_starts} transitions never fit into "
                 f"replay.capacity {self.replay.capacity}"
             )
+        if not self.algorithm.replayed and self.replay != (plain := Replay()):
+            name = next(name for name, value in self.replay if value != getattr(plain, name))
+            raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
         for name, ends in (self.evolution.hyperparameters or {}).items():
             if name not in self.algorithm.hyperparameters:
                 raise ValueError(

@@ -168,6 +168,18 @@ def test_a_file_that_is_no_configuration_is_named(tmp_path, text, message):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("setting", ["prioritised={}", "n_step=3", "capacity=5000", "shared=false"])
+def test_a_replay_is_refused_where_there_is_none(name, setting):
+    settings = f"algorithm={{name: {name}}}", "replay={}", f"replay.{setting}"
+    if SETTINGS[name].replayed:
+        assert config(*settings).replay != config("replay={}").replay
+        return
+    key = setting.partition("=")[0]
+    with pytest.raises(UserError, match=rf"replay\.{key}: {name} learns from rollouts; leave it out"):
+        config(*settings)
+
+
 def test_a_population_must_divide_over_sharded_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match=r"4 agents cannot be divided over 3 processes .* take a multiple of 3"):

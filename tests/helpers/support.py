@@ -45,8 +45,15 @@ EVERY_MUTATION = [
 ]
 
 
+def fitting(overrides):
+    """The overrides, and without small.yaml's replay where the algorithm that they name keeps none."""
+    rollouts = [name for name, settings in SETTINGS.items() if not settings.replayed]
+    named = any(f"name: {name}{end}" in each for each in overrides for name in rollouts for end in ",}")
+    return ("replay={}", *overrides) if named else overrides
+
+
 def config(*overrides):
-    return validate(override(read_yaml(SMALL), overrides), SETTINGS)
+    return validate(override(read_yaml(SMALL), fitting(overrides)), SETTINGS)
 
 
 def interface(observations=OBSERVATIONS, actions=ACTIONS, masked=False):
@@ -264,6 +271,7 @@ def demo(program="demos/online.py"):
 
 def train(*overrides, configuration=None):
     """Run the demo in this process; its exit code."""
+    overrides = overrides if configuration else fitting(overrides)
     configuration = configuration or SMALL
     try:
         program = program_for(configuration, overrides)
@@ -274,6 +282,7 @@ def train(*overrides, configuration=None):
 
 def launch(directory, *overrides, processes=2, program=None, timeout=180, arguments=()):
     """Run a demo with `accelerate launch` in `directory`."""
+    overrides = fitting(overrides)
     program = program or program_for(SMALL, overrides)
     command = [
         sys.executable, "-m", "accelerate.commands.launch",

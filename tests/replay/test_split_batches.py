@@ -214,7 +214,7 @@ def test_what_ranks_cannot_share_is_refused_with_what_would_be_right(steps, copi
 def test_a_launch_that_cannot_share_is_refused_before_anything_trains(placement, says, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     shared = "algorithm={name: a2c, rollout_steps: 9, split_batches: true}"
-    arguments = ["--config", str(SMALL), shared, f"population.placement={placement}"]
+    arguments = ["--config", str(SMALL), "replay={}", shared, f"population.placement={placement}"]
     if says is None:
         assert load_config(arguments, ROOT).algorithm.split_batches
         return
