@@ -1,0 +1,100 @@
+"""Updates that DQN needs for the blind cliffwalk by uniform and by prioritised draws (arXiv 1511.05952, section 3.1).
+
+    OMP_NUM_THREADS=1 python benchmarks/blind_cliffwalk.py [--states 12] [--seeds 1 2 3] [key=value ...]
+
+In each state one of two actions leads on and the other ends the episode; only the last step is rewarded. Agents act at
+random, so that of the steps in the replay one in 2^states or so is rewarded; it is filled before they learn. Printed
+are the updates after which each agent's greedy policy is right in all states, null where it is not after `--updates`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from throughput import Trainer
+
+from evorl.runs.launch import load_config, run_program
+
+CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
+KINDS = {"uniform": (), "prioritised": ("replay.prioritised={exponent: 0.6, importance_exponent: {start: 0.4}}",)}
+CHECK_EVERY = 25
+Info = dict[str, Any]
+
+
+class BlindCliffwalk(gym.Env[np.int64, np.int64]):
+    """A chain of states, in which the right action is 0 and 1 in turns."""
+
+    def __init__(self, states: int) -> None:
+        self.observation_space = gym.spaces.Discrete(states)
+        self.action_space = gym.spaces.Discrete(2)
+        self._states, self._state = states, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.int64, Info]:
+        super().reset(seed=seed)
+        self._state = 0
+        return np.int64(self._state), {}
+
+    def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, Info]:
+        if action != self._state % 2:
+            return np.int64(self._state), 0.0, True, False, {}
+        arrived = self._state + 1 == self._states
+        self._state += not arrived
+        return np.int64(self._state), float(arrived), arrived, False, {}
+
+
+def updates_needed(states: int, most: int, settings: Sequence[str]) -> list[int | None]:
+    """Return for each agent the updates after which its greedy policy was right for the first time."""
+    trainer = Trainer(load_config(settings, CONFIG))
+    trainer.begin()
+    agents = len(trainer.policy.agents)
+    every = torch.arange(states).expand(agents, states)
+    never, right = torch.zeros(agents, states, dtype=torch.bool), every % 2
+    found: list[int | None] = [None] * agents
+    done, checked = 0, 0
+    while done < most and None in found:
+        done += trainer.step()
+        if done - checked < CHECK_EVERY:
+            continue
+        checked = done
+        state = trainer.policy.initial_state(states)
+        output, _ = trainer.policy.act({"observation": every}, never, state, deterministic=True)
+        solved = (output.action == right).all(1)
+        found = [done if first is None and now else first for first, now in zip(found, solved, strict=True)]
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--states", type=int, default=12)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--updates", type=int, default=40_000)
+    parsed, overrides = parser.parse_known_args(arguments)
+    gym.register("BlindCliffwalk-v0", lambda **options: BlindCliffwalk(parsed.states))
+    common = (
+        "environment={id: BlindCliffwalk-v0, num_envs: 8, vectorization: sync}", "network.hidden_sizes=[32,32]",
+        "network.layer_norm=false", "algorithm.split_batches=false", "algorithm.batch_size=32",
+        f"algorithm.gamma={1 - 1 / parsed.states}", "algorithm.learning_rate=1e-3", "algorithm.tau=0.05",
+        "algorithm.learn_step=1", "algorithm.exploration={start: 1, end: 1}",
+        "replay={capacity: 100000, learning_starts: 100000}", "training.max_steps=100000", *overrides,
+    )  # fmt: skip
+    for kind, own in KINDS.items():
+        all_found: list[int | None] = []
+        for seed in parsed.seeds:
+            found = updates_needed(parsed.states, parsed.updates, [*common, *own, f"seed={seed}"])
+            all_found += found
+            print(json.dumps({"replay": kind, "states": parsed.states, "seed": seed, "updates": found}), flush=True)
+        median = statistics.median([np.inf if each is None else each for each in all_found])
+        print(json.dumps({"replay": kind, "median_updates": median}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main, sys.argv[1:]))
