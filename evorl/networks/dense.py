@@ -21,6 +21,9 @@ from torch.autograd.function import once_differentiable
 from evorl.networks.layers import Span, activate, activation_gradient, layer_norm, layer_norm_gradient, linear, repeated
 from evorl.types import Loss, Tensors
 
+NARROW = 64
+"""Numbers of all sources of a layer up to which they are joined for one product: several write its output as often."""
+
 
 @dataclass(frozen=True)
 class DenseLayer:
@@ -243,10 +246,13 @@ def _forward(plan: DensePlan, p: Tensors, sources: Sequence[Tensor], traces: lis
         if layer.copies != copies:
             sources, copies = [repeated(sources[0], layer.copies // copies)], layer.copies
         x, norm, before = plan.factor(p[f"{layer.name}.bias"]), tuple[Tensor, ...](), sources[0]
-        weights = [plan.factor(p[f"{layer.name}.weight{suffix}"]) for suffix in layer.suffixes]
-        sources = [plan.factor(source) for source in sources]
-        for source, weight in zip(sources, weights, strict=True):
-            x = linear(source, weight, x)
+        weights = [p[f"{layer.name}.weight{suffix}"] for suffix in layer.suffixes]
+        if len(sources) > 1 and sum(source.shape[-1] for source in sources) <= NARROW:
+            sources, weights = [torch.cat(list(sources), -1)], [torch.cat(weights, 1)]
+        sources, weights = [plan.factor(source) for source in sources], [plan.factor(each) for each in weights]
+        x = linear(sources[0], weights[0], x)
+        for source, weight in zip(sources[1:], weights[1:], strict=True):
+            x.baddbmm_(source, weight)
         if plan.layer_norm:
             gain, shift = p[f"{layer.name}.gain"], p[f"{layer.name}.shift"]
             x, norm = layer_norm(plan.exact(x), gain, shift, p.get(f"{layer.name}.counted"))
@@ -258,13 +264,36 @@ def _forward(plan: DensePlan, p: Tensors, sources: Sequence[Tensor], traces: lis
     if not plan.heads:
         return sources
     traces.append(_Trace(sources, (), (), sources[0], sources[0]))
-    streams = _streams(sources[0], plan)
-    return [linear(x, p[f"{head}.weight"], p[f"{head}.bias"]) for head, x in zip(plan.heads, streams, strict=True)]
+    x, weights, biases = sources[0], *_of_heads(plan, p)
+    if _alike(plan, weights):
+        return _apart(linear(x, _together(weights), _together(biases)), plan)
+    streams = _streams(x, plan)
+    return [linear(*each) for each in zip(streams, weights, biases, strict=True)]
 
 
 def _streams(x: Tensor, plan: DensePlan) -> Sequence[Tensor]:
     """Return for each head its values [P, B, N] of [P * copies, B, N]."""
     return [x] * len(plan.heads) if plan.copies == 1 else x.unflatten(0, (-1, plan.copies)).unbind(1)
+
+
+def _of_heads(plan: DensePlan, p: Tensors) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the weights and the biases of the heads."""
+    return [p[f"{head}.weight"] for head in plan.heads], [p[f"{head}.bias"] for head in plan.heads]
+
+
+def _alike(plan: DensePlan, weights: Sequence[Tensor]) -> bool:
+    """Tell whether one product serves all heads: each reads a copy of its own, and they put out equally many."""
+    return plan.copies > 1 and len({weight.shape[-1] for weight in weights}) == 1
+
+
+def _together(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the heads' tensors [P, ...] as those of copies [P * copies, ...]."""
+    return torch.stack(list(tensors), 1).flatten(0, 1)
+
+
+def _apart(x: Tensor, plan: DensePlan) -> list[Tensor]:
+    """Return each head's values [P, ...] of those of copies [P * copies, ...]."""
+    return [each.contiguous() for each in _streams(x, plan)]
 
 
 def _backward(
@@ -285,13 +314,20 @@ def _backward(
 
 def _heads_backward(plan: DensePlan, p: Tensors, x: Tensor, outputs: Sequence[Tensor], into: Tensors | None) -> Tensor:
     """Return the gradient [P * copies, B, N] of what the heads read."""
+    weights, _ = _of_heads(plan, p)
+    if _alike(plan, weights):
+        gradient = _together(outputs)
+        if into is not None:
+            _put(into, [f"{head}.weight" for head in plan.heads], _apart(torch.bmm(x.mT, gradient), plan))
+            _put(into, [f"{head}.bias" for head in plan.heads], [each.sum(1, keepdim=True) for each in outputs])
+        return torch.bmm(plan.factor(gradient), plan.factor(_together(weights)).mT)
     parts = []
     for head, stream, gradient in zip(plan.heads, _streams(x, plan), outputs, strict=True):
         weight, bias = f"{head}.weight", f"{head}.bias"
         if into is not None:
             into[weight] = torch.bmm(stream.mT, gradient, out=into.get(weight))
             into[bias] = torch.sum(gradient, 1, keepdim=True, out=into.get(bias))
-        parts.append(torch.bmm(gradient, p[weight].mT))
+        parts.append(torch.bmm(plan.factor(gradient), plan.factor(p[weight]).mT))
     if plan.copies > 1:
         return torch.stack(parts, 1).flatten(0, 1)
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -319,21 +355,30 @@ def _layer_backward(
         gradient = layer_norm_gradient(gradient, p[f"{name}.gain"], p.get(f"{name}.counted"), trace.norm)
     add_up(gradient, f"{name}.bias")
     gradient = plan.factor(gradient)
-    for suffix, source in zip(layer.suffixes, trace.sources, strict=True):
-        if into is not None:
-            _write_product(source.mT, gradient, into, f"{name}.weight{suffix}", plan)
+    names = [f"{name}.weight{suffix}" for suffix in layer.suffixes]
+    widths = [p[each].shape[1] for each in names]
+    if into is not None and len(trace.sources) < len(names):
+        _put(into, names, torch.bmm(trace.sources[0].mT, gradient).to(p[names[0]].dtype).split(widths, 1))
+    elif into is not None:
+        for each, source in zip(names, trace.sources, strict=True):
+            _write_product(source.mT, gradient, into, each, plan)
     if layer.residual and not plan.bf16:
         return [torch.baddbmm(around, gradient, trace.weights[0].mT)]
     if layer.residual:
         return [around + torch.bmm(gradient, trace.weights[0].mT)]
-    return [torch.bmm(gradient, weight.mT) for weight in trace.weights] if wanted else []
+    found = [torch.bmm(gradient, weight.mT) for weight in trace.weights] if wanted else []
+    return list(found[0].split(widths, -1)) if found and len(found) < len(names) else found
+
+
+def _put(into: Tensors, names: Sequence[str], values: Sequence[Tensor]) -> None:
+    """Write values where the gradients of parameters stand, if anything does."""
+    for name, value in zip(names, values, strict=True):
+        into[name] = into[name].copy_(value) if name in into else value
 
 
 def _write_product(x: Tensor, y: Tensor, into: Tensors, parameter: str, plan: DensePlan) -> None:
     """Write the product of `x` and `y` where the gradient of a parameter stands, if anything does."""
-    if not plan.bf16:
-        into[parameter] = torch.bmm(x, y, out=into.get(parameter))
-    elif parameter in into:
-        into[parameter].copy_(torch.bmm(x, y))
+    if plan.bf16:
+        _put(into, [parameter], [torch.bmm(x, y).float()])
     else:
-        into[parameter] = torch.bmm(x, y).float()
+        into[parameter] = torch.bmm(x, y, out=into.get(parameter))

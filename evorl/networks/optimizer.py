@@ -13,6 +13,8 @@ BETAS = (0.9, 0.999)
 WEIGHTS = tuple(1 - beta for beta in BETAS)
 AHEAD = 64
 TINY = 1e-30
+PIECE = 2**15
+"""Values that a step goes through at once: all that belongs to them then stays in a core's own cache."""
 
 
 class StackedAdam:
@@ -35,8 +37,14 @@ class StackedAdam:
         self._per_agent = self._numbers.unsqueeze(-1)
         size = self.mean.flat.numel()
         spread = torch.empty(2, size, device=device)
-        self._spread, self._spread_rows = spread.unbind(), self.mean.rows(spread)
-        self._work = torch.empty(2, size, device=device).unbind()
+        self._spread_rows = self.mean.rows(spread)
+        # A step goes through a piece at a time on a CPU, and needs room for one.
+        self._piece = size if device.type != "cpu" else min(size, PIECE)
+        room = torch.empty(2, self._piece, device=device)
+        flats = self.mean.flat, self.square.flat, *spread
+        self._pieces = [
+            (*own, *room[:, : len(own[0])]) for own in zip(*(each.split(self._piece) for each in flats), strict=True)
+        ]
         self._tiny = torch.tensor(TINY, device=device)
 
     @property
@@ -55,22 +63,22 @@ class StackedAdam:
         Agents whose `active` [P] is 0 keep their parameters and moments; without it all are updated, for which the
         factors of 64 steps are computed at once: 12 operations of 3 us each where an update has about 60.
         """
-        weights: Sequence[Tensor | float] = WEIGHTS
+        shares: Sequence[Tensor | None] = [None] * len(self._pieces)
         self._rates[0] = learning_rate
         torch.mul(self._factors(active), self._rates, out=self._numbers)
         if active is not None:
             self._numbers[0] *= active
-            spread = self.mean.spread(active)
-            weights = [spread * weight for weight in WEIGHTS]
+            shares = self.mean.spread(active).split(self._piece)
         for row in self._spread_rows:
             row.copy_(self._per_agent)
-        rates, epsilons = self._spread
-        scaled, denominator = self._work
-        self.mean.flat.lerp_(gradient, weights[0])
-        # MKL takes ten times as long for the root of zero, which half of the values may be.
-        self.square.flat.lerp_(torch.addcmul(self._tiny, gradient, gradient, out=denominator), weights[1])
-        torch.sqrt(self.square.flat, out=denominator).add_(epsilons)
-        parameters.addcdiv_(torch.mul(self.mean.flat, rates, out=scaled), denominator, value=-1)
+        pieces = zip(parameters.split(self._piece), gradient.split(self._piece), shares, self._pieces, strict=True)
+        for values, slope, share, (mean, square, rates, epsilons, scaled, denominator) in pieces:
+            first, second = WEIGHTS if share is None else [share * weight for weight in WEIGHTS]
+            mean.lerp_(slope, first)
+            # MKL takes ten times as long for the root of zero, which half of the values may be.
+            square.lerp_(torch.addcmul(self._tiny, slope, slope, out=denominator), second)
+            torch.sqrt(square, out=denominator).add_(epsilons)
+            values.addcdiv_(torch.mul(mean, rates, out=scaled), denominator, value=-1)
 
     def _factors(self, active: Tensor | None) -> Tensor:
         """Count a step, and return what the learning rates are multiplied by in it, and the epsilons: [2, P]."""
