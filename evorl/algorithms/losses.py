@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+CACHED = 2**16
+"""Differences of quantiles that are computed at once, so that a core's own cache holds them."""
+
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
     """Return (prediction - target)^2, of the inputs' shape."""
@@ -86,28 +89,30 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return -(target * logits.log_softmax(-1)).sum(-1)
 
 
-def quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> Tensor:
+def quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
     """Return the quantile Huber loss [P, B] of quantiles [P, B, N] for samples [P, B, M] (arXiv 1710.10044, eq. 10).
 
     Quantile i of N stands for the level (i + 1/2) / N. The loss is a sum over quantiles and a mean over samples, and is
-    divided by `kappa` as in arXiv 1806.06923, so that without it, at 0, it is that of quantile regression.
+    divided by `kappa` as in arXiv 1806.06923, so that without it, at 0, it is that of quantile regression. Also return
+    its derivative [P, B, N] by the prediction, which comes from the same N * M differences.
     """
-    first, second = torch.broadcast_tensors(prediction.unsqueeze(-1), target.unsqueeze(-2))
-    error: Tensor = functional.smooth_l1_loss(first, second, reduction="none", beta=kappa)
-    loss: Tensor = (_quantile_shares(first, second) * error).mean(-1).sum(-1)
-    return loss
+    agents, part, quantiles = prediction.shape
+    if prediction.device.type == "cpu":
+        part = max(1, CACHED // (agents * quantiles * target.shape[-1]))
+    parts = zip(prediction.split(part, 1), target.split(part, 1), strict=True)
+    found = [_quantile_huber(*each, kappa) for each in parts]
+    loss, slope = (torch.cat(each, 1) for each in zip(*found, strict=True))
+    return loss, slope
 
 
-def quantile_huber_slope(prediction: Tensor, target: Tensor, kappa: float) -> Tensor:
-    """Return the derivative [P, B, N] of `quantile_huber` by the prediction."""
-    first, second = prediction.unsqueeze(-1), target.unsqueeze(-2)
-    error = first - second
-    slope = (error / kappa).clamp(-1, 1) if kappa else error.sign()
-    return (_quantile_shares(first, second) * slope).mean(-1)
-
-
-def _quantile_shares(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return by how much each error of quantiles [P, B, N, 1 or M] for samples [P, B, 1 or N, M] counts."""
-    quantiles = prediction.shape[-2]
-    levels = (torch.arange(quantiles, device=prediction.device) + 0.5) / quantiles
-    return (levels.unsqueeze(-1) - (target < prediction).float()).abs()
+def _quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
+    """Return the loss [P, B] and its gradient [P, B, N] by the prediction."""
+    quantiles = prediction.shape[-1]
+    levels = ((torch.arange(quantiles).to(prediction) + 0.5) / quantiles).unsqueeze(-1)
+    difference = target.unsqueeze(-2) - prediction.unsqueeze(-1)
+    share = torch.where(difference < 0, 1 - levels, levels)
+    # Huber's error is c (d - c / 2) with c the difference d, clipped to kappa, and its slope c.
+    clipped = difference.clamp(-kappa, kappa) if kappa else difference.sign()
+    slope, scale = share * clipped, kappa or 1.0
+    beyond = torch.sub(difference, clipped, alpha=0.5) if kappa else difference
+    return (slope * beyond).mean(-1).sum(-1) / scale, slope.mean(-1) / -scale

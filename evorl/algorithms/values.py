@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.algorithms.losses import REGRESSION_LOSSES, cross_entropy, quantile_huber, quantile_huber_slope
+from evorl.algorithms.losses import REGRESSION_LOSSES, cross_entropy, quantile_huber
 from evorl.algorithms.replayed import ReplayedSettings
 from evorl.algorithms.returns import bootstrapped_atoms, bootstrapped_return, categorical_projection
 from evorl.config.fields import Finite, Section, Weight
@@ -149,7 +149,7 @@ class CategoricalValues:
 
 
 class QuantileValues:
-    """Quantiles of returns (arXiv 1710.10044); the error for priorities is the mean of all absolute differences."""
+    """Quantiles of returns (arXiv 1710.10044); the error for priorities is the loss."""
 
     metrics = ("td_error", "q_values")
 
@@ -162,14 +162,13 @@ class QuantileValues:
 
     def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
         target = bootstrapped_atoms(columns, discount, following)
-        errors = (target.unsqueeze(-2) - chosen.unsqueeze(-1)).abs().mean((-1, -2))
+        elements, slope = quantile_huber(chosen, target, self._kappa)
 
         def metrics() -> dict[str, Tensor]:
             means = self.mean(chosen)
             return {"td_error": (self.mean(target) - means).abs(), "q_values": means}
 
-        loss = Loss(quantile_huber(chosen, target, self._kappa), metrics, errors)
-        return loss, quantile_huber_slope(chosen, target, self._kappa)
+        return Loss(elements, metrics, elements), slope
 
 
 VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch.autograd.function import once_differentiable
 from evorl.networks.layers import Span, activate, activation_gradient, layer_norm, layer_norm_gradient, linear, repeated
 from evorl.types import Loss, Tensors
 
-NARROW = 64
-"""Numbers of all sources of a layer up to which they are joined for one product: several write its output as often."""
+NARROW, LARGE = 64, 2**18
+"""A layer of at most so many inputs and at least so many outputs, those of all agents, has one product for all sources
+and its bias: what it writes takes longer than its multiplications."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class _Trace:
 
     sources: Sequence[Tensor]
     weights: Sequence[Tensor]
+    joined: bool
+    """Whether all sources, and ones for the bias, stand side by side as one."""
     norm: tuple[Tensor, ...]
     x: Tensor
     y: Tensor
@@ -97,12 +100,13 @@ def _first_rows(traces: Sequence[_Trace], count: int) -> list[_Trace]:
         return cut[id(values)]
 
     return [
-        replace(
-            trace,
-            sources=[first(each) for each in trace.sources],
-            norm=tuple(map(first, trace.norm)),
-            x=first(trace.x),
-            y=first(trace.y),
+        _Trace(
+            [first(each) for each in trace.sources],
+            trace.weights,
+            trace.joined,
+            tuple(map(first, trace.norm)),
+            first(trace.x),
+            first(trace.y),
         )
         for trace in traces
     ]
@@ -245,30 +249,37 @@ def _forward(plan: DensePlan, p: Tensors, sources: Sequence[Tensor], traces: lis
     for layer in plan.layers:
         if layer.copies != copies:
             sources, copies = [repeated(sources[0], layer.copies // copies)], layer.copies
-        x, norm, before = plan.factor(p[f"{layer.name}.bias"]), tuple[Tensor, ...](), sources[0]
+        bias, norm, before = p[f"{layer.name}.bias"], tuple[Tensor, ...](), sources[0]
         weights = [p[f"{layer.name}.weight{suffix}"] for suffix in layer.suffixes]
-        if len(sources) > 1 and sum(source.shape[-1] for source in sources) <= NARROW:
-            sources, weights = [torch.cat(list(sources), -1)], [torch.cat(weights, 1)]
+        if joined := not layer.residual and _are_joined(sources, bias):
+            ones = before.new_ones(*before.shape[:2], 1)
+            sources, weights = [torch.cat([*sources, ones], -1)], [torch.cat([*weights, bias], 1)]
         sources, weights = [plan.factor(source) for source in sources], [plan.factor(each) for each in weights]
-        x = linear(sources[0], weights[0], x)
+        x = torch.bmm(sources[0], weights[0]) if joined else linear(sources[0], weights[0], plan.factor(bias))
         for source, weight in zip(sources[1:], weights[1:], strict=True):
             x.baddbmm_(source, weight)
         if plan.layer_norm:
             gain, shift = p[f"{layer.name}.gain"], p[f"{layer.name}.shift"]
             x, norm = layer_norm(plan.exact(x), gain, shift, p.get(f"{layer.name}.counted"))
         y = activate(x, plan.spans)
-        traces.append(_Trace(sources, weights, norm, x, y))
+        traces.append(_Trace(sources, weights, joined, norm, x, y))
         scale = p.get(f"{layer.name}.scale")
         sources = [y if scale is None else torch.addcmul(plan.exact(before), scale, plan.exact(y))]
     sources = [plan.exact(source) for source in sources]
     if not plan.heads:
         return sources
-    traces.append(_Trace(sources, (), (), sources[0], sources[0]))
+    traces.append(_Trace(sources, (), False, (), sources[0], sources[0]))
     x, weights, biases = sources[0], *_of_heads(plan, p)
     if _alike(plan, weights):
         return _apart(linear(x, _together(weights), _together(biases)), plan)
     streams = _streams(x, plan)
     return [linear(*each) for each in zip(streams, weights, biases, strict=True)]
+
+
+def _are_joined(sources: Sequence[Tensor], bias: Tensor) -> bool:
+    """Tell whether one product serves all sources [P, B, ...] of a layer and its bias [P, 1, N]."""
+    rows, batch, _ = sources[0].shape
+    return rows * batch * bias.shape[-1] >= LARGE and sum(source.shape[-1] for source in sources) <= NARROW
 
 
 def _streams(x: Tensor, plan: DensePlan) -> Sequence[Tensor]:
@@ -340,9 +351,11 @@ def _layer_backward(
     name, around = layer.name, gradient
 
     def add_up(values: Tensor, parameter: str) -> None:
-        if into is not None:
-            exact = p[parameter].dtype
-            into[parameter] = torch.sum(values, 1, keepdim=True, dtype=exact, out=into.get(parameter))
+        if into is not None and values.dtype == torch.bfloat16:
+            # With a wider type asked for, all values would be copied to it first; within, the sum has it anyway.
+            _put(into, [parameter], [values.sum(1, keepdim=True).float()])
+        elif into is not None:
+            into[parameter] = torch.sum(values, 1, keepdim=True, out=into.get(parameter))
 
     if layer.residual:
         around = gradient = plan.exact(gradient)
@@ -353,21 +366,23 @@ def _layer_backward(
         add_up(gradient * trace.norm[0], f"{name}.gain")
         add_up(gradient, f"{name}.shift")
         gradient = layer_norm_gradient(gradient, p[f"{name}.gain"], p.get(f"{name}.counted"), trace.norm)
+    names = [f"{name}.weight{suffix}" for suffix in layer.suffixes]
+    if trace.joined:
+        gradient, places = plan.factor(gradient), [*(p[each].shape[1] for each in names), 1]
+        if into is not None:
+            found = plan.exact(torch.bmm(trace.sources[0].mT, gradient))
+            _put(into, [*names, f"{name}.bias"], found.split(places, 1))
+        return list(torch.bmm(gradient, trace.weights[0].mT).split(places, -1)[:-1]) if wanted else []
     add_up(gradient, f"{name}.bias")
     gradient = plan.factor(gradient)
-    names = [f"{name}.weight{suffix}" for suffix in layer.suffixes]
-    widths = [p[each].shape[1] for each in names]
-    if into is not None and len(trace.sources) < len(names):
-        _put(into, names, torch.bmm(trace.sources[0].mT, gradient).to(p[names[0]].dtype).split(widths, 1))
-    elif into is not None:
-        for each, source in zip(names, trace.sources, strict=True):
+    for each, source in zip(names, trace.sources, strict=True):
+        if into is not None:
             _write_product(source.mT, gradient, into, each, plan)
     if layer.residual and not plan.bf16:
         return [torch.baddbmm(around, gradient, trace.weights[0].mT)]
     if layer.residual:
         return [around + torch.bmm(gradient, trace.weights[0].mT)]
-    found = [torch.bmm(gradient, weight.mT) for weight in trace.weights] if wanted else []
-    return list(found[0].split(widths, -1)) if found and len(found) < len(names) else found
+    return [torch.bmm(gradient, weight.mT) for weight in trace.weights] if wanted else []
 
 
 def _put(into: Tensors, names: Sequence[str], values: Sequence[Tensor]) -> None:

@@ -27,6 +27,7 @@ from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.runs.trackers import TRACKERS, shared_settings
 from evorl.system.background import end_background
 from evorl.system.console import say
+from evorl.system.memory import keep_freed_memory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 REPORT_AFTER = 15.0
@@ -127,6 +128,7 @@ def check(config: AnyConfig) -> AnyConfig:
 
 def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Return the exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + n for signal n."""
+    keep_freed_memory()
     # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes.
     atexit.register(gc.freeze)
     code = 1

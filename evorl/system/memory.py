@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from pathlib import Path
 
 import psutil
@@ -10,6 +12,10 @@ import torch
 from evorl.types import UserError
 
 GROUPS = Path("/sys/fs/cgroup")
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""The numbers of two options of glibc's `mallopt`."""
+KEPT = 2**25
+"""The largest block that is kept, which is the largest that glibc takes."""
 
 
 def check_room(
@@ -26,6 +32,18 @@ def check_room(
         raise UserError(
             f"{where}: {size / 2**30:.1f} GiB do not fit{times} into {free / 2**30:.1f} GiB of free {owner}"
         )
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep blocks that are freed, where it is the C library.
+
+    Else it gives those of some MB back to the kernel, which clears every page before its next use: 3,500 pages and 8 of
+    80 ms for an update of 8 SAC agents of [256, 256].
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        change = ctypes.CDLL(None).mallopt
+        change(MMAP_THRESHOLD, KEPT)
+        change(TRIM_THRESHOLD, 2**30)
 
 
 def free_memory(device: torch.device, groups: Path = GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:

@@ -21,7 +21,7 @@ LAYERS = {
 SPANS = {"relu": (("relu", 0, P),), "silu": (("silu", 0, P),), "mixed": (("elu", 0, 1), ("gelu", 1, 2), ("tanh", 2, P))}
 
 
-def made(layers, spans, layer_norm, counted, units=6):
+def made(layers, spans, layer_norm, counted, units=6, outputs=(3, 1)):
     """A plan, its parameters and two sources."""
     generator = torch.Generator().manual_seed(1)
     plan = DensePlan(LAYERS[layers], ("first", "second"), LAYERS[layers][-1].copies, SPANS[spans], layer_norm)
@@ -39,9 +39,9 @@ def made(layers, spans, layer_norm, counted, units=6):
         if layer_norm and counted:
             number = torch.randint(3, units + 1, (rows, 1, 1), generator=generator)
             p[f"{layer.name}.counted"] = shares((torch.arange(units) < number).double())
-    for head, outputs in (("first", 3), ("second", 1)):
-        p[f"{head}.weight"] = torch.randn(P, units, outputs, generator=generator, dtype=torch.float64)
-        p[f"{head}.bias"] = torch.randn(P, 1, outputs, generator=generator, dtype=torch.float64)
+    for head, width in zip(("first", "second"), outputs, strict=True):
+        p[f"{head}.weight"] = torch.randn(P, units, width, generator=generator, dtype=torch.float64)
+        p[f"{head}.bias"] = torch.randn(P, 1, width, generator=generator, dtype=torch.float64)
     sources = [torch.randn(P, B, width, generator=generator, dtype=torch.float64) for width in (4, 2)]
     return plan, {name: value if "counted" in name else value.requires_grad_() for name, value in p.items()}, sources
 
@@ -77,15 +77,23 @@ def plainly(plan, p, sources):
 def elements(outputs):
     """Some function of the outputs [P, B]."""
     first, second = outputs
-    return functional.softplus(first).prod(-1) * second.squeeze(-1).cos()
+    return functional.softplus(first).prod(-1) * second.cos().sum(-1)
 
 
 CASES = list(itertools.product(LAYERS, SPANS, ("none", "norm", "counted")))
 
 
+@pytest.fixture(params=[2**18, 0], ids=["apart", "joined"])
+def _large(request, monkeypatch):
+    """From how many outputs on a layer joins its sources and its bias."""
+    monkeypatch.setattr("evorl.networks.dense.LARGE", request.param)
+
+
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("outputs", [(3, 1), (2, 2)])
 @pytest.mark.parametrize(("layers", "spans", "norm"), CASES)
-def test_gradients_are_those_of_autograd(layers, spans, norm):
-    plan, p, sources = made(layers, spans, norm != "none", norm == "counted")
+def test_gradients_are_those_of_autograd(layers, spans, norm, outputs):
+    plan, p, sources = made(layers, spans, norm != "none", norm == "counted", outputs=outputs)
     for source in sources:
         source.requires_grad_()
     weight = torch.rand(P, B, dtype=torch.float64)
@@ -101,6 +109,7 @@ def test_gradients_are_those_of_autograd(layers, spans, norm):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize(("layers", "spans", "norm"), CASES)
 def test_a_tape_gives_the_same_gradients_for_the_first_rows_and_for_several_calls(layers, spans, norm):
     plan, p, sources = made(layers, spans, norm != "none", norm == "counted")
@@ -127,6 +136,7 @@ def test_a_tape_gives_the_same_gradients_for_the_first_rows_and_for_several_call
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.usefixtures("_large")
 @pytest.mark.parametrize("norm", ["none", "norm", "counted"])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_products_in_bfloat16_give_nearly_the_same_gradients(layers, norm):
