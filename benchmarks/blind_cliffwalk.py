@@ -1,10 +1,11 @@
 """Updates that DQN needs for the blind cliffwalk by uniform and by prioritised draws (arXiv 1511.05952, section 3.1).
 
-    OMP_NUM_THREADS=1 python benchmarks/blind_cliffwalk.py [--states 12] [--seeds 1 2 3] [key=value ...]
+    OMP_NUM_THREADS=1 python benchmarks/blind_cliffwalk.py [--states 14] [--seeds 1 2 3] [key=value ...]
 
 In each state one of two actions leads on and the other ends the episode; only the last step is rewarded. Agents act at
 random, so that of the steps in the replay one in 2^states or so is rewarded; it is filled before they learn. Printed
-are the updates after which each agent's greedy policy is right in all states, null where it is not after `--updates`.
+are the updates after which the mean squared error of each agent's values of all states is below 1e-3, as in the paper,
+and null where it is not after `--updates`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from evorl.runs.launch import load_config, run_program
 CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 KINDS = {"uniform": (), "prioritised": ("replay.prioritised={exponent: 0.6, importance_exponent: {start: 0.4}}",)}
 CHECK_EVERY = 25
+TOLERANCE = 1e-3
 Info = dict[str, Any]
 
 
@@ -52,12 +54,12 @@ class BlindCliffwalk(gym.Env[np.int64, np.int64]):
 
 
 def updates_needed(states: int, most: int, settings: Sequence[str]) -> list[int | None]:
-    """Return for each agent the updates after which its greedy policy was right for the first time."""
+    """Return for each agent the updates after which its values were right for the first time."""
     trainer = Trainer(load_config(settings, CONFIG))
     trainer.begin()
-    agents = len(trainer.policy.agents)
+    agents, discount = len(trainer.policy.agents), trainer.config.algorithm.gamma
     every = torch.arange(states).expand(agents, states)
-    never, right = torch.zeros(agents, states, dtype=torch.bool), every % 2
+    right = discount ** torch.arange(states - 1, -1, -1)
     found: list[int | None] = [None] * agents
     done, checked = 0, 0
     while done < most and None in found:
@@ -65,23 +67,23 @@ def updates_needed(states: int, most: int, settings: Sequence[str]) -> list[int 
         if done - checked < CHECK_EVERY:
             continue
         checked = done
-        state = trainer.policy.initial_state(states)
-        output, _ = trainer.policy.act({"observation": every}, never, state, deterministic=True)
-        solved = (output.action == right).all(1)
-        found = [done if first is None and now else first for first, now in zip(found, solved, strict=True)]
+        errors = (trainer.policy.value({"observation": every}, None) - right).square().mean(1)
+        found = [
+            done if first is None and error < TOLERANCE else first for first, error in zip(found, errors, strict=True)
+        ]
     return found
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--states", type=int, default=12)
+    parser.add_argument("--states", type=int, default=14)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--updates", type=int, default=40_000)
     parsed, overrides = parser.parse_known_args(arguments)
     gym.register("BlindCliffwalk-v0", lambda **options: BlindCliffwalk(parsed.states))
     common = (
         "environment={id: BlindCliffwalk-v0, num_envs: 8, vectorization: sync}", "network.hidden_sizes=[32,32]",
-        "network.layer_norm=false", "algorithm.split_batches=false", "algorithm.batch_size=32",
+        "network.layer_norm=false", "algorithm.split_batches=false", "algorithm.batch_size=64",
         f"algorithm.gamma={1 - 1 / parsed.states}", "algorithm.learning_rate=1e-3", "algorithm.tau=0.05",
         "algorithm.learn_step=1", "algorithm.exploration={start: 1, end: 1}",
         "replay={capacity: 100000, learning_starts: 100000}", "training.max_steps=100000", *overrides,
