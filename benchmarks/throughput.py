@@ -111,9 +111,9 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
     trainer.run(min(2.0, seconds / 4))
     before = gather_metrics(trainer.learner, trainer.environments, trainer.placement)
     trainer.stopwatch.clear()
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     trainer.run(seconds)
-    elapsed = time.perf_counter() - started
+    elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
     counts = gather_metrics(trainer.learner, trainer.environments, trainer.placement)
     rates = trainer.ranks.gather(np.array([alone]))
     peak = trainer.ranks.gather(np.array([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
@@ -125,6 +125,7 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
         "processes": trainer.ranks.size,
         "placement": config.population.placement,
         "agent_env_steps_per_s": round(float(counts.steps.sum()) / elapsed, 1),
+        "agent_env_steps_per_cpu_s": round(float(counts.steps.sum()) / cpu, 1),
         "agent_updates_per_s": round(float((counts.updates - before.updates).sum()) / elapsed, 1),
         "environments_alone_per_s": round(float(rates.sum()), 1),
         "peak_rss_mb": round(float(peak.max()), 1),
