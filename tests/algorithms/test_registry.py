@@ -6,7 +6,7 @@ import pytest
 from helpers.kinds import CONVOLUTIONS, OBSERVATIONS
 from helpers.support import ROOT, algorithm
 
-from evorl.algorithms import ALGORITHMS
+from evorl.algorithms import ALGORITHMS, SETTINGS
 from evorl.types import UserError
 
 BOUNDED = gym.spaces.Box(-1.0, 1.0, (2,))
@@ -24,8 +24,9 @@ ROWS = {row[0].strip("`"): dict(zip(TABLE[0], row[1:], strict=True)) for row in 
 
 
 def takes(name, *overrides, **spaces):
+    prioritised = ["replay.prioritised={}"] if SETTINGS[name].replayed else []
     try:
-        algorithm(f"algorithm={{name: {name}}}", "replay.prioritised={}", CONVOLUTIONS, *overrides, **spaces)
+        algorithm(f"algorithm={{name: {name}}}", *prioritised, CONVOLUTIONS, *overrides, **spaces)
     except UserError:
         return "no"
     return "yes"

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.support import ROOT, SMALL, demo, program_for
+from helpers.support import ROOT, SMALL, demo, fitting, program_for
 
 LIMIT = 180.0
 """Seconds after which a launch is given up."""
@@ -40,6 +40,7 @@ class ForkedLaunches:
         """Run the demo in `directory`, as `support.launch` does."""
         log = Path(directory) / "launch.log"
         log.unlink(missing_ok=True)
+        overrides = fitting(overrides)
         settings = ["--config", str(SMALL), *overrides]
         json.dump([str(directory), processes, program_for(SMALL, overrides), settings], self._process.stdin)
         print(file=self._process.stdin, flush=True)

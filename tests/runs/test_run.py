@@ -10,7 +10,9 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, train
 
+from evorl.algorithms import SETTINGS
 from evorl.cli import evaluate_elite, run_command
+from evorl.config import read_yaml
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.launch import run_program
 from evorl.system.formats import decode_agents, encode_agents
@@ -112,7 +114,9 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
     short = ["evolution.steps=80", "training.max_steps=160", "evaluation.episodes=1", "evaluation.max_steps=20"]
-    assert train("run.name=a", "tracking.backends=[]", "replay.learning_starts=100", *short, configuration=path) == 0
+    if SETTINGS[read_yaml(path)["algorithm"]["name"]].replayed:
+        short.append("replay.learning_starts=100")
+    assert train("run.name=a", "tracking.backends=[]", *short, configuration=path) == 0
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     losses = [values for name, values in rows[-1]["metrics"].items() if name.endswith("loss")]
     assert losses
