@@ -26,7 +26,7 @@ CASES = {
 
 def gradients(learner):
     """The flat gradients of the last update, by the network, of a population in one stack."""
-    (networks,) = learner._networks
+    (networks,) = learner.networks
     return {name: network.gradient.clone() for name, network in networks.items()}
 
 
