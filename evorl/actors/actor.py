@@ -69,7 +69,6 @@ class Actor:
         """Fill the slots whose numbers come from one pipe, and send them through the other."""
         while number := os.read(reader, NUMBER.size):
             (slot,) = NUMBER.unpack(number)
-            self._beat()
             while not self._is_up_to_date():
                 self._begin()
             acting = self._acting
