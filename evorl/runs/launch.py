@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from evorl.actors.checks import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, read_yaml, validate
 from evorl.config.errors import on_one_line
@@ -120,7 +121,12 @@ def check(config: AnyConfig) -> AnyConfig:
         )
     one = Environments(config.environment, agents=1, num_envs=1)
     try:
-        make_algorithm(config, one.interface).pace(1 if config.population.placement == "sharded" else ranks)
+        algorithm, copies = make_algorithm(config, one.interface), ranks
+        if config.population.placement == "sharded":
+            copies = 1
+        algorithm.pace(copies)
+        if config.actors is not None:
+            max_staleness(config, algorithm, copies)
     finally:
         one.close()
     return config

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from helpers.support import config
+from helpers.support import config, error_line, train
 
 from evorl.actors import Actors
 from evorl.actors.checks import warn_of_cores
@@ -176,6 +176,25 @@ def test_actors_wait_for_the_learner_and_follow_it_into_the_next_generation():
 def test_mistakes_are_told_in_one_line(error, overrides, message):
     with pytest.raises(error, match=message), Learning(*overrides) as learning:
         learning.learn(1)
+
+
+def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):
+    assert train(*SETTINGS, "actors={queue: 4, max_staleness: 2}", "run.name=a") == 2
+    assert "take at least 4, or fewer actors" in error_line(capsys)
+    assert not (in_directory / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["algorithm={name: dqn}", "actors={count: 2}"], "actors: dqn collects in the learner's own process"),
+        (["algorithm={name: impala, sequence_length: 4}"], "sequence_length: actors send whole rollouts"),
+        (["algorithm={name: impala, split_batches: true}"], "algorithm.split_batches"),
+    ],
+)
+def test_settings_that_mean_nothing_with_actors_are_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        config(*settings)
 
 
 def test_an_actor_that_cannot_live_is_given_up():

@@ -38,7 +38,10 @@ SETTINGS = {
         "replay.n_step=3", "replay.prioritised={}",
     ),
     "dqn": (f"algorithm={{name: dqn, {REPLAYED}}}",),
-    "impala": ("algorithm={name: impala, rollout_steps: 4}", "actors={count: 2, lockstep: true}"),
+    "impala": (
+        "algorithm={name: impala, rollout_steps: 4, normalize_observations: true}", "actors={count: 2, lockstep: true}",
+        "network.recurrent=gru", "network.recurrent_size=8",
+    ),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
     "rainbow": RAINBOW,
     "rainbow of quantiles": (*RAINBOW, "algorithm.distribution=quantile", "algorithm.quantile={quantiles: 8}"),

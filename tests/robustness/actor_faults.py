@@ -32,7 +32,7 @@ GONE = 10.0
 """Seconds in which nothing may be left of it."""
 COMMON = (
     "environment={id: CartPole-v1, num_envs: 2, vectorization: sync}", "network={hidden_sizes: [16, 16]}",
-    "actors={count: 2, timeout: 4.0, max_restarts: 20}", "evaluation={episodes: 2, max_steps: 20}", "population.size=2",
+    "actors={count: 2, timeout: 6.0, max_restarts: 20}", "evaluation={episodes: 2, max_steps: 20}", "population.size=2",
     "evaluation.confirmation_episodes=0", "tracking.backends=[]", "training.target_fitness=null",
     "evolution.steps=2000",
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}", "run.threads=1", "run.name=a",
@@ -68,6 +68,8 @@ class Result:
     processes_left: int = 0
     shared_memory_left: int = 0
     seconds: float = 0.0
+    said: str = ""
+    """The last line that was printed."""
     fine: bool = False
 
 
@@ -124,6 +126,8 @@ class Running:
         for each in left:
             with contextlib.suppress(psutil.Error):
                 each.kill()
+        lines = (self.directory / "log").read_text(errors="replace").replace("\r", "\n").split("\n")
+        result.said = next((line for line in reversed(lines) if line.strip()), "")[:200]
         rows = self.generations()
         result.generations, result.seconds = len(rows), round(time.monotonic() - self._began, 1)
         for row in rows:
