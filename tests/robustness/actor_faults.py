@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -189,19 +189,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--stops", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parsed = parser.parse_args(arguments)
+    # A shell lets what it starts in the background ignore Ctrl-C, and runs would do so, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fine, rng = True, np.random.default_rng(parsed.seed)
     for system in parsed.systems:
         with tempfile.TemporaryDirectory() as place:
-            cases = [disturb_actors(system, _fresh(place, "actors"), rng, parsed.kills, parsed.stops)]
-            cases += [end_learner(system, _fresh(place, number.name), rng, number) for number in ENDS]
-        for result in cases:
-            print(json.dumps(asdict(result)), flush=True)
-            fine = fine and result.fine
+            for result in _cases(system, Path(place), rng, parsed.kills, parsed.stops):
+                print(json.dumps(asdict(result)), flush=True)
+                fine = fine and result.fine
     return 0 if fine else 1
 
 
-def _fresh(place: str, name: str) -> Path:
-    directory = Path(place) / name
+def _cases(system: str, place: Path, rng: np.random.Generator, kills: int, stops: int) -> Iterator[Result]:
+    yield disturb_actors(system, _fresh(place, "actors"), rng, kills, stops)
+    for number in ENDS:
+        yield end_learner(system, _fresh(place, number.name), rng, number)
+
+
+def _fresh(place: Path, name: str) -> Path:
+    directory = place / name
     directory.mkdir()
     return directory
 
