@@ -95,7 +95,7 @@ def is_there(process):
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
     others = descendants()
-    with Learning("actors={count: 2, timeout: 1.5}") as learning:
+    with Learning("actors={count: 2, timeout: 4}") as learning:
         learning.learn(20)
         first = learning.actors.processes
         os.kill(first[0], signal.SIGKILL)

@@ -91,12 +91,13 @@ class Running:
             )
 
     def actors(self) -> list[psutil.Process]:
-        """Return the actors that live, and note all processes of the run."""
+        """Return the actors that live and are not stopped, and note all processes of the run."""
         with contextlib.suppress(psutil.Error):
             family = psutil.Process(self.learner.pid).children(recursive=True)
             self._seen.update(family)
             servers = {each.pid for each in family if each.ppid() == self.learner.pid}
-            return [each for each in family if each.ppid() in servers and each.status() != psutil.STATUS_ZOMBIE]
+            gone = psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED
+            return [each for each in family if each.ppid() in servers and each.status() not in gone]
         return []
 
     def wait_for_actors(self) -> list[psutil.Process]:
@@ -149,9 +150,11 @@ def disturb_actors(system: str, directory: Path, rng: np.random.Generator, kills
     running.wait_for_actors()
     for stop in rng.permutation([False] * kills + [True] * stops):
         time.sleep(float(rng.uniform(0.05, 0.5)))
-        actors = [each for each in running.wait_for_actors() if each.status() != psutil.STATUS_STOPPED]
+        # Those that were stopped are replaced in some seconds.
+        while not (actors := running.wait_for_actors()) and running.learner.poll() is None:
+            time.sleep(0.1)
         if not actors:
-            continue
+            break
         victim = actors[int(rng.integers(len(actors)))]
         with contextlib.suppress(psutil.Error):
             victim.send_signal(signal.SIGSTOP if stop else signal.SIGKILL)
