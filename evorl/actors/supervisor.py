@@ -36,7 +36,7 @@ class Message(NamedTuple):
 class ActorProcess:
     """An actor: its process, the ends of its pipes, and the slots that it has to fill.
 
-    `began` is when it was started, `asked` when it last had nothing to do and was given something. `attempt` counts the
+    `began` is when it was started, `asked` when it was last given something to do. `attempt` counts the
     actors that it is the replacement of, `failures` the last of them that sent nothing.
     """
 
@@ -120,8 +120,7 @@ class Supervisor:
     def hand_out(self, index: int, slot: int) -> None:
         """Give an actor a slot to fill."""
         actor = self._actors[index]
-        if not actor.slots:
-            actor.asked = time.monotonic()
+        actor.asked = time.monotonic()
         actor.slots.add(slot)
         _tell(actor, slot)
 
@@ -158,8 +157,10 @@ class Supervisor:
         if now < self._looked + LOOK_EVERY:
             return
         self._looked = now
+        # Who has filled all slots waits, however long the learner was busy elsewhere.
+        heard = [key.data for key, _ in self._selector.select(0)]
         for actor in self._actors:
-            if actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
+            if actor not in heard and actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
                 self._end(actor)
 
     def _end(self, actor: ActorProcess) -> None:

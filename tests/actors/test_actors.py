@@ -95,7 +95,7 @@ def is_there(process):
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
     others = descendants()
-    with Learning("actors={count: 2, timeout: 4}") as learning:
+    with Learning("actors={count: 2, timeout: 3}") as learning:
         learning.learn(20)
         first = learning.actors.processes
         os.kill(first[0], signal.SIGKILL)
@@ -112,13 +112,25 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
         figures = learning.actors.figures(learning.placement)
         assert figures["restarts"] == 2
         assert all(figures[f"steps_per_second/{index}"] > 0 for index in range(2))
+        told = learning.actors.processes[1]
         for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            os.kill(learning.actors.processes[1], ignored)
+            os.kill(told, ignored)
         learning.learn(10)
-        assert learning.actors.figures(learning.placement)["restarts"] == 0
+        assert learning.actors.processes[1] == told
         family = descendants() - others
         assert set(learning.actors.processes) <= family
     assert all_gone([*first, *family])
+
+
+def test_actors_that_wait_for_a_busy_learner_are_left_alone():
+    with Learning("actors={count: 2, timeout: 0.6}") as learning:
+        learning.learn_from(0)
+        learning.learn_from(1)
+        processes = learning.actors.processes
+        for _ in range(2):
+            time.sleep(1.3)
+            learning.learn(4)
+        assert learning.actors.processes == processes
 
 
 def test_no_update_of_shared_parameters_is_lost_though_actors_are_killed():
