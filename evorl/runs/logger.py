@@ -55,6 +55,7 @@ class Logger:
 
     def advance(self, steps: int) -> None:
         """Show so many more steps of each agent on the bar."""
+        self._reach(self._bar.n + steps)
         self._bar.update(steps)
 
     def enter(self, phase: str) -> None:
@@ -83,6 +84,7 @@ class Logger:
         self._trackers.log(row["generation"], row["global_steps"], curves(row))
         born = [agent for agent in lineage if agent["id"] > self._last_id]
         self._last_id = max(self._last_id, *(agent["id"] for agent in lineage))
+        self._reach(row["agent_steps"])
         self._bar.n = row["agent_steps"]
         self._speed = f"{row['env_steps_per_second']:,.0f} steps/s of all agents"
         self._bar.clear()
@@ -106,6 +108,10 @@ class Logger:
             for line in closing_lines(summary, self._config, self._directory.path):
                 say(line)
         return problem
+
+    def _reach(self, steps: int) -> None:
+        """Let the bar have room for so many steps: the last generation may end beyond `training.max_steps`."""
+        self._bar.total = max(self._bar.total, steps)
 
     def _history(self) -> History:
         """Return what trackers should have of the generations before this process."""
