@@ -109,9 +109,9 @@ class Logger:
                 say(line)
         return problem
 
-    def _reach(self, steps: int) -> None:
+    def _reach(self, steps: float) -> None:
         """Let the bar have room for so many steps: the last generation may end beyond `training.max_steps`."""
-        self._bar.total = max(self._bar.total, steps)
+        self._bar.total = max(self._bar.total or 0.0, steps)
 
     def _history(self) -> History:
         """Return what trackers should have of the generations before this process."""
