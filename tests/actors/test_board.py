@@ -1,6 +1,8 @@
 """Parameters in shared memory: no read is torn, and each generation is read whole."""
 
+import itertools
 import os
+import signal
 import time
 
 import torch
@@ -11,13 +13,10 @@ from evorl.actors.board import Board, Description
 VALUES = 20_000
 
 
-def publish_for(board, seconds):
-    """Publish buffers whose values are all their version, as fast as may be; gives how many."""
-    until, version = time.monotonic() + seconds, 0
-    while time.monotonic() < until:
-        version += 1
+def publish_until_killed(board):
+    """Publish buffers whose values are all their version, as fast as may be."""
+    for version in itertools.count(1):
         board.publish(torch.full((VALUES,), float(version)), [torch.full((2,), float(version))], version)
-    return version
 
 
 def test_no_read_is_torn_while_another_process_writes():
@@ -28,16 +27,19 @@ def test_no_read_is_torn_while_another_process_writes():
     assert [each.id for each in reader.read_description().agents] == [0, 1]
     writer = os.fork()
     if writer == 0:
-        publish_for(board, 1.0)
-        os._exit(0)
+        publish_until_killed(board)
     flat, states = reader.empty()
-    seen, reads = set(), 0
-    while os.waitpid(writer, os.WNOHANG) == (0, 0):
-        version = reader.fetch(flat, states, 1)
-        assert (flat == version).all()
-        assert (states == version).all()
-        seen.add(version)
-        reads += 1
+    seen, least, deadline = set(), time.monotonic() + 1, time.monotonic() + 60
+    try:
+        # On a busy machine the two may have to wait for each other.
+        while time.monotonic() < (least if len(seen) > 20 else deadline):
+            version = reader.fetch(flat, states, 1)
+            assert (flat == version).all()
+            assert (states == version).all()
+            seen.add(version)
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
     assert len(seen) > 20, "the two are meant to have run beside each other"
 
 
