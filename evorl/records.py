@@ -18,7 +18,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Mutation:
-    """What distinguished an agent from its parent at birth: the `kind` of mutation, and what that changed."""
+    """The difference of an agent from its parent at birth: the `kind` of mutation, and what that changed."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -25,7 +25,7 @@ from agilerl.components.sampler import Sampler  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--path", choices=("local", "distributed"), default="local")
     parser.add_argument("--env", default="LunarLander-v3")
@@ -34,8 +34,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--hidden", type=int, nargs="+", default=[32, 32])
     parser.add_argument("--seconds", type=float, default=20.0)
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    args = parsed()
     torch.set_num_threads(1)
     envs = gym.make_vec(args.env, num_envs=args.num_envs, vectorization_mode="sync")
     accelerator = Accelerator(cpu=True) if args.path == "distributed" else None

@@ -35,7 +35,7 @@ class Description:
 
 
 class Board:
-    """Shared memory where a learner publishes parameters with their version, and each actor leaves signs of life.
+    """Shared memory where a learner publishes parameters with their version, and each actor its heartbeat.
 
     There are two buffers, written in turn. Whoever has copied one looks whether it was begun anew meanwhile, and then
     copies again; so no read is torn, and nobody waits for anybody.

@@ -42,7 +42,7 @@ class Slot(Protocol):
 
 @dataclass
 class Acting:
-    """What an actor acts with in a generation: parameters `flat` [D] of a `version`, as the board has them."""
+    """Hold what an actor acts with in a generation: parameters `flat` [D] of a `version`, as the board has them."""
 
     config: AnyConfig
     environments: Environments
@@ -59,7 +59,7 @@ class Collector(Protocol):
     """Acts, and fills slots with what comes of it."""
 
     def collect(self, slot: Slot, beat: Callable[[], None]) -> None:
-        """Fill a slot by the policy's present parameters; call `beat` as a sign of life."""
+        """Fill a slot by the policy's present parameters; call `beat` as a heartbeat."""
 
 
 class RolloutCollector:
@@ -231,7 +231,7 @@ def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
 
 @dataclass(frozen=True)
 class Kind:
-    """What of one kind is sent: `slot` gives what makes its memory, `collector` who fills it.
+    """Describe one kind of what is sent: `slot` gives what makes its memory, `collector` who fills it.
 
     Where parameters are `shared`, the board holds all of a learner's state, and actors publish there themselves.
     """

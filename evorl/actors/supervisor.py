@@ -64,7 +64,7 @@ class ActorProcess:
         return self.pipes[1]
 
     def is_late(self, now: float, beat: float, timeout: float) -> bool:
-        """Return whether it has something to do and has shown no sign of life for too long; the last was at `beat`."""
+        """Return whether it has something to do and has sent no heartbeat for too long; the last was at `beat`."""
         limit = max(beat, self.asked) + timeout if beat > self.began else self.began + max(timeout, STARTING)
         return bool(self.process and self.slots) and now > limit
 
