@@ -55,12 +55,25 @@ def test_stages_lead_from_an_initial_agent_to_the_elite(run):
     assert stages[0].parent is None
     assert stages[-1].id == json.loads((run / "elite" / "agent.json").read_text())["id"]
     for before, after in pairwise(stages):
-        if after.mutation == SAME:
-            assert (after.generation, after.id) == (before.generation + 1, before.id)
+        if after.id == before.id:
+            assert after.mutation == SAME, "a birth is told once"
+            assert after.generation == before.generation + 1
         else:
             assert (before.generation, before.id) == (after.parent_generation, after.parent)
             assert after.mutation == Mutation(**rows[after.generation, after.id]["mutation"])
     assert len({stage.id for stage in stages}) > 2, "the winner is meant to have ancestors"
+
+
+def test_a_birth_is_told_once_however_long_the_agent_lives(run):
+    elite = json.loads((run / "elite" / "agent.json").read_text())["id"]
+    row = lines(run / "lineage.jsonl")[0]
+    born = {"kind": "parameters", "target": "noise", "before": None, "after": 0.1}
+    child = {**row, "id": elite, "parent": row["id"], "parent_generation": 1, "mutation": born}
+    change(run, lambda rows: rows.__setitem__(slice(None), [row, child | {"generation": 2}, child | {"generation": 3}]))
+    metrics = lines(run / "metrics.jsonl")
+    (run / "metrics.jsonl").write_text(json.dumps(metrics[-1] | {"elite_generation": 3}) + "\n")
+    assert [stage.mutation.kind for stage in ancestry(run)] == ["initial", "parameters", "none"]
+    assert [one.generation for one in schedule_of(ancestry(run)).mutations] == [1]
 
 
 @pytest.mark.parametrize("size", [1, 2])

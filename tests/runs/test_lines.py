@@ -70,3 +70,12 @@ def test_a_run_tells_of_its_generations_and_its_end_also_when_nothing_is_left(in
     again = capsys.readouterr().err.splitlines()
     assert not any(line.startswith("gen ") for line in again)
     assert again[-2:] == said[-2:]
+
+
+def test_the_bar_reaches_as_far_as_the_last_generation(in_directory, monkeypatch, capsys):
+    """A generation may end beyond `training.max_steps`, where tqdm knows no share any more."""
+    monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: True)
+    assert train("run.name=a", "training.max_steps=50") == 0
+    shown = capsys.readouterr().err
+    assert "100%|" in shown
+    assert "/?" not in shown
