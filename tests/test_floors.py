@@ -20,6 +20,7 @@ FLOORS = [
     {"population"},
     {"actors"},
     {"runs"},
+    {"commands"},
     {"cli"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -36,6 +36,8 @@ from wandb.sdk.wandb_setup import _WandbSetup
 
 from evorl import cli
 from evorl.algorithms import SETTINGS
+from evorl.commands import evaluate
+from evorl.commands.launching import PROGRAM
 from evorl.config import read_yaml, validate
 from evorl.runs import run as training
 from evorl.runs.launch import run_program
@@ -117,7 +119,7 @@ class Began(BaseException):
 
 def online() -> ModuleType:
     """The program that `evorl resume` starts."""
-    spec = importlib.util.spec_from_file_location("evorl_demo_online", cli.PROGRAM)
+    spec = importlib.util.spec_from_file_location("evorl_demo_online", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -165,7 +167,7 @@ def workshop() -> Iterator[Bench]:
         for module in MODULES:
             (run / f"{module}.py").write_text(EVIL.format(name=module))
         # What is imported or worked out once is so before the children are forked.
-        cli.evaluate_elite(run, 1, 0)
+        evaluate.evaluate_elite(run, 1, 0)
         gc.collect()
         gc.freeze()
         try:
@@ -359,7 +361,7 @@ class Child:
         except Executed as done:
             if problem := unsafe(done.command):
                 self._watch.problems.append(problem)
-            if not self._case.goes_on or done.command[1:2] != [str(cli.PROGRAM)]:
+            if not self._case.goes_on or done.command[1:2] != [str(PROGRAM)]:
                 return 0
             return run_program(self._program.main, done.command[2:])
 

@@ -86,7 +86,7 @@ def test_code_that_is_executed_is_seen(bench, monkeypatch):
     case = Case("code", EVALUATE, names_code, inside=True)
     outcome = bench.tried(case)
     assert (outcome.code, outcome.problems) == (2, [])
-    monkeypatch.setattr("evorl.cli.refuse_code", lambda run, allowed: None)
+    monkeypatch.setattr("evorl.commands.evaluate.refuse_code", lambda run, allowed: None)
     problems = bench.tried(case).problems
     assert "code of the run was executed: canary-evilmod" in problems
     assert "the working directory is on sys.path" in problems
@@ -146,13 +146,13 @@ BROKEN = {
     says_it_twice: "exit code 2 with 2 lines of error",
     clears_the_screen: "letters on the terminal that cannot be printed",
     dies: "the process ended with -9",
-    time.sleep: "a traceback from evorl/cli.py",
+    time.sleep: "a traceback from evorl/commands/evaluate.py",
 }
 
 
 @pytest.mark.parametrize(("change", "problem"), BROKEN.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_promise_that_is_broken_is_seen(change, problem, bench, monkeypatch):
-    monkeypatch.setattr("evorl.cli.evaluate_elite", change)
+    monkeypatch.setattr("evorl.commands.evaluate.evaluate_elite", change)
     limits = Limits(seconds=0.5 if change is waits else 5.0, megabytes=100)
     outcome = bench.tried(Case("broken", EVALUATE), limits)
     assert any(each.startswith(problem) for each in outcome.problems), outcome

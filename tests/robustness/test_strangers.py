@@ -12,7 +12,8 @@ import torch
 from helpers.support import ROOT, config, train
 
 from evorl.algorithms import SETTINGS
-from evorl.cli import resume_command, run_command
+from evorl.commands.command import run_command
+from evorl.commands.resume import resume_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import run_program

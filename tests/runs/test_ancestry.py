@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from helpers.support import SMALL, lines, train
 
-from evorl.cli import replay_command, run_command
+from evorl.commands.command import run_command
+from evorl.commands.replay import replay_command
 from evorl.config import override, read_yaml
 from evorl.records import Mutation
 from evorl.runs.ancestry import SAME, ancestry, constant_schedule_of, schedule_of

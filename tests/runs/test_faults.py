@@ -14,8 +14,9 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
 
-from evorl import cli
-from evorl.cli import resume_command
+from evorl.commands import launching, resume
+from evorl.commands.command import run_command
+from evorl.commands.resume import resume_command
 from evorl.distributed.signals import Interrupted
 from evorl.population import check_agents
 from evorl.runs.checkpoint import Checkpoints
@@ -288,16 +289,16 @@ def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypat
         asked.append(given)
         raise UserError("enough")
 
-    monkeypatch.setattr(cli, "resume_command", resume_command)
+    monkeypatch.setattr(resume, "resume_command", resume_command)
     with pytest.raises(UserError, match="enough"):
-        cli.run_command(["resume", str(tmp_path), *arguments.split()])
-    assert asked == [(tmp_path, ["a.b=1", "c=2"], cli.PROGRAM, 1, False)]
+        run_command(["resume", str(tmp_path), *arguments.split()])
+    assert asked == [(tmp_path, ["a.b=1", "c=2"], launching.PROGRAM, 1, False)]
 
 
 @pytest.mark.parametrize("arguments", ["resume runs/a --proceses 1", "evaluate runs/a a.b=1"])
 def test_what_the_command_line_does_not_know_is_refused(arguments):
     with pytest.raises(UserError, match="unrecognized arguments"):
-        cli.run_command(arguments.split())
+        run_command(arguments.split())
 
 
 @pytest.mark.parametrize("name", ["42", "2024-06-01", "a #b", "x: y"])
@@ -305,16 +306,16 @@ def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path)
     run = tmp_path / "e #1" / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(config().to_yaml())
-    command = resume_command(run, [], cli.PROGRAM, 1)
+    command = resume_command(run, [], launching.PROGRAM, 1)
     resumed = config(*command[command.index("--config") + 2 :]).run
     assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
 
 
 def test_more_processes_than_cores_are_only_started_when_asked_for(in_directory, monkeypatch):
     assert train("run.name=a") == 0
-    monkeypatch.setattr(cli, "_ranks_of", lambda run: 1_000_000)
+    monkeypatch.setattr(launching, "_ranks_of", lambda run: 1_000_000)
     with pytest.raises(UserError, match="--processes: the run had 1000000"):
-        resume_command(in_directory / "runs" / "a", [], cli.PROGRAM, None)
+        resume_command(in_directory / "runs" / "a", [], launching.PROGRAM, None)
 
 
 @pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])

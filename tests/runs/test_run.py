@@ -11,7 +11,8 @@ import torch
 from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, train
 
 from evorl.algorithms import SETTINGS
-from evorl.cli import evaluate_elite, run_command
+from evorl.commands.command import run_command
+from evorl.commands.evaluate import evaluate_elite
 from evorl.config import read_yaml
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.launch import run_program

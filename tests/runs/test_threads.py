@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.support import ROOT, interface, train
 
-from evorl import cli
+from evorl.commands.command import run_command
 from evorl.envs.spec import ObservationSpec
 from evorl.runs.threads import choose_threads, use_threads
 from evorl.types import EvorlWarning
@@ -71,7 +71,7 @@ def test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration(
     assert train("run.name=a", "run.threads=2", "training.max_steps=40") == 0
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
-    cli.run_command(["evaluate", "runs/a", "--episodes", "1"])
+    run_command(["evaluate", "runs/a", "--episodes", "1"])
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
     with pytest.warns(EvorlWarning, match="not bit-exact: threads changed from 2 to 3"):

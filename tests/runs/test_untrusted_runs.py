@@ -10,7 +10,7 @@ import torch
 from helpers.forged import DESCRIBED, forge, hostile
 from helpers.support import error_line, train
 
-from evorl.cli import run_command
+from evorl.commands.command import run_command
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.history import JsonLines
 from evorl.runs.launch import run_program

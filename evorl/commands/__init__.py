@@ -1,0 +1,11 @@
+"""The commands of `evorl`: one file each, which is imported when its command is called."""
+
+from collections.abc import Mapping
+
+COMMANDS: Mapping[str, str] = {
+    "evaluate": "the best agent's return on fresh episodes",
+    "schedule": "what the best agent was in each generation, and what changed",
+    "resume": "go on with a run, further than it went if so asked",
+    "replay": "train one agent on the schedule of a run's best one, as seed=N says",
+}
+"""What each command is for; `COMMAND` in the file of the same name says what it takes, and runs it."""

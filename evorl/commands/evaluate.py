@@ -1,0 +1,83 @@
+"""`evorl evaluate`: the return of a run's best agent on fresh episodes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.commands.command import Command, add_run, count, seed
+from evorl.config import validate
+from evorl.config.errors import on_one_line
+from evorl.envs import Environments
+from evorl.envs.vector import for_evaluation
+from evorl.population import Policy, check_agents
+from evorl.population.evaluation import MAX_COPIES, evaluate
+from evorl.randomness import numpy_generator, torch_generator
+from evorl.runs.directory import load_elite
+from evorl.runs.launch import check
+from evorl.runs.threads import use_threads
+from evorl.runs.trust import refuse_code
+
+PURPOSE = "evaluation of the elite"
+"""A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed."""
+
+
+def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, float | int | str]:
+    """Return the returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
+    data, agent = load_elite(run)
+    config = validate(data, SETTINGS)
+    refuse_code(config, allow_code)
+    check(config)
+    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True)
+    algorithm = make_algorithm(config, environments.interface)
+    check_agents([agent], algorithm, str(run / "elite"))
+    use_threads(config.run.threads, environments.interface.parts, ranks=1)
+    policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
+    returns = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps)[0]
+    environments.close()
+    return {
+        "run": str(run),
+        "agent": agent.id,
+        "episodes": episodes,
+        "seed": seed,
+        "mean": float(np.mean(returns)),
+        "std": float(np.std(returns)),
+        "min": float(np.min(returns)),
+        "max": float(np.max(returns)),
+    }
+
+
+def seeds_of(seed: int, episodes: int) -> list[int]:
+    """Return the seeds of the episodes that `seed` stands for."""
+    rng = numpy_generator(seed, generation=0, rank=0, purpose=PURPOSE)
+    return [int(number) for number in rng.integers(2**31, size=episodes)]
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--episodes", type=count, default=100)
+    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed, parsed.allow_code)
+    if parsed.json:
+        print(json.dumps(result))
+        return
+    print(
+        f"agent {result['agent']} of {on_one_line(str(result['run']))}: "
+        f"mean return {result['mean']:.1f} ± {result['std']:.1f} "
+        f"(min {result['min']:.1f}, max {result['max']:.1f}) over {result['episodes']} fresh episodes"
+    )
+
+
+COMMAND = Command(
+    run=_run,
+    arguments=_arguments,
+    examples=("evorl evaluate runs/my-run", "evorl evaluate runs/my-run --episodes 20 --seed 7 --json"),
+)

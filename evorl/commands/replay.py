@@ -1,0 +1,54 @@
+"""`evorl replay`: train one agent on the schedule of a run's best one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from evorl.algorithms import SETTINGS
+from evorl.commands.command import Command
+from evorl.commands.launching import add_launch, launch_command, program_for
+from evorl.config import override, read_yaml, validate
+from evorl.runs.ancestry import ancestry, replayed
+from evorl.runs.directory import load_elite
+from evorl.runs.launch import check
+from evorl.runs.trust import refuse_code
+from evorl.system.files import refuse_links, write_atomically
+
+
+def replay_command(
+    run: Path, overrides: Sequence[str], program: Path, processes: int | None, constant: bool, allow_code: bool = False
+) -> list[str]:
+    """Return the command that trains one agent on the schedule of a run's best one, or with its last settings.
+
+    Its configuration is written into the run's directory. Raises UserError where there is no such schedule.
+    """
+    data, _ = load_elite(run)
+    config = validate(data, SETTINGS)
+    refuse_code(config, allow_code)
+    path = run / ("replay-constant.yaml" if constant else "replay.yaml")
+    refuse_links(run, path)
+    write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
+    refuse_code(check(validate(override(read_yaml(path), overrides), SETTINGS)), allow_code)
+    program = program_for(program, config)
+    return launch_command(run, [str(program), "--config", str(path.absolute()), *overrides], processes)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add_launch(parser)
+    parser.add_argument("--constant", action="store_true", help="with the best agent's last settings from the start")
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    given = parsed.overrides, parsed.program, parsed.processes, parsed.constant, parsed.allow_code
+    command = replay_command(parsed.run, *given)
+    os.execv(command[0], command)
+
+
+COMMAND = Command(
+    run=_run,
+    arguments=_arguments,
+    examples=("evorl replay runs/my-run seed=7", "evorl replay runs/my-run --constant seed=7"),
+)

@@ -1,0 +1,46 @@
+"""`evorl resume`: go on with a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from evorl.algorithms import SETTINGS
+from evorl.commands.command import Command
+from evorl.commands.launching import add_launch, launch_command, program_for
+from evorl.config import override, read_yaml, validate
+from evorl.runs.directory import check_same_run
+from evorl.runs.launch import check
+from evorl.runs.trust import refuse_code
+from evorl.types import UserError
+
+
+def resume_command(
+    run: Path, overrides: Sequence[str], program: Path, processes: int | None, allow_code: bool = False
+) -> list[str]:
+    """Return the command that resumes a run, on as many processes as it had. Raises UserError where none may."""
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"{run}: there is no run here (no config.yaml)")
+    directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
+    place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
+    given = [*overrides, *place]
+    config = validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)
+    refuse_code(config, allow_code)
+    check_same_run(run, check(config))
+    program = program_for(program, config)
+    return launch_command(run, [str(program), "--config", str(run / "config.yaml"), *given], processes)
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    command = resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code)
+    os.execv(command[0], command)
+
+
+COMMAND = Command(
+    run=_run,
+    arguments=add_launch,
+    examples=("evorl resume runs/my-run", "evorl resume runs/my-run training.max_steps=2000000 --processes 4"),
+)

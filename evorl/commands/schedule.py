@@ -1,0 +1,15 @@
+"""`evorl schedule`: what a run's best agent was in each generation."""
+
+from __future__ import annotations
+
+import argparse
+
+from evorl.commands.command import Command, add_run
+from evorl.runs.ancestry import ancestry, table
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    print("\n".join(table(ancestry(parsed.run))))
+
+
+COMMAND = Command(run=_run, arguments=add_run, examples=("evorl schedule runs/my-run",))

@@ -1,0 +1,53 @@
+"""The command line: every command explains itself, and mistakes are told in one line."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from helpers.support import error_line
+
+from evorl import commands
+from evorl.commands import COMMANDS
+from evorl.commands.command import command_named, parser_of, run_command
+from evorl.runs.launch import Answered, run_program
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples_that_the_parser_takes(name, capsys):
+    with pytest.raises(Answered):
+        run_command([name, "--help"])
+    shown = capsys.readouterr().out
+    for example in command_named(name).examples:
+        assert example in shown
+        program, command, *arguments = shlex.split(example, comments=True)
+        assert (program, command) == ("evorl", name)
+        parser_of(name).parse_intermixed_args(arguments)
+
+
+def test_each_command_has_a_file_and_each_file_a_command():
+    files = {path.stem for path in Path(commands.__file__).parent.glob("*.py")}
+    named = {name for name in files if hasattr(importlib.import_module(f"evorl.commands.{name}"), "COMMAND")}
+    assert named == set(COMMANDS)
+
+
+def test_the_help_of_all_lists_each(capsys):
+    for arguments in ([], ["--help"]):
+        run_command(arguments)
+        shown = capsys.readouterr().out
+        assert all(re.search(rf"^  {name} +\S", shown, re.MULTILINE) for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("evalute x", "evorl: there is no 'evalute'; did you mean 'evaluate'?"),
+        ("evaluate", "the following arguments are required: run"),
+        ("evaluate runs/a --episodes 0", "argument --episodes: 0 is out of range; it must be 1 to 1000000"),
+        ("evaluate runs/a --episodes few", "argument --episodes: invalid count value: 'few'"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, capsys):
+    assert run_program(run_command, arguments.split()) == 2
+    assert message in error_line(capsys)
