@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 COMMANDS: Mapping[str, str] = {
+    "train": "train a population of agents, and evolve it",
     "evaluate": "the best agent's return on fresh episodes",
     "schedule": "what the best agent was in each generation, and what changed",
     "resume": "go on with a run, further than it went if so asked",

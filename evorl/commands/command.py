@@ -11,6 +11,7 @@ from pathlib import Path
 from evorl.commands import COMMANDS
 from evorl.config import check_name
 from evorl.config.errors import shown
+from evorl.config.reader import plain_assignments
 from evorl.runs.launch import Parser
 from evorl.system.files import reason
 from evorl.types import UserError
@@ -53,7 +54,7 @@ def run_command(arguments: Sequence[str]) -> None:
         print(overview())
         return
     parser = parser_of(name)
-    parsed = parser.parse_intermixed_args(rest)
+    parsed = parser.parse_intermixed_args(plain_assignments(rest))
     try:
         command_named(name).run(parsed)
     except OSError as error:

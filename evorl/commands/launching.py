@@ -12,38 +12,28 @@ from pathlib import Path
 
 from evorl.commands.command import add_overrides, add_run, count
 from evorl.config import AnyConfig
+from evorl.config.shipped import ACCELERATE
 from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.programs import ASYNCHRONOUS, ONLINE
 from evorl.runs.progress import progress_of
 from evorl.types import UserError
 
-ROOT = Path(__file__).parent.parent.parent
-PROGRAM = ROOT / "demos" / "online.py"
-WITH_ACTORS = ROOT / "demos" / "asynchronous.py"
-"""What trains a run of an algorithm that learns from actor processes."""
-ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 
-
-def launch_command(run: Path, arguments: Sequence[str], processes: int | None) -> list[str]:
-    """Return the command that starts a program with these arguments on as many processes as a run had.
-
-    Raises UserError where that are more than there are cores.
-    """
-    ranks, cores = processes or _ranks_of(run), os.cpu_count() or 1
-    if ranks > cores and processes is None:
-        raise UserError(f"--processes: the run had {ranks}, this machine has {cores} cores; say how many to start")
-    if ranks == 1:
+def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
+    """Return the command that starts a program, the first of these arguments, on so many processes."""
+    if processes == 1:
         return [sys.executable, *arguments]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # Without -P a `yaml.py` in the working directory, which may be a stranger's run, would be imported for yaml.
     launcher = [sys.executable, "-P", "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE)]
-    return [*launcher, "--num_processes", str(ranks), "--main_process_port", str(port), *arguments]
+    return [*launcher, "--num_processes", str(processes), "--main_process_port", str(port), *arguments]
 
 
 def program_for(named: Path, config: AnyConfig) -> Path:
     """Return the program that a command line names, or the demo for the algorithm. Raises UserError where it is not."""
-    program = WITH_ACTORS if named == PROGRAM and config.actors is not None else named
+    program = ASYNCHRONOUS if named == ONLINE and config.actors is not None else named
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")
     return program
@@ -54,7 +44,15 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_overrides(parser)
     parser.add_argument("--processes", type=count, help="default: as many as before")
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="what trained it (default: its demo)")
+    parser.add_argument("--program", type=Path, default=ONLINE, help="what trained it (default: its demo)")
+
+
+def processes_for(run: Path, asked: int | None) -> int:
+    """Return how many processes were asked for, or as many as a run had. Raises UserError for more than cores."""
+    ranks, cores = asked or _ranks_of(run), os.cpu_count() or 1
+    if ranks > cores and asked is None:
+        raise UserError(f"--processes: the run had {ranks}, this machine has {cores} cores; say how many to start")
+    return ranks
 
 
 def _ranks_of(run: Path) -> int:

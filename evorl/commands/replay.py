@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command
-from evorl.commands.launching import add_launch, launch_command, program_for
+from evorl.commands.launching import add_launch, launch_command, processes_for, program_for
 from evorl.config import override, read_yaml, validate
 from evorl.runs.ancestry import ancestry, replayed
 from evorl.runs.directory import load_elite
@@ -33,7 +33,7 @@ def replay_command(
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
     refuse_code(check(validate(override(read_yaml(path), overrides), SETTINGS)), allow_code)
     program = program_for(program, config)
-    return launch_command(run, [str(program), "--config", str(path.absolute()), *overrides], processes)
+    return launch_command([str(program), "--config", str(path.absolute()), *overrides], processes_for(run, processes))
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

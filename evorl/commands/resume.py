@@ -10,7 +10,7 @@ from pathlib import Path
 
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command
-from evorl.commands.launching import add_launch, launch_command, program_for
+from evorl.commands.launching import add_launch, launch_command, processes_for, program_for
 from evorl.config import override, read_yaml, validate
 from evorl.runs.directory import check_same_run
 from evorl.runs.launch import check
@@ -31,7 +31,7 @@ def resume_command(
     refuse_code(config, allow_code)
     check_same_run(run, check(config))
     program = program_for(program, config)
-    return launch_command(run, [str(program), "--config", str(run / "config.yaml"), *given], processes)
+    return launch_command([str(program), "--config", str(run / "config.yaml"), *given], processes_for(run, processes))
 
 
 def _run(parsed: argparse.Namespace) -> None:

@@ -9,6 +9,10 @@ from typing import Any
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+MAX_LETTERS = 900
+"""Letters of an error message in which a configuration's mistakes are told."""
 
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
@@ -32,30 +36,35 @@ def shown(value: object) -> str:
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """Return the first error in one line: its path, its value and what would be right."""
-    return on_one_line(_explanation(model, error))
+    """Return all errors in one line: of each its path, its value and what would be right; unknown keys first."""
+    # A default that is made of other settings has no value where those are wrong.
+    found = [problem for problem in error.errors(include_url=False) if problem["type"] != "default_factory_not_called"]
+    problems = sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
+    each = list(dict.fromkeys(on_one_line(_explanation(model, problem), MAX_LETTERS // 2) for problem in problems))
+    if len(each) == 1:
+        return each[0]
+    told = [f"({number}) {one}" for number, one in enumerate(each, 1)]
+    while sum(map(len, told)) > MAX_LETTERS:
+        told.pop()
+    rest = f" and {len(each) - len(told)} more" if len(told) < len(each) else ""
+    return f"{len(each)} settings are wrong: {' '.join(told)}{rest}"
 
 
-def _explanation(model: type[BaseModel], error: ValidationError) -> str:
-    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
-    first = problems[0]
-    location = tuple(str(part) for part in first["loc"])
-    path = ".".join(location)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    value = first.get("input")
-    if first["type"] == "extra_forbidden":
-        known = _section_at(model, location[:-1])
-        return f"{path}: unknown key" + _nearest_path(location, known) + more
-    if first["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
-        return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}{more}"
-    if first["type"] == "missing":
-        return f"{path}: this key is required{more}"
-    if first["type"] in ("model_type", "dict_type"):
-        return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own{more}"
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if first["type"] == "value_error":
-        return (f"{path}: {message}" if path else message) + more
-    return f"{path or 'configuration'}: {shown(value)} does not fit: {message}{more}"
+def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
+    location = tuple(str(part) for part in problem["loc"])
+    path, kind, value = ".".join(location), problem["type"], problem.get("input")
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key" + _nearest_path(location, _section_at(model, location[:-1]))
+    if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
+        return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}"
+    if kind == "missing":
+        return f"{path}: this key is required"
+    if kind in ("model_type", "dict_type"):
+        return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if kind == "value_error":
+        return f"{path}: {message}" if path else message
+    return f"{path or 'configuration'}: {shown(value)} does not fit: {message}"
 
 
 def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> str:

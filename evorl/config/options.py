@@ -43,13 +43,13 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
                 f"accelerate's {option}: {value.lower()} would have no effect, since agents train as stacks in float32 "
                 f"and only their gradients are averaged; leave it out, or take {plain!r}"
             )
-    if variables.get("ACCELERATE_USE_CPU", "").lower() == "true" and variables.get("WORLD_SIZE", "1") == "1":
+    if "ACCELERATE_USE_CPU" in variables and variables.get("WORLD_SIZE", "1") == "1":
         wanted = processes_wanted(_launcher_arguments())
         if wanted > 1:
             raise UserError(
-                f"accelerate was asked for {wanted} processes and has started one, as it does with `--cpu` and "
-                "`distributed_type: MULTI_CPU`; take `--multi_gpu` or `distributed_type: MULTI_GPU` and `use_cpu: "
-                "false`, which serve CPU machines too (configs/accelerate/accelerate.yaml)"
+                f"accelerate was asked for {wanted} processes and has started one, as it does on a CPU; take `evorl "
+                f"train --processes {wanted}`, or `--multi_gpu` or `distributed_type: MULTI_GPU` and `use_cpu: false`, "
+                "which serve CPU machines too (configs/accelerate/accelerate.yaml)"
             )
 
 

@@ -17,6 +17,8 @@ MAX_BYTES = 2**17
 """Bytes of a configuration; the largest that is shipped has some thousands."""
 MAX_VALUES = 10_000
 """Values in a configuration, with its aliases expanded: few lines of them can stand for more than memory holds."""
+SHORT = {"environment": "id", "algorithm": "name"}
+"""The key of a section that text in the section's place stands for, as in `environment: CartPole-v1`."""
 MAX_DEPTH = 50
 """Brackets within each other; the parser takes seconds to give up on thousands."""
 
@@ -88,7 +90,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise UserError(f"{where}: the configuration must be a mapping of sections, not a {type(data).__name__}")
-    return data
+    return data | {key: {name: data[key]} for key, name in SHORT.items() if isinstance(data.get(key), str)}
+
+
+def plain_assignments(arguments: Sequence[str], *names: str) -> list[str]:
+    """Return arguments with `--key.path=value`, as `wandb sweep` passes settings, without the dashes.
+
+    That is also done with the `names`, which have no dot.
+    """
+    dashed = re.compile(rf"--(\w+(\.\w+)+|{'|'.join(names or ['-'])})=")
+    return [argument[2:] if dashed.match(argument) else argument for argument in arguments]
 
 
 def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -103,6 +114,8 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
             value = _parse(text)
         except yaml.YAMLError as error:
             raise UserError(f"{where}: {shown(text)} is not valid YAML") from error
+        if path in SHORT and isinstance(value, str):
+            keys.append(SHORT[path])
         data = _with_value(data, keys, value, where)
     return data
 

@@ -247,6 +247,14 @@ class Config(Section, Generic[Settings]):
 
     @field_validator("evolution")
     @classmethod
+    def _suits_one_agent(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
+        population: PopulationSettings | None = info.data.get("population")
+        if population is None or population.size > 1:
+            return evolution
+        return evolution.model_copy(update={"selection": evolution.selection.model_copy(update={"size": 1})})
+
+    @field_validator("evolution")
+    @classmethod
     def _has_ranges(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
         algorithm: AlgorithmSettings | None = info.data.get("algorithm")
         if algorithm is None:
@@ -306,7 +314,7 @@ AnyConfig = Config[Any]
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
     """Return the configuration that `data` describes; `algorithms` gives each algorithm's settings by its name.
 
-    Raises UserError with the path of the first key that is wrong and what would be right.
+    Raises UserError with the path of each key that is wrong and what would be right.
     """
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"

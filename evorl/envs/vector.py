@@ -7,6 +7,7 @@ import importlib
 import os
 import warnings
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -29,7 +30,7 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
     try:
         module, _, name = settings.id.rpartition(":")
         if module:
-            import_from_here(module)
+            _register_class(import_from_here(module), name)
         elif settings.id.startswith(ATARI):
             importlib.import_module("ale_py")
         with warnings.catch_warnings():
@@ -61,6 +62,13 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
+
+
+def _register_class(module: ModuleType, name: str) -> None:
+    """Let Gymnasium know an environment's class that a module has by this name, unless the name is registered."""
+    named = getattr(module, name, None)
+    if name not in gym.registry and isinstance(named, type) and issubclass(named, gym.Env):
+        gym.register(name, entry_point=f"{module.__name__}:{name}")
 
 
 def discard(vector: VectorEnv[Any, Any, Any]) -> None:

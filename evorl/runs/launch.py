@@ -17,9 +17,11 @@ from typing import Any, NoReturn
 
 from evorl.actors.checks import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.config import AnyConfig, check_name, override, read_yaml, validate
+from evorl.config import AnyConfig, check_name, validate
 from evorl.config.errors import on_one_line
 from evorl.config.options import asked_for_bf16, refuse_options
+from evorl.config.reader import plain_assignments
+from evorl.config.shipped import read_settings
 from evorl.distributed import is_initialized, shutdown
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.envs import Environments
@@ -60,8 +62,8 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     parser = Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
-    parsed = parser.parse_intermixed_args(arguments)
-    given = validate(override(read_yaml(parsed.config), parsed.overrides), SETTINGS)
+    parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
+    given = validate(read_settings(parsed.config, parsed.overrides), SETTINGS)
     config = check(_in_place(_in_precision(given, asked_for_bf16())))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"

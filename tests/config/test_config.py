@@ -21,6 +21,78 @@ def test_every_shipped_configuration_is_valid(path):
     load_config([], path)
 
 
+SEVERAL = """
+algorithm: {name: dqn, gama: 0.9, learning_rate: -1}
+network: {hiden_sizes: [8]}
+population: {size: many}
+evolution: {selection: {size: 0}}
+"""
+
+
+def test_all_that_is_wrong_is_told(tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text(SEVERAL)
+    with pytest.raises(UserError, match=r"^5 settings are wrong: ") as caught:
+        load_config([], path)
+    message = str(caught.value)
+    assert "(1) algorithm.gama: unknown key; did you mean 'algorithm.gamma'?" in message
+    assert "(2) network.hiden_sizes: unknown key; did you mean 'network.hidden_sizes'?" in message
+    for part in (
+        "algorithm.learning_rate: -1 is out",
+        "population.size: 'many' does not",
+        "evolution.selection.size: 0",
+    ):
+        assert part in message
+
+
+def test_more_mistakes_than_a_line_holds_are_counted(tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text("".join(f"wrong{number}: 1\n" for number in range(40)))
+    with pytest.raises(UserError, match=r"^40 settings are wrong: \(1\) wrong0: .* and 3\d more$") as caught:
+        load_config([], path)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_the_names_of_sections_stand_for_what_they_are_about(tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text("environment: CartPole-v1\nalgorithm: ppo\n")
+    settings = load_config([], path)
+    assert (settings.environment.id, settings.algorithm.name) == ("CartPole-v1", "ppo")
+    settings = load_config(["environment=Acrobot-v1", "environment.num_envs=3"], path)
+    assert (settings.environment.id, settings.environment.num_envs) == ("Acrobot-v1", 3)
+
+
+def test_settings_are_taken_as_sweeps_pass_them():
+    settings = load_config(["--algorithm.learning_rate=0.001", "--network.hidden_sizes=[8, 8]", "--seed=3"], DQN)
+    assert (settings.algorithm.learning_rate, settings.network.hidden_sizes, settings.seed) == (1e-3, (8, 8), 3)
+
+
+@pytest.mark.parametrize("assignment", ["algorithm.name=ppo", "algorithm=ppo"])
+def test_another_algorithm_brings_its_own_settings(assignment, tmp_path):
+    shipped = load_config([], DQN.with_name("ppo.yaml"))
+    assert load_config([assignment], DQN) == shipped
+    path = tmp_path / "some.yaml"
+    path.write_text(
+        "environment: {id: CartPole-v1, num_envs: 2}\nalgorithm: {name: dqn, dueling: true}\n"
+        "replay: {capacity: 5000}\nnetwork: {hidden_sizes: [8]}\n"
+        "evolution: {steps: 300, hyperparameters: {tau: {min: 1e-3, max: 1e-1}}}\n"
+    )
+    settings = load_config([assignment, "algorithm.clip=0.3"], path)
+    assert settings.algorithm == shipped.algorithm.model_copy(update={"clip": 0.3})
+    assert settings.evolution.hyperparameters == shipped.evolution.hyperparameters
+    assert (settings.environment.num_envs, settings.network.hidden_sizes) == (2, (8,))
+    assert settings.evolution.steps == 300
+    # What a file says of its own algorithm stays where the name is only repeated.
+    assert load_config(["algorithm.name=dqn"], path).algorithm.dueling
+
+
+def test_a_population_of_one_needs_no_further_setting():
+    settings = load_config(["population.size=1"], DQN)
+    assert settings.evolution.selection.size == 1
+    with pytest.raises(UserError, match=r"evolution.selection.size: a tournament of 9"):
+        load_config(["population.size=2", "evolution.selection.size=9"], DQN)
+
+
 def test_the_resolved_configuration_reproduces_itself(tmp_path):
     first = load_config(["network.hidden_sizes=[8, 16]", "training.target_fitness=null"], DQN)
     resolved = tmp_path / "config.yaml"

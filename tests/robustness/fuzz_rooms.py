@@ -37,10 +37,10 @@ from wandb.sdk.wandb_setup import _WandbSetup
 from evorl import cli
 from evorl.algorithms import SETTINGS
 from evorl.commands import evaluate
-from evorl.commands.launching import PROGRAM
 from evorl.config import read_yaml, validate
 from evorl.runs import run as training
 from evorl.runs.launch import run_program
+from evorl.runs.programs import ONLINE
 
 RUN = "{run}"
 """Stands in the arguments of a case for the run's directory."""
@@ -119,7 +119,7 @@ class Began(BaseException):
 
 def online() -> ModuleType:
     """The program that `evorl resume` starts."""
-    spec = importlib.util.spec_from_file_location("evorl_demo_online", PROGRAM)
+    spec = importlib.util.spec_from_file_location("evorl_demo_online", ONLINE)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -361,7 +361,7 @@ class Child:
         except Executed as done:
             if problem := unsafe(done.command):
                 self._watch.problems.append(problem)
-            if not self._case.goes_on or done.command[1:2] != [str(PROGRAM)]:
+            if not self._case.goes_on or done.command[1:2] != [str(ONLINE)]:
                 return 0
             return run_program(self._program.main, done.command[2:])
 

@@ -146,6 +146,15 @@ def test_other_precisions_are_refused_with_the_reason(precision, reason):
         refuse_options({"ACCELERATE_MIXED_PRECISION": precision})
 
 
+def test_a_plain_launcher_that_starts_one_process_of_two_is_an_error(monkeypatch):
+    words = ["accelerate", "launch", "--num_processes", "2", "program.py"]
+    monkeypatch.setattr("evorl.config.options._launcher_arguments", lambda: words)
+    with pytest.raises(UserError, match=r"asked for 2 processes and has started one.*`evorl train --processes 2`"):
+        refuse_options({"ACCELERATE_USE_CPU": "False"})
+    refuse_options({"ACCELERATE_USE_CPU": "False", "WORLD_SIZE": "2"})
+    refuse_options({})
+
+
 def test_the_launchers_arguments_say_how_many_processes_it_was_asked_for(tmp_path):
     (tmp_path / "a.yaml").write_text("num_processes: 3\n")
     assert processes_wanted(["accelerate", "launch", "--cpu", "--num_processes", "2", "program.py"]) == 2

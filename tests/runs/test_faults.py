@@ -292,7 +292,7 @@ def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypat
     monkeypatch.setattr(resume, "resume_command", resume_command)
     with pytest.raises(UserError, match="enough"):
         run_command(["resume", str(tmp_path), *arguments.split()])
-    assert asked == [(tmp_path, ["a.b=1", "c=2"], launching.PROGRAM, 1, False)]
+    assert asked == [(tmp_path, ["a.b=1", "c=2"], launching.ONLINE, 1, False)]
 
 
 @pytest.mark.parametrize("arguments", ["resume runs/a --proceses 1", "evaluate runs/a a.b=1"])
@@ -306,7 +306,7 @@ def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path)
     run = tmp_path / "e #1" / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(config().to_yaml())
-    command = resume_command(run, [], launching.PROGRAM, 1)
+    command = resume_command(run, [], launching.ONLINE, 1)
     resumed = config(*command[command.index("--config") + 2 :]).run
     assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
 
@@ -315,7 +315,7 @@ def test_more_processes_than_cores_are_only_started_when_asked_for(in_directory,
     assert train("run.name=a") == 0
     monkeypatch.setattr(launching, "_ranks_of", lambda run: 1_000_000)
     with pytest.raises(UserError, match="--processes: the run had 1000000"):
-        resume_command(in_directory / "runs" / "a", [], launching.PROGRAM, None)
+        resume_command(in_directory / "runs" / "a", [], launching.ONLINE, None)
 
 
 @pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])

@@ -1,0 +1,36 @@
+"""The programs that train: the demos, of which each algorithm has one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evorl.algorithms import SETTINGS
+from evorl.config.shipped import ROOT
+from evorl.types import UserError
+
+ONLINE = ROOT / "demos" / "online.py"
+ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
+"""What trains a run of an algorithm that learns from actor processes."""
+Main = Callable[[Sequence[str]], None]
+
+
+def program_for(data: Mapping[str, Any]) -> Path:
+    """Return the demo that trains what these settings ask for; errors in them are for the demo to find."""
+    section = data.get("algorithm", {})
+    name = section.get("name", "dqn") if isinstance(section, dict) else section
+    settings = SETTINGS.get(name) if isinstance(name, str) else None
+    return ASYNCHRONOUS if settings is not None and settings.sends is not None else ONLINE
+
+
+def main_of(program: Path) -> Main:
+    """Return the `main` of a program, to be called in this process. Raises UserError where there is none."""
+    spec = importlib.util.spec_from_file_location(f"evorl_demo_{program.stem}", program)
+    if spec is None or spec.loader is None or not program.is_file():
+        raise UserError(f"{program}: is no Python program")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    main: Main = module.main
+    return main

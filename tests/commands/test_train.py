@@ -1,0 +1,78 @@
+"""`evorl train`, as far as one process can try it."""
+
+import gymnasium as gym
+import pytest
+from helpers.support import ROOT, SMALL, error_line, lines
+
+from evorl.commands import train
+from evorl.commands.command import run_command
+from evorl.commands.train import program_arguments
+from evorl.config.shipped import configuration_file, read_settings, shipped_names
+from evorl.runs.launch import run_program
+from evorl.runs.programs import ASYNCHRONOUS, ONLINE, main_of, program_for
+from evorl.types import UserError
+
+
+class OneStep(gym.Env):
+    """An environment that is a class, and registered nowhere."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.low.copy(), {}
+
+    def step(self, action):
+        return self.observation_space.high.copy(), float(action), True, False, {}
+
+
+def test_it_trains_in_this_process_what_the_command_line_says(in_directory):
+    words = [str(SMALL), "training.max_steps=40", "--seed", "5", "--name", "a b", "--evaluation.episodes=2"]
+    assert run_program(run_command, ["train", *words]) == 0
+    run = in_directory / "runs" / "a b"
+    settings = read_settings(run / "config.yaml", [])
+    assert (settings["seed"], settings["evaluation"]["episodes"]) == (5, 2)
+    assert lines(run / "metrics.jsonl")[-1]["agent_steps"] >= 40
+
+
+def test_an_environment_may_be_a_class(in_directory):
+    words = [str(SMALL), "environment=commands.test_train:OneStep", "training.max_steps=40", "population.size=1"]
+    assert run_program(run_command, ["train", *words, "--name", "a"]) == 0
+    assert lines(in_directory / "runs" / "a" / "metrics.jsonl")[-1]["best_fitness"] in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("id", ["os:system", "json:JSONDecoder"])
+def test_what_is_no_environment_is_refused(id, in_directory, capsys):
+    assert run_program(run_command, ["train", str(SMALL), f"environment={id}"]) == 2
+    assert "environment.id: cannot make" in error_line(capsys)
+
+
+def test_several_processes_are_started_by_the_launcher_after_a_check(in_directory, monkeypatch, capsys):
+    begun = []
+    monkeypatch.setattr(train.os, "execv", lambda program, command: begun.append(command))
+    assert run_program(run_command, ["train", "impala", "--processes", "2", "--name", "a"]) == 0
+    (command,) = begun
+    assert command[command.index("--num_processes") + 1] == "2"
+    assert command[command.index(str(ASYNCHRONOUS)) + 1 :] == [
+        "--config", str(ROOT / "configs" / "training" / "impala.yaml"), 'run.name="a"',
+    ]  # fmt: skip
+    assert run_program(run_command, ["train", "ppo", "--processes", "2", "algorithm.clip=-1"]) == 2
+    assert "algorithm.clip: -1 is out of range" in error_line(capsys)
+    assert len(begun) == 1
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_each_shipped_configuration_has_its_program(name):
+    data = read_settings(configuration_file(name), [])
+    program = program_for(data)
+    assert program == (ASYNCHRONOUS if name.startswith(("a3c", "apex", "appo", "impala")) else ONLINE)
+    assert callable(main_of(program))
+
+
+def test_words_that_name_nothing_are_refused(in_directory):
+    with pytest.raises(UserError, match="'pppo' is no file and no shipped configuration; did you mean 'ppo'"):
+        program_arguments(["pppo"], None, None)
+    with pytest.raises(UserError, match="one algorithm or file at a time, and not 'ppo' and 'dqn'"):
+        program_arguments(["ppo", "seed=1", "dqn"], None, None)
+    assert program_arguments([], None, "42")[1:] == [str(configuration_file("dqn")), 'run.name="42"']
