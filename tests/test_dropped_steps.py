@@ -34,7 +34,7 @@ def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expec
     made = Environments(Environment(id="helpers.faults:Failing-v0", kwargs=kwargs), 2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        returns = evaluate(Still(), made, (4, 5), max_steps)
+        returns = evaluate(Still(), made, (4, 5), max_steps).returns
     assert returns.tolist() == [[expected] * 2] * 2
 
 

@@ -37,7 +37,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     check_agents([agent], algorithm, str(run / "elite"))
     use_threads(config.run.threads, environments.interface.parts, ranks=1)
     policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
-    returns = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps)[0]
+    returns = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps).returns[0]
     environments.close()
     return {
         "run": str(run),

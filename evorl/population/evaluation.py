@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,27 +24,33 @@ Purpose = Literal["generation", "confirmation", "target"]
 """The purpose of episodes: the fitness of all agents, who is the elite, or whether it reaches the target."""
 
 
-def evaluate(
-    policy: Policy, environments: Environments, seeds: Sequence[int], max_steps: int | None
-) -> NDArray[np.float64]:
-    """Return the returns [P, episodes] of one fresh episode from each seed with every agent, cut after `max_steps`.
+class EpisodeResults(NamedTuple):
+    """The returns and the steps [P, episodes] of every agent's episodes."""
+
+    returns: NDArray[np.float64]
+    steps: NDArray[np.float64]
+
+
+def evaluate(policy: Policy, environments: Environments, seeds: Sequence[int], max_steps: int | None) -> EpisodeResults:
+    """Return the results [P, episodes] of one fresh episode from each seed with every agent, cut after `max_steps`.
 
     Every environment plays one episode at a time and each that was begun counts: taking the first to end would favour
     short ones.
     """
     width = environments.num_envs
-    rounds: list[NDArray[np.float64]] = []
+    rounds = [np.zeros((len(EpisodeResults._fields), environments.agents, 0))]
     for first in range(0, len(seeds), width):
         chosen = list(seeds[first : first + width])
         # The last round may have fewer episodes than environments; those left over repeat one, which is not counted.
         environments.reset(chosen + [chosen[-1]] * (width - len(chosen)))
-        rounds.append(_one_episode_each(policy, environments, len(chosen), max_steps)[:, : len(chosen)])
-    return np.concatenate(rounds, axis=1) if rounds else np.zeros((environments.agents, 0))
+        rounds.append(_one_episode_each(policy, environments, len(chosen), max_steps)[..., : len(chosen)])
+    return EpisodeResults(*np.concatenate(rounds, axis=-1))
 
 
 def _one_episode_each(
     policy: Policy, environments: Environments, counted: int, max_steps: int | None
 ) -> NDArray[np.float64]:
+    """Return what `EpisodeResults` has of one episode in each environment [2, P, E]; those not `counted` are zero."""
     returns = np.zeros((environments.agents, environments.num_envs))
     state = policy.initial_state(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
@@ -54,7 +60,7 @@ def _one_episode_each(
         output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
         transition = environments.step(output.action)
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
-        steps += 1
+        steps += playing
         if not transition.all_valid:
             # Where an error cut an episode off, the one that follows counts in its place.
             cut_off = playing & ~transition.valid.cpu().numpy()
@@ -62,7 +68,7 @@ def _one_episode_each(
         playing &= ~(transition.terminated | transition.truncated).cpu().numpy()
         if max_steps is not None:
             playing &= steps < max_steps
-    return returns
+    return np.stack([returns, steps])
 
 
 class Evaluator:
@@ -78,12 +84,18 @@ class Evaluator:
         episodes = len(range(config.evaluation.episodes)[self._mine])
         self._environments = self._make(placement.local_size, episodes)
         self._few: dict[tuple[int, int], Environments] = {}
+        self._steps = 0
+
+    def pop_steps(self) -> int:
+        """Return the steps that all agents have taken in episodes since the last call, over all ranks."""
+        steps, self._steps = self._steps, 0
+        return steps
 
     def returns(self, policy: Policy, generation: int) -> NDArray[np.float64]:
         """Return the returns [P, episodes] of every agent on the generation's episodes, agents in the ranks' order."""
         seeds = self._seeds(generation, "generation", 0, self._config.evaluation.episodes)
-        returns = self._play(policy, self._environments, seeds[self._mine])
-        everyones = self._gathered(returns, len(seeds), self._placement.copies)
+        results = self._play(policy, self._environments, seeds[self._mine])
+        everyones = self._gathered(results, len(seeds), self._placement.copies)
         if self._placement.is_sharded:
             return np.concatenate(list(everyones))
         return _interleaved(everyones, len(seeds))
@@ -103,21 +115,27 @@ class Evaluator:
         if environments is None:
             environments = self._few[len(agents), width] = self._make(len(agents), width)
         generator = torch.Generator(device=ranks.device)  # Nothing is drawn: agents act without exploration.
-        returns = self._play(Policy(agents, self._algorithm, generator), environments, mine)
-        return _interleaved(self._gathered(returns, len(seeds), ranks.size), len(seeds))
+        results = self._play(Policy(agents, self._algorithm, generator), environments, mine)
+        return _interleaved(self._gathered(results, len(seeds), ranks.size), len(seeds))
 
     def _make(self, agents: int, episodes: int) -> Environments:
         columns = max(1, min(episodes, MAX_COPIES))
         return Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
 
-    def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> NDArray[np.float64]:
+    def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> EpisodeResults:
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps)
 
-    def _gathered(self, returns: NDArray[np.float64], episodes: int, shares: int) -> NDArray[np.float64]:
-        """Return every rank's returns [R, P, most episodes of a rank]; a rank with one episode fewer ends in NaN."""
-        padded = np.full((len(returns), -(-episodes // shares)), np.nan)
-        padded[:, : returns.shape[1]] = returns
-        return self._placement.ranks.gather(padded, "the other ranks' evaluation")
+    def _gathered(self, results: EpisodeResults, episodes: int, shares: int) -> NDArray[np.float64]:
+        """Return every rank's returns [R, P, most episodes of a rank], and count the steps of them all.
+
+        A rank with one episode fewer ends in NaN.
+        """
+        local = np.stack(results)
+        padded = np.full((*local.shape[:2], -(-episodes // shares)), np.nan)
+        padded[..., : local.shape[2]] = local
+        everyones = EpisodeResults(*self._placement.ranks.gather(padded, "the other ranks' evaluation").swapaxes(0, 1))
+        self._steps += int(np.nansum(everyones.steps))
+        return everyones.returns
 
     def _seeds(self, generation: int, purpose: Purpose, first: int, episodes: int) -> list[int]:
         rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose=f"evaluation {purpose}")

@@ -30,13 +30,15 @@ class Archive:
 
     `elite` has its score, which a challenge updates; `payload` is its file, empty before there is one. `parents` holds
     the elite, with its mean return on the last generation's episodes as its fitness. It is empty where that
-    generation's best has won, since that is in the population.
+    generation's best has won, since that is in the population. `evaluation_steps` are those of all episodes that the
+    last generation and its challenge took.
     """
 
     def __init__(self, config: AnyConfig, elite: Elite, payload: bytes) -> None:
         self.elite = elite
         self.payload = payload
         self.parents: list[Agent] = []
+        self.evaluation_steps = 0
         self._settings = config.evaluation
         self._target = config.training.target_fitness
 
@@ -48,6 +50,13 @@ class Archive:
         The elite plays the generation's episodes too; where it is beaten there, both play further ones. The target is
         tested on fresh episodes of who is then the elite.
         """
+        solved = self._challenge(agents, returns, evaluator, generation)
+        self.evaluation_steps = evaluator.pop_steps()
+        return solved
+
+    def _challenge(
+        self, agents: Sequence[Agent], returns: NDArray[np.float64], evaluator: Evaluator, generation: int
+    ) -> bool:
         place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
         best, elite = agents[place], self.elite
         seems_reached = self._is_target(best.fitness) or self._is_target(elite.score.mean if elite.score else None)

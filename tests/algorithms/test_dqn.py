@@ -182,7 +182,7 @@ def learned(*overrides, steps=400):
 def test_probe_a_terminated_step_is_worth_its_reward():
     q, group, environments = learned()
     torch.testing.assert_close(q, torch.eye(2).expand(2, 2, 2), atol=0.1, rtol=0)
-    returns = evaluate(group.policy, environments, range(3, 13), None)
+    returns = evaluate(group.policy, environments, range(3, 13), None).returns
     assert returns.shape == (2, 10)
     assert (returns == 1).all()
 

@@ -165,7 +165,7 @@ def trained(*overrides, steps, learning_rate=1e-2):
 
 def score(learner, environments):
     """The mean return [P] over episodes that the agents have not seen."""
-    return evaluate(learner.policy, environments, range(900, 940), None).mean(1)
+    return evaluate(learner.policy, environments, range(900, 940), None).returns.mean(1)
 
 
 def output_of(action, state=None, next_state=None, **extras):

@@ -284,6 +284,14 @@ def test_lines_say_how_sure_each_fitness_is(in_directory):
     assert any(row["fitness_std"])
 
 
+def test_lines_count_the_steps_of_evaluations(in_directory):
+    """CartPole returns one for each step; from the second generation on the elite plays its episodes too."""
+    assert train("run.name=a", "evaluation.confirmation_episodes=0") == 0
+    first, second, *_ = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert first["evaluation_steps"] == sum(first["fitness"]) * 2
+    assert second["evaluation_steps"] > sum(second["fitness"]) * 2
+
+
 def test_agents_survive_the_file(in_directory):
     assert train("run.name=a", *EVERY_MUTATION) == 0
     path = in_directory / "runs" / "a" / "checkpoints" / "generation-000003" / "agents.safetensors"
