@@ -199,8 +199,7 @@ class Run:
         known = {name: value for name, value in asdict(progress).items() if name != "elite"}
         row = generation_row(trained, scores, counts, known, progress.elite, seconds)
         row["evaluation_steps"] = self._archive.evaluation_steps
-        if actors is not None:
-            row["actors"] = dict(actors)
+        row |= {} if actors is None else {"actors": dict(actors)}
         self._logger.log(row, lineage_rows(trained, self.generation), self._archive.payload)
         self._logger.enter("evolution")
 
