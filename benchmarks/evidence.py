@@ -1,0 +1,295 @@
+"""Train the arms of the protocol in docs/evidence.md, and append a line of JSON for each run.
+
+    python benchmarks/evidence.py --runs runs/evidence [--data benchmarks/data/evidence.jsonl] [--until 18:30]
+
+Runs that have a line are not repeated, so that it can be ended and started again at any time. Each run is a process of
+its own, `demos/online.py` with one thread. Its agent is scored on fresh episodes, and so are all agents of a pool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.config import read_yaml, validate
+from evorl.envs import Environments
+from evorl.envs.vector import for_evaluation
+from evorl.population import Policy
+from evorl.population.evaluation import evaluate
+from evorl.runs.checkpoint import Checkpoints
+from evorl.system.formats import decode_agents
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = ROOT / "demos" / "online.py"
+DATA = ROOT / "benchmarks" / "data" / "evidence.jsonl"
+EVALUATE = "import sys; from evorl.cli import main; sys.exit(main())"
+HELD_OUT = 100
+"""Fresh episodes on which the agent that a run hands out is scored."""
+MEMBER_EPISODES = 20
+"""Fresh episodes for each agent of a pool: statistics of pools are means over many agents."""
+HELD_OUT_SEED = 2**40
+"""Added to a run's seed, so that no other episodes begin from the seeds of those of the test."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment with its configuration, and the settings of all arms on it."""
+
+    config: str
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What distinguishes runs of one kind, and how many seeds they have."""
+
+    settings: tuple[str, ...]
+    seeds: int
+    scores_members: bool = False
+
+
+SHARED = (
+    "population.size=16",
+    "training.target_fitness=null",
+    "tracking.backends=[]",
+    "run.threads=1",
+    "checkpoint.keep=1",
+    "evaluation.episodes=5",
+    "evaluation.confirmation_episodes=20",
+    "evolution.initial=sampled",
+    "evolution.architecture.min_units=32",
+    "evolution.architecture.max_units=128",
+)
+LEARNING_RATE = "{min: 1e-4, max: 1e-2, grow: 2, resample: 0.25}"
+RANGES = (
+    f"evolution.hyperparameters.learning_rate={LEARNING_RATE}",
+    "evolution.hyperparameters.entropy_coefficient={min: 1e-3, max: 3e-2, grow: 2, resample: 0.25}",
+    "evolution.hyperparameters.clip={min: 0.1, max: 0.4, grow: 1.2, resample: 0.25}",
+    "evolution.hyperparameters.batch_size={min: 128, max: 512, grow: 2, resample: 0.25}",
+)
+TASKS = {
+    "cartpole": Task(
+        "ppo.yaml",
+        (
+            *RANGES,
+            "environment.id=CartPole-v1",
+            "algorithm.rollout_steps=128",
+            "evolution.steps=3072",
+            "training.max_steps=30000",
+        ),
+    ),
+    "acrobot": Task(
+        "ppo.yaml", (*RANGES, "environment.id=Acrobot-v1", "evolution.steps=4096", "training.max_steps=40000")
+    ),
+    "lunar_lander": Task("ppo.yaml", (*RANGES, "evolution.steps=8192", "training.max_steps=98000")),
+    "cartpole_dqn": Task(
+        "dqn.yaml",
+        (
+            f"evolution.hyperparameters={{learning_rate: {LEARNING_RATE}}}",
+            "environment.id=CartPole-v1",
+            "evolution.steps=3000",
+            "training.max_steps=30000",
+        ),
+    ),
+}
+
+
+def mutations(**weights: float) -> str:
+    """Return the setting of the mutations' weights; those that are not given are zero."""
+    kinds = ("none", "architecture", "parameters", "activation", "hyperparameters")
+    return "evolution.mutation={" + ", ".join(f"{kind}: {weights.get(kind, 0)}" for kind in kinds) + "}"
+
+
+NO_SELECTION = "evolution.selection.name=none"
+LOW = (
+    "evolution.initial=configured",
+    "algorithm.learning_rate=5e-5",
+    "evolution.hyperparameters.learning_rate={min: 1e-5, max: 1e-2, grow: 2, resample: 0.25}",
+)
+ARMS = {
+    "full": Arm((mutations(none=0.2, architecture=0.2, parameters=0.2, hyperparameters=0.4),), seeds=8),
+    "hyperparameters": Arm((mutations(none=0.2, hyperparameters=0.8),), seeds=8),
+    "selection": Arm((mutations(none=1),), seeds=8),
+    "pool": Arm((mutations(none=1), NO_SELECTION), seeds=6, scores_members=True),
+    "shipped": Arm((mutations(none=1), NO_SELECTION, "evolution.initial=configured"), seeds=6, scores_members=True),
+    "low": Arm((mutations(none=0.2, hyperparameters=0.8), *LOW), seeds=8),
+    "low_pool": Arm((mutations(none=1), NO_SELECTION, *LOW), seeds=8),
+}
+PRIMARY = ("full", "hyperparameters", "selection", "pool", "shipped")
+Job = tuple[str, str, int]
+"""The names of a task and of an arm, and a seed."""
+
+
+def plan() -> Iterator[Job]:
+    """Yield the runs in their order: seed by seed over all arms, so that what is there at any time is balanced."""
+    most = max(arm.seeds for arm in ARMS.values())
+    stages = [
+        [("cartpole", "low"), ("cartpole", "low_pool")],
+        [(task, arm) for task in ("cartpole", "acrobot") for arm in PRIMARY],
+        [("lunar_lander", arm) for arm in PRIMARY],
+        [("cartpole_dqn", arm) for arm in ("hyperparameters", "selection", "pool")],
+    ]
+    for stage in stages:
+        for seed in range(1, most + 1):
+            for task, arm in stage:
+                if seed <= (min(6, ARMS[arm].seeds) if task == "cartpole_dqn" else ARMS[arm].seeds):
+                    yield task, arm, seed
+
+
+def train(job: Job, directory: Path) -> dict[str, Any]:
+    """Return the line of one run: how it was made, its course, and the scores of what it came to."""
+    task, arm, seed = job
+    name = f"{task}-{arm}-{seed}"
+    run = directory / name
+    shutil.rmtree(run, ignore_errors=True)
+    place = (f"seed={seed}", f"run.directory={directory}", f"run.name={name}")
+    settings = (*SHARED, *TASKS[task].settings, *ARMS[arm].settings, *place)
+    config = ROOT / "configs" / "training" / TASKS[task].config
+    started = time.perf_counter()
+    with (directory / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), "--config", str(config), *settings], stdout=log, stderr=log
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{name} ended with exit code {process.returncode}; see {log.name}")
+    rows = read_lines(run / "metrics.jsonl")
+    line = {
+        "task": task,
+        "arm": arm,
+        "seed": seed,
+        "revision": revision(),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "seconds": round(time.perf_counter() - started, 1),
+        **course(rows),
+        "births": births(read_lines(run / "lineage.jsonl")),
+        "winner": json.loads((run / "elite" / "agent.json").read_text())["hyperparameters"],
+        "held_out": held_out(run, seed),
+    }
+    if ARMS[arm].scores_members:
+        line["fitness"] = [[rounded(value) for value in row["fitness"]] for row in rows]
+        line["members"] = score_members(run, seed)
+        line["members_hyperparameters"] = [
+            {key: float(f"{value:.4g}") for key, value in one.items()} for one in rows[-1]["hyperparameters"]
+        ]
+    return line
+
+
+def course(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Return what became of the run generation by generation.
+
+    `steps` and `evaluation_steps` are those of all agents so far, `incumbent` is the mean return of the agent that the
+    run would hand out, by episodes that did not choose it.
+    """
+    evaluated = 0
+    result: dict[str, list[float | None]] = defaultdict(list)
+    for row in rows:
+        evaluated += row["evaluation_steps"]
+        result["steps"].append(row["global_steps"])
+        result["evaluation_steps"].append(evaluated)
+        result["incumbent"].append(rounded(row["elite_fitness"]))
+        result["best"].append(rounded(row["best_fitness"]))
+        result["mean"].append(rounded(row["mean_fitness"]))
+    return dict(result)
+
+
+def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return of each kind of mutation how many children it made, and what mean share of their generation they beat.
+
+    Ties count half. The initial agents and those that go on as they are do not count.
+    """
+    generations: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for line in lines:
+        generations[line["generation"]][line["id"]] = line
+    shares: dict[str, list[float]] = defaultdict(list)
+    for number, agents in generations.items():
+        known = [agent["fitness"] for agent in agents.values() if agent["fitness"] is not None]
+        for id, agent in agents.items():
+            before = generations.get(number - 1)
+            if before is None or id in before or agent["fitness"] is None:
+                continue
+            beaten = sum((agent["fitness"] > other) + 0.5 * (agent["fitness"] == other) for other in known) - 0.5
+            shares[agent["mutation"]["kind"]].append(beaten / max(1, len(known) - 1))
+    return {kind: [len(values), round(sum(values) / len(values), 4)] for kind, values in shares.items()}
+
+
+def held_out(run: Path, seed: int) -> dict[str, float]:
+    """Return mean, deviation and extremes of the winner's returns on fresh episodes."""
+    arguments = ["evaluate", str(run), "--episodes", str(HELD_OUT), "--seed", str(HELD_OUT_SEED + seed), "--json"]
+    command = [sys.executable, "-c", EVALUATE, *arguments]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {key: rounded(json.loads(said)[key]) for key in ("mean", "std", "min", "max")}
+
+
+def score_members(run: Path, seed: int) -> list[float]:
+    """Return the mean return of each agent of the last generation on fresh episodes, the same for all."""
+    config = validate(read_yaml(run / "config.yaml"), SETTINGS)
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    last = checkpoints.generations()[-1]
+    agents = decode_agents(checkpoints.read(last, "agents.safetensors"), "the checkpoint")
+    environments = Environments(for_evaluation(config.environment), len(agents), MEMBER_EPISODES, whole_games=True)
+    policy = Policy(agents, make_algorithm(config, environments.interface), torch.Generator())
+    seeds = [HELD_OUT_SEED % 2**31 + 10_000 * seed + episode for episode in range(MEMBER_EPISODES)]
+    returns = evaluate(policy, environments, seeds, config.evaluation.max_steps).returns
+    environments.close()
+    return [rounded(value) for value in returns.mean(1)]
+
+
+def revision() -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def rounded(value: float) -> float:
+    return round(float(value), 2)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Append a line in one write, so that a file never has a part of one but where the disk failed."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, (json.dumps(line) + "\n").encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--until", help="begin no run after this time of day, as HH:MM")
+    parsed = parser.parse_args()
+    torch.set_num_threads(1)
+    parsed.runs.mkdir(parents=True, exist_ok=True)
+    done = {(line["task"], line["arm"], line["seed"]) for line in read_lines(parsed.data)}
+    for job in plan():
+        if parsed.until and datetime.now().strftime("%H:%M") >= parsed.until:
+            break
+        if job not in done:
+            append(parsed.data, line := train(job, parsed.runs))
+            print(*job, line["held_out"]["mean"], line["cpu_seconds"], flush=True)
+
+
+if __name__ == "__main__":
+    main()
