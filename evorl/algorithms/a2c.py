@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.losses import explained_variance, policy_gradient, squared_error
+from evorl.algorithms.losses import explained_variance, policy_gradient, value_error
 from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.algorithms.returns import gae
 from evorl.config import Config
@@ -230,13 +230,17 @@ class A2C:
         hparams = stack.hyperparameters
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
-        likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
-        values = outputs["value"].squeeze(-1)
-        batch = self.with_targets(stack, batch, likelihood, values)
-        policy = self.policy_loss(stack, batch, likelihood)
-        value = self.value_loss(stack, batch, values)
-        objective = torch.addcmul(policy, hparams["value_coefficient"].unsqueeze(-1), value)
-        objective = objective.addcmul(self.entropy_coefficient(stack, batch), likelihood.entropy, value=-1)
+        with torch.no_grad():
+            likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
+            values = outputs["value"].squeeze(-1)
+            batch = self.with_targets(stack, batch, likelihood, values)
+            policy, by_log_prob = self.policy_loss(stack, batch, likelihood)
+            value, by_value = self.value_loss(stack, batch, values)
+            of_value, of_entropy = hparams["value_coefficient"].unsqueeze(-1), self.entropy_coefficient(stack, batch)
+            elements = torch.addcmul(policy, of_value, value).addcmul_(of_entropy, likelihood.entropy, value=-1)
+            weight = batch.weight
+            gradients = likelihood.gradients(by_log_prob * weight, -of_entropy * weight)
+            gradients["value"] = (by_value * of_value * weight).unsqueeze(-1)
 
         def metrics() -> Tensors:
             found = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
@@ -244,7 +248,7 @@ class A2C:
             found["explained_variance"] = known.unsqueeze(-1).expand_as(policy)
             return found | self.more_metrics(stack, batch, likelihood)
 
-        return Loss(objective, metrics)
+        return Loss(elements, metrics, gradients=[(outputs[name], each) for name, each in gradients.items()])
 
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
         """Return the batch with its columns `advantage` and `return` [P, B], which a rollout of this process has."""
@@ -254,14 +258,14 @@ class A2C:
         """Return the weight of the entropy [P, 1], or [P, B]."""
         return stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """Return what improves the policy [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """Return what improves the policy, and its derivative by the log-probability, both [P, B]."""
         return policy_gradient(likelihood.log_prob, batch.columns["advantage"])
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Return what else there is to report of each element [P, B]."""
         return {}
 
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
-        """Return half the squared error of each value [P, B]."""
-        return 0.5 * squared_error(value, batch.columns["return"])
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return half the squared error of each value, and its derivative by it, both [P, B]."""
+        return value_error(value, batch.columns["return"])

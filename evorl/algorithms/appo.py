@@ -52,8 +52,8 @@ class APPO(IMPALA):
         mask = batch.observation.get("action_mask")
         return self.distribution.log_prob(outputs, mask, batch.columns["unclipped_action"])
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """Return the clipped surrogate [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """Return the clipped surrogate and its derivative by the log-probability, both [P, B]."""
         log_ratio = surrogate_log_ratio(likelihood.log_prob, batch.columns)
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
 

@@ -39,30 +39,39 @@ REGRESSION_LOSSES: Mapping[str, Regression] = {
 }
 
 
-def policy_gradient(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """Return -log_prob * advantage (REINFORCE with a baseline, Williams 1992), of the inputs' shape [P, B]."""
-    return -log_prob * advantage
+def policy_gradient(log_prob: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    """Return -log_prob * advantage (REINFORCE with a baseline, Williams 1992) and its derivative by log_prob [P, B]."""
+    slope = -advantage
+    return log_prob * slope, slope
 
 
-def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
-    """Return the negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) [P, B].
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) and its derivative by log_ratio [P, B].
 
     `log_ratio` [P, B] is the new log-probability less the old one, `advantage` [P, B], `clip` [P].
     """
     # With limit = 1 + clip for positive advantages and 1 - clip for negative ones, min(ratio * A, clamp(ratio) * A) is
     # min(ratio * A, limit * A), and limit * A is A + clip * |A|: half the operations.
     limit = torch.addcmul(advantage, clip.unsqueeze(-1), advantage.abs())
-    return -torch.minimum(log_ratio.exp() * advantage, limit)
+    surrogate = log_ratio.exp() * advantage
+    return -torch.minimum(surrogate, limit), (-surrogate).masked_fill_(surrogate > limit, 0.0)
 
 
-def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> Tensor:
-    """Return half the squared error [P, B], or that of the value within `clip` [P] of the old one where it is larger.
+def value_error(value: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return half the squared error and its derivative by the value [P, B]."""
+    error = value - target
+    return 0.5 * error.square(), error
 
+
+def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
+    """Return half the squared error, or that of the value within `clip` [P] of the old one where it is larger.
+
+    Also return its derivative by the value; all are [P, B].
     From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
     """
-    bound = clip.unsqueeze(-1)
-    near = old_value + (value - old_value).clamp(-bound, bound)
-    return 0.5 * torch.maximum(squared_error(value, target), squared_error(near, target))
+    bound, away = clip.unsqueeze(-1), value - old_value
+    (free, slope), (near, _) = value_error(value, target), value_error(old_value + away.clamp(-bound, bound), target)
+    return torch.maximum(free, near), slope.masked_fill((near > free) & (away.abs() > bound), 0.0)
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:

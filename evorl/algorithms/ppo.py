@@ -68,8 +68,8 @@ class PPO(A2C):
             loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
         return loss
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """Return the clipped surrogate [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """Return the clipped surrogate and its derivative by the log-probability, both [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
 
@@ -80,8 +80,8 @@ class PPO(A2C):
         clipped = log_ratio.expm1().abs() > stack.hyperparameters["clip"].unsqueeze(-1)
         return {"approx_kl": approximate_kl(log_ratio), "clip_fraction": clipped.float()}
 
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> Tensor:
-        """Return half the squared error of each value [P, B], clipped if that is wanted."""
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return half the squared error of each value, clipped if that is wanted, and its derivative, both [P, B]."""
         clip = stack.hyperparameters.get("value_clip")
         if clip is None:
             return super().value_loss(stack, batch, value)

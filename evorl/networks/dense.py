@@ -8,7 +8,6 @@ around it, one update of 4 DQN agents of [32, 32] units takes about three quarte
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -184,8 +183,10 @@ def _gradients(loss: Loss, weight: Tensor, inputs: Sequence[Tensor]) -> list[Ten
     if not loss.gradients:
         return list(torch.autograd.grad(loss.elements, inputs, weight, allow_unused=True))
     outputs, given = zip(*loss.gradients, strict=True)
-    if len(outputs) == len(inputs) and all(map(operator.is_, outputs, inputs)):
-        return list(given)
+    found = {id(output): gradient for output, gradient in loss.gradients}
+    direct = [found.get(id(each)) for each in inputs]
+    if sum(gradient is not None for gradient in direct) == len(outputs):
+        return direct
     return list(torch.autograd.grad(outputs, inputs, given, allow_unused=True))
 
 

@@ -14,6 +14,7 @@ from evorl.algorithms.losses import (
     explained_variance,
     policy_gradient,
     quantile_huber,
+    value_error,
 )
 
 
@@ -26,9 +27,7 @@ def test_the_surrogate_moves_the_ratio_unless_it_has_gone_far_enough_the_right_w
     """The first agent's ratio may come to 0.9 or 1.1, the second's to 0.5 or 1.5."""
     ratio = torch.tensor([0.2, 0.7, 0.95, 1.0, 1.05, 1.3, 2.0], dtype=torch.float64).expand(2, 7)
     clip = torch.tensor([0.1, 0.5], dtype=torch.float64)
-    log_ratio = ratio.log().requires_grad_()
-    objective = clipped_surrogate(log_ratio, torch.full_like(ratio, advantage), clip)
-    (gradient,) = torch.autograd.grad(objective.sum(), log_ratio)
+    objective, gradient = clipped_surrogate(ratio.log(), torch.full_like(ratio, advantage), clip)
     for p, b in np.ndindex(2, 7):
         now, edge = float(ratio[p, b]), 1 + math.copysign(float(clip[p]), advantage)
         enough = now > edge if advantage > 0 else now < edge
@@ -48,14 +47,12 @@ def test_the_surrogate_moves_the_ratio_unless_it_has_gone_far_enough_the_right_w
 )
 def test_a_value_stops_when_it_has_moved_far_enough_towards_its_target(value, old, target, expected, slope):
     now, before, goal = (torch.tensor([[number]]) for number in (value, old, target))
-    now.requires_grad_()
-    error = clipped_value_error(now, before, goal, torch.tensor([0.5]))
-    (gradient,) = torch.autograd.grad(error.sum(), now)
+    error, gradient = clipped_value_error(now, before, goal, torch.tensor([0.5]))
     assert (error.item(), gradient.item()) == pytest.approx((expected, slope))
 
 
 def test_each_agents_values_have_its_own_bound():
-    error = clipped_value_error(
+    error, _ = clipped_value_error(
         torch.full((2, 1), 4.0), torch.zeros(2, 1), torch.full((2, 1), 5.0), torch.tensor([1.0, 3.0])
     )
     torch.testing.assert_close(error, torch.tensor([[0.5 * 4.0**2], [0.5 * 2.0**2]]))
@@ -82,9 +79,20 @@ def test_small_divergences_are_not_lost_in_rounding(log_ratio):
 def test_the_expected_policy_gradient_is_that_of_the_expected_advantage():
     logits, advantage = random(2, 5, seed=10).requires_grad_(), random(2, 5, seed=11)
     logs = logits.log_softmax(-1)
+    probability = logs.detach().exp()
     (expected,) = torch.autograd.grad((logs.exp() * advantage).sum(), logits, retain_graph=True)
-    (found,) = torch.autograd.grad((logs.detach().exp() * policy_gradient(logs, advantage)).sum(), logits)
+    loss, slope = policy_gradient(logs, advantage)
+    (found,) = torch.autograd.grad((probability * loss).sum(), logits, retain_graph=True)
     torch.testing.assert_close(found, -expected)
+    (found,) = torch.autograd.grad(logs, logits, probability * slope)
+    torch.testing.assert_close(found, -expected)
+
+
+def test_the_derivative_of_the_squared_error():
+    value, target = random(2, 5, seed=12).requires_grad_(), random(2, 5, seed=13)
+    error, slope = value_error(value, target)
+    torch.testing.assert_close(error, (value - target) ** 2 / 2)
+    torch.testing.assert_close(slope, torch.autograd.grad(error.sum(), value)[0])
 
 
 def test_explained_variance():
