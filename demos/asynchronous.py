@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
             experience.begin(policy, generation)
             actors.begin(policy, generation, run.horizon.carries_over, run.horizon.steps)
 
-            for _ in run.steps(actors.sent_steps):
+            for _ in run.steps(actors.sent_steps, watched=actors):
                 with stopwatch("waiting"):
                     slot = actors.receive(policy)
                 experience.extend(slot)

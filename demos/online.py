@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
             environments.begin(run.seed("environments"), policy.agents, run.horizon.carries_over)
             state = policy.initial_state(environments.num_envs)
 
-            for _ in run.steps():
+            for _ in run.steps(watched=environments):
                 with stopwatch("acting"):
                     output, state = policy.act(environments.observation, environments.started, state)
                 with stopwatch("environments"):

@@ -17,7 +17,7 @@ from evorl.actors.supervisor import Message, Supervisor
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.envs.episodes import Returns
+from evorl.envs.episodes import Recent, Returns
 from evorl.population import Learner, Policy
 from evorl.population.shared import read_state, state_size, write_state
 
@@ -170,3 +170,7 @@ class Actors:
     def pop_returns(self) -> Returns:
         """Return the returns of the episodes that were counted in what was received since the last call."""
         return self._figures.pop_returns()
+
+    def recent(self) -> Recent | None:
+        """Return means over the episodes that were counted since the last call, and none where none were."""
+        return self._figures.recent()

@@ -251,7 +251,7 @@ KINDS: Mapping[str, Kind] = {
 
 def note_counts(slot: Slot, environments: Environments) -> None:
     """Write into a slot what was counted since the last one."""
-    assert COUNTS == ("steps", "returns", "episodes", "ended")
+    assert COUNTS == ("steps", "returns", "episodes", "ended", "lengths")
     for row, values in zip(slot.counts, (environments.pop_steps(), *environments.pop_returns()), strict=True):
         row.copy_(torch.from_numpy(values))
 

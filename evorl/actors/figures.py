@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.distributed import Placement
-from evorl.envs.episodes import Returns
+from evorl.envs.episodes import Recent, Returns
 from evorl.replay.segment import COUNTS
 
 Floats = NDArray[np.float64]
@@ -19,6 +19,8 @@ class Figures:
 
     def __init__(self, actors: int, agents: int) -> None:
         self._counts = np.zeros((len(COUNTS), agents))
+        # Of the episodes that were counted since `recent` was asked: the sums of returns, how many, of lengths.
+        self._lately = np.zeros(3)
         self._steps = np.zeros(actors)
         self.restarts = 0
         """Actors that were replaced."""
@@ -34,6 +36,7 @@ class Figures:
     def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
         """Note what an actor counted [C, P], and how far its parameters were behind, and how many others wait."""
         self._counts += counts
+        self._lately += counts[[1, 2, 4]].sum(1)
         self._steps[actor] += counts[0].sum()
         self._staleness.append(staleness)
         self._depths.append(waiting)
@@ -51,9 +54,15 @@ class Figures:
 
     def pop_returns(self) -> Returns:
         """Return the returns."""
-        sums, episodes, ended = self._counts[1:].copy()
+        sums, episodes, ended, lengths = self._counts[1:].copy()
         self._counts[1:] = 0.0
-        return Returns(sums, episodes, ended)
+        return Returns(sums, episodes, ended, lengths)
+
+    def recent(self) -> Recent | None:
+        """Return means over the episodes that were counted since the last call, and none where none were."""
+        total, count, length = self._lately
+        self._lately = np.zeros(3)
+        return Recent(float(total / count), float(length / count)) if count else None
 
     def pop(self, placement: Placement) -> dict[str, float]:
         """Return everything else, over all ranks, whose actors are numbered rank after rank."""

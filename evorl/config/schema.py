@@ -191,6 +191,12 @@ class Tracking(Section):
     mode: Literal["auto", "online", "offline"] = "auto"
     """W&B: `auto` is online where there is a key, else offline."""
     tags: tuple[Text, ...] = ()
+    group: Text | None = None
+    """W&B: the group that the run is shown in, such as the seeds of one configuration."""
+    job_type: Text | None = None
+    notes: Text | None = None
+    interval: Seconds = 10.0
+    """Seconds between points within a generation, which are about the main process's environments."""
     exclude: tuple[Text, ...] = ()
     """Settings that trackers are not told, by their paths, such as `environment.kwargs` or `environment.kwargs.token`;
     all others are."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evorl.config import Environment
 from evorl.envs.actions import action_reader
-from evorl.envs.episodes import Episodes, Returns
+from evorl.envs.episodes import Episodes, Recent, Returns
 from evorl.envs.masks import MASK, ActionMasks, refuse_late_masks
 from evorl.envs.observations import ObservationReader
 from evorl.envs.recovery import RecoveringVector
@@ -134,6 +134,10 @@ class Environments:
     def pop_returns(self) -> Returns:
         """Return the returns since the last call; episodes that began too lately to count wait for a later one."""
         return self._episodes.pop()
+
+    def recent(self) -> Recent | None:
+        """Return means over all episodes that ended since the last call, and none where none did."""
+        return self._episodes.recent()
 
     def close(self) -> None:
         self._vector.close()

@@ -12,11 +12,22 @@ Places = NDArray[np.intp]
 
 
 class Returns(NamedTuple):
-    """Sums [P] of the returns of the episodes that count, how many those are [P], and how many ended in all [P]."""
+    """Sums [P] of the returns of the episodes that count, how many those are [P], and how many ended in all [P].
+
+    `lengths` [P] are sums of the steps of those that count, with the step that a native environment spends on a reset.
+    """
 
     sums: NDArray[np.float64]
     episodes: NDArray[np.float64]
     ended: NDArray[np.float64]
+    lengths: NDArray[np.float64]
+
+
+class Recent(NamedTuple):
+    """The mean return and the mean length of episodes that ended lately."""
+
+    episodic_return: float
+    episodic_length: float
 
 
 class Episodes:
@@ -47,12 +58,15 @@ class Episodes:
         self._ended = np.zeros(self._agents)
         # Of each step in which episodes ended: when, in which copies, when they began, whether an agent's, the returns.
         self._recent: list[tuple[int, Places, NDArray[np.int64], NDArray[np.bool_], NDArray[np.float64]]] = []
-        # Of the agents' own episodes that ended and do not count yet: whose, when they began, the returns.
-        self._waiting: tuple[Places, NDArray[np.int64], NDArray[np.float64]] = (
+        # Of the agents' own episodes that ended and do not count yet: whose, when begun, their lengths, the returns.
+        self._waiting: tuple[Places, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] = (
             np.zeros(0, dtype=np.intp),
+            np.zeros(0, dtype=np.int64),
             np.zeros(0, dtype=np.int64),
             np.zeros(0),
         )
+        # Of all episodes that ended since `recent` was asked: how many, the sum of their returns and of their lengths.
+        self._lately = np.zeros(3)
 
     def hand_over(self, owners: Sequence[int]) -> None:
         """Let the agents with these ids [P] act from now on; an episode whose agent changes belongs to neither."""
@@ -63,9 +77,9 @@ class Episodes:
             # What begins with this step is the new agent's from its beginning.
             self._owned &= ~changed.repeat(self._num_envs) | (self._began == self._clock)
             self._longest[changed] = 0
-            agent, began, total = self._waiting
+            agent, began, length, total = self._waiting
             kept = ~changed[agent]
-            self._waiting = agent[kept], began[kept], total[kept]
+            self._waiting = agent[kept], began[kept], length[kept], total[kept]
 
     def step(self, reward: NDArray[Any], ended: NDArray[np.bool_], dropped: NDArray[np.bool_] | None) -> None:
         """Note the rewards [N] of one step, and in which copies an episode ended, or was dropped and never counts."""
@@ -84,14 +98,25 @@ class Episodes:
         self._settle()
         ages = np.where(self._owned, self._clock - self._began, 0).reshape(self._agents, -1)
         self._longest = np.maximum(self._longest, ages.max(1))
-        sums, episodes, ended = np.zeros(self._agents), np.zeros(self._agents), self._ended
-        self._ended = np.zeros(self._agents)
-        agent, began, total = self._waiting
+        sums, episodes, lengths = np.zeros((3, self._agents))
+        ended, self._ended = self._ended, np.zeros(self._agents)
+        agent, began, length, total = self._waiting
         counts = began <= self._clock - self._longest[agent]
         np.add.at(sums, agent[counts], total[counts])
         np.add.at(episodes, agent[counts], 1)
-        self._waiting = agent[~counts], began[~counts], total[~counts]
-        return Returns(sums, episodes, ended)
+        np.add.at(lengths, agent[counts], length[counts])
+        self._waiting = agent[~counts], began[~counts], length[~counts], total[~counts]
+        return Returns(sums, episodes, ended, lengths)
+
+    def recent(self) -> Recent | None:
+        """Return the means over all episodes that ended since the last call, whoever's, and none where none did.
+
+        They come sooner than those of `pop`, and favour short episodes.
+        """
+        self._settle()
+        count, total, length = self._lately
+        self._lately = np.zeros(3)
+        return Recent(float(total / count), float(length / count)) if count else None
 
     def _settle(self) -> None:
         """Sort in the episodes that ended since the last call."""
@@ -103,9 +128,10 @@ class Episodes:
         agent = copies // self._num_envs
         self._ended += np.bincount(agent, minlength=self._agents)
         np.maximum.at(self._longest, agent[owned], (end - began)[owned])
-        new = agent[owned], began[owned], total[owned]
-        agent, began, total = (np.concatenate(pair) for pair in zip(self._waiting, new, strict=True))
-        self._waiting = agent, began, total
+        self._lately += len(total), total.sum(), (end - began).sum()
+        new = agent[owned], began[owned], (end - began)[owned], total[owned]
+        agent, began, length, total = (np.concatenate(pair) for pair in zip(self._waiting, new, strict=True))
+        self._waiting = agent, began, length, total
         self._recent = []
 
     def _begin(self, copies: Places | NDArray[np.bool_]) -> None:

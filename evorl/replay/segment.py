@@ -16,8 +16,8 @@ from evorl.replay.ring import Empty, Field
 from evorl.replay.storage import Storage
 from evorl.types import PolicyOutput, Tensors, Transition
 
-COUNTS = ("steps", "returns", "episodes", "ended")
-"""What an actor counts of each agent: transitions, and the three of `evorl.envs.episodes.Returns`."""
+COUNTS = ("steps", "returns", "episodes", "ended", "lengths")
+"""What an actor counts of each agent: transitions, and those of `evorl.envs.episodes.Returns`."""
 
 
 @dataclass(frozen=True)

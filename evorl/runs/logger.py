@@ -10,11 +10,12 @@ from typing import Any
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
+from evorl.runs.curves import perturbed, record_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.lines import closing_lines, generation_line
-from evorl.runs.metrics import curves
 from evorl.runs.trackers import History, Trackers
 from evorl.runs.warn_once import WarnOnce
+from evorl.runs.within import Watched, Within
 from evorl.system.console import Terminal, say
 from evorl.system.files import reason
 from evorl.types import EvorlWarning
@@ -35,7 +36,10 @@ class Logger:
         self._directory = directory
         self._warn_once = warn_once
         self._written_elite = elite
-        self._trackers = Trackers(config, directory.path, self._history())
+        self._varying = perturbed(config)
+        history = self._history()
+        self._trackers = Trackers(config, directory.path, history)
+        self._within = Within(config.tracking.interval, history[-1].step if history else 0)
         self._bar: tqdm[Any] = tqdm(
             total=config.training.max_steps,
             initial=agent_steps,
@@ -53,10 +57,12 @@ class Logger:
         self._phase = ""
         self._speed = ""
 
-    def advance(self, steps: int) -> None:
-        """Show so many more steps of each agent on the bar."""
+    def advance(self, steps: int, watched: Watched | None) -> None:
+        """Show so many more steps of each agent on the bar, and now and then how those who are `watched` do."""
         self._reach(self._bar.n + steps)
         self._bar.update(steps)
+        if watched is not None and (points := self._within.advance(steps * self._config.population.size, watched)):
+            self._trackers.log_within(*points)
 
     def enter(self, phase: str) -> None:
         """Show which phase of a generation the run is in."""
@@ -81,7 +87,8 @@ class Logger:
             if agent["fault"]:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
-        self._trackers.log(row["generation"], row["global_steps"], curves(row))
+        self._trackers.log(record_of(row, self._varying))
+        self._within.begin(row["global_steps"])
         born = [agent for agent in lineage if agent["id"] > self._last_id]
         self._last_id = max(self._last_id, *(agent["id"] for agent in lineage))
         self._reach(row["agent_steps"])
@@ -117,7 +124,7 @@ class Logger:
         """Return what trackers should have of the generations before this process."""
         metrics = self._directory.metrics
         try:
-            return [(row["generation"], row["global_steps"], curves(row)) for row in metrics.read()]
+            return [record_of(row, self._varying) for row in metrics.read()]
         except Exception as error:  # Whatever stands in a file that others may have changed.
             self._warn_once("history", f"{metrics.path}: a line is not as it was written: {error!r}")
             return ()

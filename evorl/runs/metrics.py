@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,17 +15,6 @@ from evorl.population import Learner
 from evorl.runs.elite import Elite, Score
 from evorl.types import Agent
 
-CURVES = ("fitness", "train_return", "train_episodes")
-"""The metrics of each agent that a generation's row lists and trackers draw."""
-
-SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
-    "layers": lambda network: len(network["hidden_sizes"]) + sum(network["residual_layers"]),
-    "units": lambda network: sum(network["hidden_sizes"]),
-    "recurrent_units": lambda network: network["recurrent_size"],
-    "channels": lambda network: sum(layer["channels"] for layer in network["convolutions"]),
-}
-"""What trackers draw of each agent's architectures: sums over its networks."""
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -37,6 +26,8 @@ class Counts:
     train_episodes: NDArray[np.float64]
     """Episodes that `train_return` is the mean of; see `evorl.envs.episodes` for which count."""
     ended_episodes: NDArray[np.float64]
+    train_length: NDArray[np.float64]
+    """The mean number of steps of those episodes."""
     metrics: Mapping[str, NDArray[np.float64]]
 
 
@@ -55,14 +46,15 @@ def gather_metrics(learner: Learner, environments: Collecting, placement: Placem
     learned = learner.metrics()
     reported = [*learned.sums.values(), *learned.counts.values()]
     local = np.stack([environments.pop_steps(), learned.updates, *environments.pop_returns(), *reported])
-    steps, updates, returns, episodes, ended, *totals = placement.total(local, "the other ranks' metrics")
+    steps, updates, returns, episodes, ended, lengths, *totals = placement.total(local, "the other ranks' metrics")
     with np.errstate(invalid="ignore"):
         half = len(learned.sums)
         means = {
             name: total / count for name, total, count in zip(learned.sums, totals[:half], totals[half:], strict=True)
         }
         # Ranks that hold the same agents count the same joint updates.
-        return Counts(steps, updates / placement.copies, returns / episodes, episodes, ended, means)
+        updates /= placement.copies
+        return Counts(steps, updates, returns / episodes, episodes, ended, lengths / episodes, means)
 
 
 def generation_row(
@@ -91,6 +83,7 @@ def generation_row(
         "best_fitness": max(known, default=None),
         "mean_fitness": float(np.mean(known)) if known else None,
         "train_return": _list(counts.train_return),
+        "train_length": _list(counts.train_length),
         "train_episodes": [int(episodes) for episodes in counts.train_episodes],
         "metrics": {name: _list(values) for name, values in counts.metrics.items()},
         "updates": _list(counts.updates),
@@ -98,6 +91,7 @@ def generation_row(
         "updates_per_second": float(counts.updates.sum()) / training,
         "seconds": dict(seconds),
         "parents": [agent.parent for agent in agents],
+        "parent_generations": [agent.parent_generation for agent in agents],
         "mutations": [str(agent.mutation) for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.describe()["architectures"] for agent in agents],
@@ -108,29 +102,6 @@ def generation_row(
 def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any]]:
     """Return the lines of `lineage.jsonl`: each agent and its parent."""
     return [{"generation": generation, **agent.describe()} for agent in agents]
-
-
-def curves(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the points that trackers draw from a line of `metrics.jsonl`."""
-    points = {
-        "generation": row["generation"],
-        "agent_steps": row["agent_steps"],
-        "fitness/best": row["best_fitness"],
-        "fitness/mean": row["mean_fitness"],
-        "fitness/elite": row["elite_fitness"],
-        "throughput/env_steps_per_second": row["env_steps_per_second"],
-        "throughput/updates_per_second": row["updates_per_second"],
-        **{f"seconds/{name}": value for name, value in row["seconds"].items()},
-    }
-    points |= {f"actors/{name}": value for name, value in row.get("actors", {}).items()}
-    for place in range(len(row["agents"])):
-        points |= {f"agent_{place}/{name}": row[name][place] for name in CURVES}
-        points |= {f"agent_{place}/{name}": values[place] for name, values in row["metrics"].items()}
-        values = row["hyperparameters"][place] | row["state"][place]
-        points |= {f"agent_{place}/{name}": value for name, value in values.items()}
-        networks = row["architectures"][place].values()
-        points |= {f"agent_{place}/{name}": sum(map(size, networks)) for name, size in SIZES.items()}
-    return {name: float(value) for name, value in points.items() if value is not None and np.isfinite(value)}
 
 
 def _list(values: NDArray[np.float64]) -> list[float | None]:

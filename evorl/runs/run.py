@@ -35,6 +35,7 @@ from evorl.runs.replicas import drift_warning, gather_agents
 from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.threads import use_threads
 from evorl.runs.warn_once import WarnOnce
+from evorl.runs.within import Watched
 from evorl.system.console import say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
@@ -137,15 +138,15 @@ class Run:
             self.generation = self.progress.generation + 1
             yield self.generation
 
-    def steps(self, at_once: int = 1) -> Iterator[int]:
-        """Yield the vector steps of one generation, shown on the bar; where rollouts arrive, so many `at_once`."""
+    def steps(self, at_once: int = 1, watched: Watched | None = None) -> Iterator[int]:
+        """Yield one generation's vector steps, `at_once` where rollouts arrive; trackers hear of who is `watched`."""
         started = time.perf_counter()
         self._enter("training")
         each = self.config.environment.num_envs * self.placement.copies * at_once
         for step in range(0, self.horizon.steps, at_once):
             yield step
             if self._logger is not None:
-                self._logger.advance(each)
+                self._logger.advance(each, watched)
         self._training_seconds = time.perf_counter() - started
         self._enter("evaluation")
 

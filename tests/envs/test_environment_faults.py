@@ -52,7 +52,7 @@ def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorizatio
             numbers = made.observation["observation"][..., 1:]
             assert numbers[1, 1].tolist() == ([step // 4, step % 4] if step < 6 else [(step - 6) // 4, (step - 6) % 4])
             assert (numbers[[0, 0, 1], [0, 1, 0]] == torch.tensor([step // 4, step % 4])).all()
-        returns, count, ended = made.pop_returns()
+        returns, count, ended, _ = made.pop_returns()
         assert returns.tolist() == [16.0, 12.0]
         assert count.tolist() == ended.tolist() == [4.0, 3.0], "the dropped episode does not count"
         assert made.pop_steps().tolist() == [18.0, 17.0]

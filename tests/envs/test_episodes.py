@@ -36,8 +36,9 @@ def test_long_episodes_count_as_much_as_short_ones(steps, carries):
     rng = np.random.default_rng(0)
     true = np.mean([long_and_good(rng)[1] for _ in range(100_000)])
     given = played(lambda: long_and_good(rng), 150, steps, 8, carries=carries)
-    sums, counts, ended = (np.sum(column) for column in zip(*given, strict=True))
+    sums, counts, ended, lengths = (np.sum(column) for column in zip(*given, strict=True))
     assert sums / counts == pytest.approx(true, rel=0.04)
+    assert lengths == sums, "each of these episodes returns its length"
     assert 0.5 * ended < counts <= ended
 
 
@@ -90,3 +91,18 @@ def test_what_ended_before_an_agent_took_over_is_not_its_own():
     assert returns.sums.tolist() == [3.0, 20.0]
     assert returns.episodes.tolist() == [2.0, 1.0]
     assert returns.ended.tolist() == [2.0, 2.0]
+
+
+def test_recent_episodes_are_those_since_the_last_question():
+    """Two environments of one agent: episodes of 1 and 2 steps, which return 1 and 4; asking changes nothing."""
+    asked, silent = Episodes(1, 2), Episodes(1, 2)
+    for step in range(4):
+        ended = np.array([True, step % 2 == 1])
+        for episodes in (asked, silent):
+            episodes.step(np.array([1.0, 2.0]), ended, None)
+        if step == 1:
+            assert asked.recent() == (2.0, 4 / 3)
+    assert asked.recent() == (2.0, 4 / 3)
+    assert asked.recent() is None
+    for mine, other in zip(asked.pop(), silent.pop(), strict=True):
+        assert (mine == other).all()

@@ -21,8 +21,8 @@ from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.standard import StandardNetwork
 from evorl.population import check_agents
 from evorl.replay.moments import Moments
-from evorl.runs.metrics import curves
-from evorl.runs.trackers.wandb import _cell
+from evorl.runs.curves import record_of
+from evorl.runs.trackers.wandb_charts import cell
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import Architecture, Head, Loss, UserError
 
@@ -309,15 +309,16 @@ def test_only_networks_that_normalise_a_part_take_its_statistics():
 def test_curves_and_tables_show_all_networks(algorithm):
     member = agent(dqn=algorithm)
     operations.enlarge(member, algorithm.networks, "actor", "hidden.0", 40, np.random.default_rng(0))
-    known = ("generation", "agent_steps", "best_fitness", "mean_fitness", "elite_fitness", "env_steps_per_second")
+    known = ("generation", "global_steps", "best_fitness", "mean_fitness", "elite_fitness", "env_steps_per_second")
     row = dict.fromkeys((*known, "updates_per_second"), 1.0) | {"seconds": {}, "metrics": {}, "agents": [0]}
-    row |= {name: [1.0] for name in ("fitness", "train_return", "train_episodes")}
-    row |= {"hyperparameters": [{}], "state": [{}], "architectures": [member.describe()["architectures"]]}
-    points = curves(row)
-    assert points["agent_0/units"] == 16 + 16 + 40 + 16
-    assert points["agent_0/layers"] == 4
-    assert points["agent_0/recurrent_units"] == points["agent_0/channels"] == 0
-    assert _cell({"a": {"b": 1, "c": [2]}, "d": 3}) == "a=(b=1, c=[2]), d=3"
+    row |= {name: [1.0] for name in ("fitness", "train_return")} | {"parents": [None], "mutations": ["initial"]}
+    row |= {"hyperparameters": [{}], "architectures": [member.describe()["architectures"]]}
+    (shown,) = record_of(row, frozenset({"architecture"})).agents
+    sizes = {name: value for name, value in shown.points.items() if name.startswith("architecture/")}
+    assert sizes == {"architecture/units": 16 + 16 + 40 + 16, "architecture/layers": 4}, (
+        "and no channels, as it has none"
+    )
+    assert cell({"a": {"b": 1, "c": [2]}, "d": 3}) == "a=(b=1, c=[2]), d=3"
 
 
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-1.0, np.inf, (2,))])

@@ -17,14 +17,14 @@ import pytest
 from helpers.support import ROOT, config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto import wandb_internal_pb2
 
 from evorl.runs.trackers import TRACKERS, Trackers
 from evorl.runs.trackers import wandb as wandb_tracker
-from evorl.runs.trackers.history import lacking
+from evorl.runs.trackers.record import Record, lacking
 from evorl.types import EvorlWarning
 
-HISTORY = [(generation, 10 * generation, {"generation": generation, "x": -generation}) for generation in range(1, 8)]
+HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
 BLOCK = 32768
 
 
@@ -48,14 +48,14 @@ def records(directory):
         whole += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):
-            record = Record()
+            record = wandb_internal_pb2.Record()
             record.ParseFromString(whole)
             whole = b""
             yield record
 
 
 def offline(run):
-    """The offline directories of a run in their order: its id and its rows {generation: points} in each."""
+    """The offline directories of a run in their order: its id and its rows {step: points} in each."""
     found = []
     for directory in sorted((run / "wandb").glob("offline-run-*")):
         rows, run_id = [], None
@@ -66,12 +66,12 @@ def offline(run):
             if record.HasField("history"):
                 items = {item.nested_key[0] or item.key: json.loads(item.value_json) for item in record.history.item}
                 rows.append((record.history.step.num, items))
-        assert len({generation for generation, _ in rows}) == len(rows), "a generation is there twice"
+        assert len({step for step, _ in rows}) == len(rows), "a step is there twice"
         found.append((run_id, dict(rows)))
     return found
 
 
-def scalars(run, name="generation"):
+def scalars(run, name="time/training"):
     accumulator = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     return [(event.step, event.value) for event in accumulator.Scalars(name)]
 
@@ -81,7 +81,7 @@ def logged(name, directory, history, upto, **settings):
     overrides = [f"tracking.{key}={value}" for key, value in settings.items()]
     trackers = Trackers(config(f"tracking.backends=[{name}]", *overrides), directory, history)
     for entry in HISTORY[len(history) : upto]:
-        trackers.log(*entry)
+        trackers.log(entry)
     return trackers
 
 
@@ -100,13 +100,14 @@ def test_a_stopped_run_goes_on_in_the_same_curves(in_directory):
     assert len(rows) >= 4
     (before, first), (after, newest) = offline(run)
     assert before == after == json.loads((run / "tracking.json").read_text())["wandb"]
-    assert list(first) == list(range(1, 1 + len(first)))
+    assert list(first) == steps[: len(first)]
     assert 2 <= len(first) < len(rows)
-    assert list(newest) == [row["generation"] for row in rows]
-    assert [newest[row["generation"]]["global_steps"] for row in rows] == steps
-    assert [newest[row["generation"]]["fitness/best"] for row in rows] == [row["best_fitness"] for row in rows]
+    assert list(newest) == steps == [points["global_steps"] for points in newest.values()]
+    assert [points["fitness/best"] for points in newest.values()] == [row["best_fitness"] for row in rows]
     assert (run / "wandb" / "latest-run").resolve() == sorted((run / "wandb").glob("offline-run-*"))[-1]
-    assert scalars(run) == [(step, row["generation"]) for step, row in zip(steps, rows, strict=True)]
+    assert scalars(run, "fitness/mean") == [
+        (step, pytest.approx(row["mean_fitness"])) for step, row in zip(steps, rows, strict=True)
+    ]
     shown = plugin_event_accumulator.EventAccumulator(
         str(run / "tensorboard"), tensor_size_guidance={"text": 0}
     ).Reload()
@@ -126,8 +127,8 @@ def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path):
 
 def test_a_tracker_lacks_the_generations_from_where_it_stands():
     assert lacking(HISTORY, 0) == HISTORY
-    assert [generation for generation, _, _ in lacking(HISTORY, 6)] == [6, 7]
-    assert lacking(HISTORY, 8) == []
+    assert [record.generation for record in lacking(HISTORY, 51)] == [6, 7]
+    assert lacking(HISTORY, 71) == []
     assert lacking((), 3) == []
 
 
@@ -222,7 +223,7 @@ def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path):
         done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         kept = json.loads((tmp_path / "tracking.json").read_text())["wandb"]
-        assert running.rows == {kept: [1, 2, 3, 4, 5, 6, 7]}
+        assert running.rows == {kept: [10, 20, 30, 40, 50, 60, 70]}
 
 
 class Failing:
@@ -231,7 +232,7 @@ class Failing:
     def __init__(self, where, how):
         self.where, self.how, self.calls = where, how, []
 
-    def log(self, generation, step, scalars):
+    def log(self, record):
         self._call("log")
 
     def finish(self, summary, lineage):

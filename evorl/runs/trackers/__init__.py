@@ -1,9 +1,9 @@
 """Trackers of curves."""
 
 from evorl.runs.trackers.base import Row, Tracker
-from evorl.runs.trackers.history import History
+from evorl.runs.trackers.record import History, Record
 from evorl.runs.trackers.registry import TRACKERS
 from evorl.runs.trackers.shared import shared_settings
 from evorl.runs.trackers.trackers import Trackers
 
-__all__ = ["TRACKERS", "History", "Row", "Tracker", "Trackers", "shared_settings"]
+__all__ = ["TRACKERS", "History", "Record", "Row", "Tracker", "Trackers", "shared_settings"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from evorl.runs.trackers.history import Points
+from evorl.runs.trackers.record import Points, Record
 
 Row = Mapping[str, Any]
 
@@ -13,8 +13,11 @@ Row = Mapping[str, Any]
 class Tracker(Protocol):
     """A destination of a run's metrics."""
 
-    def log(self, generation: int, step: int, scalars: Points) -> None:
-        """Add a generation's points at `step`, the environment steps of all agents; both only grow."""
+    def log(self, record: Record) -> None:
+        """Add a generation; generations and steps only grow."""
+
+    def log_within(self, step: int, points: Points) -> None:
+        """Add points of the population from within a generation, about `step`."""
 
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
         """Note how the run ended and who came from whom, and close."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evorl.config import AnyConfig
 from evorl.runs.trackers.base import Tracker
-from evorl.runs.trackers.history import History
+from evorl.runs.trackers.record import History
 from evorl.runs.trackers.tensorboard import TensorBoard
 from evorl.runs.trackers.wandb import WeightsAndBiases
 

@@ -1,7 +1,9 @@
-"""TensorBoard: the same curves, and the lineage as text."""
+"""TensorBoard: the same curves, one line for each agent, and the lineage as text."""
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,36 +11,59 @@ from typing import Any
 import yaml
 
 from evorl.config import AnyConfig
-from evorl.runs.trackers.history import History, Points, lacking, with_words
+from evorl.runs.trackers.paths import Node, Paths
+from evorl.runs.trackers.record import History, Points, Record, lacking, with_words
 from evorl.runs.trackers.shared import shared_settings
+from evorl.system.files import refuse_links
+from evorl.types import EvorlWarning
+
+EVERY_GENERATION = "time/training"
+"""A number that every generation has, by which those that are already there are known."""
+MOST_AGENTS = 500
+"""Agents that get a line; TensorBoard reads a directory for each."""
 
 
 class TensorBoard:
-    """Event files below `tensorboard/` in the run's directory. Raises ImportError without the extra."""
+    """Event files below `tensorboard/` in the run's directory. Raises ImportError without the extra.
+
+    TensorBoard draws a line for each directory: the population's is `tensorboard/` itself, and those of agents are
+    below it. An agent's line begins where its parent's was when it was born, with the mutation as a text.
+    """
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError("install it with `pip install -e '.[tensorboard]'`") from error
-        events = directory / "tensorboard"
-        known = _generations(events)
-        first = next((generation for generation, _, _ in history if generation not in known), len(history) + 1)
-        missing = lacking(history, first)
-        last = history[-1][1] if history else -1
+        self._new_writer = SummaryWriter
+        self._events = directory / "tensorboard"
+        known = _steps(self._events)
+        first = next((record.step for record in history if record.step not in known), None)
+        missing = [] if first is None else lacking(history, first)
+        last = history[-1].step if history else -1
         # TensorBoard forgets everything from here on: it is logged again below, or about to be re-run after resume.
-        begin = missing[0][1] if missing else last + 1
-        self._writer = SummaryWriter(str(events), purge_step=begin)
+        begin = last + 1 if first is None else first
+        self._writer = SummaryWriter(str(self._events), purge_step=begin)
         self._step = last
         self._note("config", f"```yaml\n{yaml.safe_dump(shared_settings(config), sort_keys=False)}```")
-        for entry in missing:
-            self.log(*entry)
+        self._paths = Paths()
+        self._agents: dict[int, Any] = {}
+        self._born = 0
+        # Agents' files are short, and are all written anew: some may be of agents that are never born again.
+        for path in self._events.glob("agent-*"):
+            refuse_links(path)
+            shutil.rmtree(path)
+        for record in history:
+            self._log_agents(record)
+        for record in missing:
+            self._log_population(record.step, record.points)
 
-    def log(self, generation: int, step: int, scalars: Points) -> None:
-        self._step = step
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+    def log(self, record: Record) -> None:
+        self._log_population(record.step, record.points)
+        self._log_agents(record)
+
+    def log_within(self, step: int, points: Points) -> None:
+        self._log_population(step, points)
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         lines = ["| generation | agent | parent | mutation | fitness |", "|---|---|---|---|---|"]
@@ -47,20 +72,55 @@ class TensorBoard:
         self._note("lineage", "\n".join(lines))
         self._note("summary", str(dict(summary)))
         self._writer.close()
+        for writer in self._agents.values():
+            writer.close()
+
+    def _log_population(self, step: int, points: Points) -> None:
+        self._step = step
+        for name, value in points.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def _log_agents(self, record: Record) -> None:
+        self._paths.add(record)
+        living = {agent.id: Node(record.generation, record.step, agent) for agent in record.agents}
+        for agent in self._agents.keys() - living.keys():
+            self._agents.pop(agent).close()
+        for agent, node in living.items():
+            if agent not in self._agents and not self._begin(node):
+                return
+            for name, value in node.agent.points.items():
+                self._agents[agent].add_scalar(name, value, node.step)
+            self._agents[agent].flush()
+
+    def _begin(self, node: Node) -> bool:
+        """Begin an agent's line, and return whether there is room for one."""
+        self._born += 1
+        if self._born > MOST_AGENTS:
+            if self._born == MOST_AGENTS + 1:
+                what = f"{MOST_AGENTS} agents have lines in TensorBoard; from here on only the population has"
+                warnings.warn(what, EvorlWarning, stacklevel=2)
+            return False
+        writer = self._agents[node.agent.id] = self._new_writer(str(self._events / f"agent-{node.agent.id:04d}"))
+        if (parent := self._paths.parent(node)) is not None:
+            for name, value in parent.agent.points.items():
+                writer.add_scalar(name, value, parent.step)
+        writer.add_text("mutation", node.agent.mutation, node.step)
+        return True
 
     def _note(self, name: str, text: str) -> None:
         # One step beyond the last generation, so that a run that goes on from there replaces it.
         self._writer.add_text(name, text, self._step + 1)
 
 
-def _generations(events: Path) -> set[int]:
-    """Return the generations that event files already hold."""
+def _steps(events: Path) -> set[int]:
+    """Return the steps at which generations ended that event files already hold."""
     if not events.is_dir():
         return set()
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     everything = {event_accumulator.SCALARS: 0}
     known = event_accumulator.EventAccumulator(str(events), size_guidance=everything).Reload()
-    if "generation" not in known.Tags()[event_accumulator.SCALARS]:
+    if EVERY_GENERATION not in known.Tags()[event_accumulator.SCALARS]:
         return set()
-    return {int(event.value) for event in known.Scalars("generation")}
+    return {int(event.step) for event in known.Scalars(EVERY_GENERATION)}

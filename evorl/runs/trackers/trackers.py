@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evorl.config import AnyConfig
 from evorl.runs.trackers.base import Row, Tracker
-from evorl.runs.trackers.history import History, Points
+from evorl.runs.trackers.record import History, Points, Record
 from evorl.runs.trackers.registry import TRACKERS
 from evorl.system.background import Background
 from evorl.types import EvorlWarning
@@ -30,9 +30,13 @@ class Trackers:
             except Exception as error:
                 self._drop(name, error)
 
-    def log(self, generation: int, step: int, scalars: Points) -> None:
-        """Add one generation's points."""
-        self._each(lambda tracker: tracker.log(generation, step, scalars))
+    def log(self, record: Record) -> None:
+        """Add one generation."""
+        self._each(lambda tracker: tracker.log(record))
+
+    def log_within(self, step: int, points: Points) -> None:
+        """Add points from within a generation."""
+        self._each(lambda tracker: tracker.log_within(step, points))
 
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
         """Close all trackers, and leave behind those that take too long."""

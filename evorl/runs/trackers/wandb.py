@@ -1,4 +1,4 @@
-"""Weights & Biases: curves over the environment steps of all agents, and the lineage as a table."""
+"""Weights & Biases: curves over the environment steps of all agents, the lineage and the elite."""
 
 from __future__ import annotations
 
@@ -14,22 +14,30 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlparse
 
+import yaml
+
 from evorl.config import AnyConfig
-from evorl.runs.trackers.history import History, Points, lacking, with_words
+from evorl.runs.trackers.record import History, Points, Record, lacking, with_words
 from evorl.runs.trackers.shared import shared_settings
+from evorl.runs.trackers.wandb_charts import LINEAGE, MEANS, AgentTables, cell, charts
 from evorl.system.files import read_bounded, write_json
 from evorl.types import EvorlWarning, UserError
 
-LINEAGE_COLUMNS = ("generation", "id", "parent", "mutation", "fitness", "architectures", "hyperparameters")
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"
 FORMERLY = ("forge.coreweave.com",)
 """Hosts that serve what was known as `SERVICE`."""
 RUN_ID = re.compile(r"[a-z0-9]{1,64}")
+INTERNALS = ("time/", "actors/")
+"""What W&B opens no charts for, as for means over agents; it can be asked for them all the same."""
+SHOWN = ("actors/staleness", "actors/queue_depth")
 
 
 class WeightsAndBiases:
-    """One W&B run for a run directory, whose steps are generations, however often the run is taken up again.
+    """One W&B run for a run directory, whose steps are environment steps, however often the run is taken up again.
+
+    Names are those that the field uses: `charts/episodic_return`, `losses/q_loss`. A chart of each quantity of agents
+    has a line for each of them.
 
     Without a key it is an offline one, which `wandb sync` uploads later; it never asks. An offline run gets a directory
     from each process, and the newest holds the whole history, since uploading one replaces what was there.
@@ -40,6 +48,7 @@ class WeightsAndBiases:
         import wandb
 
         self._wandb = wandb
+        self._settings = shared_settings(config)
         # W&B obeys a `wandb/settings` in the working directory, which may be that of a stranger's run: the host named
         # there would be sent the user's key. What `wandb login` and the environment say is read all the same.
         with contextlib.chdir(Path.cwd().anchor):
@@ -60,34 +69,90 @@ class WeightsAndBiases:
             dir=str(directory.resolve()),
             mode=mode,
             tags=list(settings.tags),
-            config=shared_settings(config),
+            group=settings.group,
+            job_type=settings.job_type,
+            notes=settings.notes,
+            config=self._settings,
             settings=wandb.Settings(
-                console="off",
+                console="wrap",
                 silent=True,
                 init_timeout=settings.timeout,
                 finish_timeout=settings.timeout,
                 finish_timeout_raises=True,
             ),
         )
-        self._run.define_metric("global_steps")
-        self._run.define_metric("*", step_metric="global_steps")
-        self._first = self._run.starting_step
-        for entry in lacking(history, self._first):
-            self.log(*entry)
-
-    def log(self, generation: int, step: int, scalars: Points) -> None:
+        self._directory = directory
+        self._tables = AgentTables()
+        self._takes_tables = True
+        self._defined: set[str] = set()
+        self._run.define_metric("global_steps", hidden=True)
         # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are re-run after resume.
-        if generation >= self._first:
-            self._run.log({**scalars, "global_steps": step}, step=generation, commit=True)
+        self._first = self._next = self._run.starting_step
+        missing = lacking(history, self._first)
+        for record in history[: len(history) - len(missing)]:
+            self._tables.add(record)
+        for record in missing:
+            self.log(record)
+
+    def log(self, record: Record) -> None:
+        self._tables.add(record)
+        if record.step < self._first:
+            return
+        points: dict[str, Any] = {self._name(name): value for name, value in record.points.items()}
+        if record.agents and self._takes_tables and self._tables.are_due(record.generation):
+            self._log_tables(record)
+        self._log(record.step, points)
+
+    def log_within(self, step: int, points: Points) -> None:
+        if step >= self._first:
+            self._log(step, {self._name(name): value for name, value in points.items()})
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
-        data = [[_cell(row[column]) for column in LINEAGE_COLUMNS] for row in map(with_words, lineage)]
+        data = [[cell(row[column]) for column in LINEAGE] for row in map(with_words, lineage)]
         try:
             # In the summary, since a point of its own would take the step of a generation that may yet be run.
-            self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE_COLUMNS), data=data)
+            self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
             self._run.summary.update(dict(summary))
+            self._keep_elite()
         finally:
             self._run.finish()
+
+    def _log_tables(self, record: Record) -> None:
+        """Add tables and charts to what is logged next. This process sends them itself, so they may fail alone."""
+        lineage = self._wandb.Table(columns=list(LINEAGE), data=self._tables.lineage())
+        points = {"lineage": lineage, **charts(self._tables, record)}
+        try:
+            self._run.log(points, step=max(record.step, self._next), commit=False)
+        except Exception as error:
+            self._takes_tables = False
+            what = f"W&B took no table of agents, and gets none from here on: {str(error)[:300]}"
+            warnings.warn(what, EvorlWarning, stacklevel=2)
+
+    def _log(self, step: int, points: Mapping[str, Any]) -> None:
+        """Log points at a step beyond all others: those within a generation are at about the step that they tell."""
+        self._run.log({**points, "global_steps": step}, step=max(step, self._next), commit=True)
+        self._next = max(step, self._next) + 1
+
+    def _name(self, name: str) -> str:
+        """Return the key of a number of the population, which W&B has then heard of."""
+        # The plain names of some belong to the charts of all agents.
+        key = f"{name}_mean" if name.startswith(MEANS) else name
+        hidden = name.startswith((*MEANS, *INTERNALS)) and name not in SHOWN
+        if key not in self._defined:
+            self._run.define_metric(key, step_metric="global_steps", hidden=hidden)
+            self._defined.add(key)
+        return key
+
+    def _keep_elite(self) -> None:
+        """Upload the best agent with its configuration."""
+        elite = self._directory / "elite"
+        if not elite.is_dir():
+            return
+        artifact = self._wandb.Artifact(f"{run_id(self._directory)}-elite", type="model")
+        artifact.add_dir(str(elite))
+        with artifact.new_file("config.yaml") as file:
+            yaml.safe_dump(self._settings, file, sort_keys=False)
+        self._run.log_artifact(artifact, aliases=["elite"])
 
 
 def run_id(directory: Path) -> str:
@@ -104,7 +169,9 @@ def run_id(directory: Path) -> str:
         reason = f"it holds no id ({type(error).__name__})"
     if reason:
         warnings.warn(f"{path}: {reason}; W&B gets a new run, with the whole history", EvorlWarning, stacklevel=2)
-    drawn = secrets.token_hex(8)
+    # An agent of a sweep waits for the run whose id it gave.
+    given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+    drawn = given if RUN_ID.fullmatch(given) else secrets.token_hex(8)
     write_json(path, {"wandb": drawn})
     return drawn
 
@@ -131,9 +198,3 @@ def _has_key(address: str) -> bool:
         return any(kept.authenticators(name) is not None for name in hosts)
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _cell(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return ", ".join(f"{key}=({_cell(v)})" if isinstance(v, Mapping) else f"{key}={v}" for key, v in value.items())

@@ -1,0 +1,52 @@
+"""What trackers are told of a generation: numbers of the population and of each agent, by names that the field uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evorl.records import Mutation
+
+Points = Mapping[str, float]
+"""Numbers by names such as `losses/q_loss`: the part before the slash groups charts."""
+
+
+@dataclass(frozen=True)
+class AgentRecord:
+    """One agent in one generation: its `points`, and who it was made from by which `mutation`, in words."""
+
+    id: int
+    parent: int | None = None
+    parent_generation: int | None = None
+    mutation: str = "initial"
+    points: Points = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    architectures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One generation, which ended after `step` environment steps of all agents.
+
+    `points` are those of the population: where agents have a number of the same name, its mean.
+    """
+
+    generation: int
+    step: int
+    points: Points
+    agents: Sequence[AgentRecord] = ()
+
+
+History = Sequence[Record]
+"""The generations of a run before it was resumed, in their order."""
+
+
+def lacking(history: History, first: int) -> History:
+    """Return the generations that a tracker lacks which has all that ended before step `first`."""
+    return [record for record in history if record.step >= first]
+
+
+def with_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of `lineage.jsonl` as tables show it: what a mutation changed in words."""
+    return {**row, "mutation": str(Mutation(**row["mutation"]))}

@@ -1,0 +1,131 @@
+"""What W&B is told, read back from its offline file: the charts that it opens, their tables, console and elite."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from helpers.support import lines, train
+from test_trackers import records
+
+from evorl.runs.curves import record_of
+from evorl.runs.trackers.paths import Paths, thinned
+from evorl.runs.trackers.record import AgentRecord, Record
+from evorl.runs.trackers.wandb_charts import EACH, MOST_ROWS, AgentTables
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def recorded(run):
+    """The numbers, hidden keys, custom charts and tables of a run, and the kinds of its records."""
+    (directory,) = (run / "wandb").glob("offline-run-*")
+    history, hidden, custom, tables, kinds, console = [], set(), {}, {}, Counter(), ""
+    for record in records(directory):
+        kinds[record.WhichOneof("record_type")] += 1
+        if record.HasField("metric") and record.metric.options.hidden:
+            hidden.add(record.metric.name)
+        if record.HasField("output_raw"):
+            console += record.output_raw.line
+        for item in record.config.update:
+            if list(item.nested_key[:2]) == ["_wandb", "visualize"]:
+                custom[item.nested_key[2]] = json.loads(item.value_json)["panel_config"]
+        if record.HasField("history"):
+            items = {tuple(item.nested_key) or (item.key,): json.loads(item.value_json) for item in record.history.item}
+            for key, value in items.items():
+                if key[1:] == ("path",):
+                    tables[key[0]] = json.loads((directory / "files" / value).read_text())
+            history.append({key[0]: value for key, value in items.items() if len(key) == 1})
+    return history, hidden, custom, tables, kinds, console
+
+
+@pytest.mark.parametrize("agents", [4, 16])
+def test_wandb_opens_few_charts_and_no_more_of_more_agents(in_directory, agents):
+    overrides = ("run.name=a", "tracking.backends=[wandb]", f"population.size={agents}", "evaluation.max_steps=5")
+    evolution = "evolution.mutation={architecture: 1, hyperparameters: 1}"
+    notes = "tracking={group: g, job_type: j, notes: n, backends: [wandb]}"
+    assert train(*overrides, evolution, notes) == 0
+    run = in_directory / "runs" / "a"
+    history, hidden, custom, tables, kinds, console = recorded(run)
+    rows = lines(run / "metrics.jsonl")
+
+    numbers = {key for items in history for key in items if not key.startswith("_")} - hidden
+    assert len(numbers) + len(custom) + len(tables) == 20, "they were 77 when each number of each of 4 agents had one"
+    assert {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "fitness/best"} <= numbers
+    assert not any("agent" in key for key in numbers)
+    assert {"losses/loss", "hyperparameters/learning_rate", "architecture/units", "fitness/agents"} <= custom.keys()
+    assert "charts/episodic_return_by_agent" in custom
+
+    for chart in custom.values():
+        fields, (query,) = chart["fieldSettings"], chart["userQuery"]["queryFields"]
+        assert query["fields"][-1]["args"] == [{"name": "tableKey", "value": "agents"}]
+        assert set(fields.values()) <= set(tables["agents"]["columns"])
+    curves = [dict(zip(tables["agents"]["columns"], row, strict=True)) for row in tables["agents"]["data"]]
+    labels = {row["line"] for row in curves}
+    assert {label.split()[0] for label in labels} == {f"#{id}" for id in rows[-1]["agents"]}
+    assert any("->" in label for label in labels), "mutations are marked"
+    for label in labels:
+        own = [row for row in curves if row["line"] == label]
+        assert [row["generation"] for row in own] == [row["generation"] for row in rows], "from an initial agent on"
+        assert [row["global_steps"] for row in own] == [row["global_steps"] for row in rows]
+        for row, generation in zip(own, rows, strict=True):
+            place = generation["agents"].index(row["agent"])
+            assert row["fitness/agents"] == generation["fitness"][place]
+    assert len(tables["lineage"]["data"]) == sum(len(row["agents"]) for row in rows)
+    assert kinds["artifact"] >= 2
+    assert "gen 1/" in console
+
+
+def test_points_within_a_generation_come_before_its_end(in_directory):
+    extra = ("tracking={backends: [wandb], interval: 1e-6}", "training.max_steps=80")
+    assert train("run.name=a", *extra) == 0
+    run = in_directory / "runs" / "a"
+    history, *_ = recorded(run)
+    ends = {row["global_steps"] for row in lines(run / "metrics.jsonl")}
+    within = [items for items in history if "fitness/mean" not in items]
+    assert ends == {items["global_steps"] for items in history if "fitness/mean" in items}
+    assert len(within) > 5 * len(ends)
+    assert any("charts/episodic_return" in items for items in within)
+    assert all(items["charts/SPS"] > 0 for items in within)
+    assert all(before["_step"] < after["_step"] for before, after in pairwise(history))
+
+
+def generation(number, *agents):
+    made = [AgentRecord(id, parent, before, "none", {"x": float(id)}) for id, parent, before in agents]
+    return Record(number, 10 * number, {}, made)
+
+
+def test_a_path_leads_through_the_parents_as_they_were():
+    paths = Paths()
+    first = [generation(1, (0, None, None), (1, None, None)), generation(2, (0, None, None), (2, 1, 1))]
+    for record in [*first, generation(3, (3, 1, 1), (4, 0, 2), (2, 1, 1))]:
+        paths.add(record)
+    found = {id: [(node.generation, node.agent.id) for node in path] for id, path in paths.living().items()}
+    assert found == {3: [(1, 1), (3, 3)], 4: [(1, 0), (2, 0), (3, 4)], 2: [(1, 1), (2, 2), (3, 2)]}
+
+
+def test_tables_of_long_runs_stay_small():
+    tables, due = AgentTables(), 0
+    for number in range(1, 1001):
+        tables.add(generation(number, *((id, None, None) for id in range(16))))
+        due += tables.are_due(number)
+    _, rows = tables.curves()
+    assert len(rows) <= MOST_ROWS
+    assert {row[0] for row in rows if row[3] == 5} >= {10_000}
+    assert len(tables.lineage()) <= MOST_ROWS
+    assert EACH < due < 2.5 * EACH
+    assert [node.generation for node in thinned(tables._paths.living()[3], 4)] == [250, 500, 750, 1000]
+
+
+def test_constants_and_internals_are_no_curves(in_directory):
+    assert train("run.name=a") == 0
+    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+        record = record_of(row, frozenset({"learning_rate"}))
+        (name,) = {name for agent in record.agents for name in agent.points if name.startswith("hyperparameters/")}
+        assert name == "hyperparameters/learning_rate"
+        assert not {name for name in record.points if name.startswith("architecture/")}
+        assert record.points["charts/episodic_length"] == pytest.approx(record.points["charts/episodic_return"], abs=1)
