@@ -71,9 +71,9 @@ def main(arguments: Sequence[str]) -> None:
             counts, figures = gather_metrics(learner, actors, placement), actors.figures(placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
-                returns = evaluator.returns(policy, generation)
-                run.assign_fitness(trained, returns, evaluator)
-            run.record(trained, returns, counts, figures)
+                results = evaluator.evaluate(policy, generation)
+                run.assign_fitness(trained, results, evaluator)
+            run.record(trained, results, counts, figures)
             with stopwatch("evolution"):
                 evolved = run.evolve(trained)
             with stopwatch("checkpoint"):

@@ -65,9 +65,9 @@ def main(arguments: Sequence[str]) -> None:
             counts = gather_metrics(learner, environments, placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
-                returns = evaluator.returns(policy, generation)
-                run.assign_fitness(trained, returns, evaluator)
-            run.record(trained, returns, counts)
+                results = evaluator.evaluate(policy, generation)
+                run.assign_fitness(trained, results, evaluator)
+            run.record(trained, results, counts)
             with stopwatch("evolution"):
                 evolved = run.evolve(trained)
             with stopwatch("checkpoint"):

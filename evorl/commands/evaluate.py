@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +13,11 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.commands.command import Command, add_run, count, seed
 from evorl.config import validate
 from evorl.config.errors import on_one_line
+from evorl.config.fields import RETURN
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
-from evorl.population.evaluation import MAX_COPIES, evaluate
+from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.runs.directory import load_elite
 from evorl.runs.launch import check
@@ -26,8 +28,11 @@ PURPOSE = "evaluation of the elite"
 """A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed."""
 
 
-def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, float | int | str]:
-    """Return the returns of a run's best agent on fresh episodes, without exploration. Raises UserError."""
+def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
+    """Return the returns of a run's best agent on fresh episodes, without exploration. Raises UserError.
+
+    Where fitness is more than the return, `terms` has the mean of each other term.
+    """
     data, agent = load_elite(run)
     config = validate(data, SETTINGS)
     refuse_code(config, allow_code)
@@ -37,7 +42,9 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     check_agents([agent], algorithm, str(run / "elite"))
     use_threads(config.run.threads, environments.interface.parts, ranks=1)
     policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
-    returns = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps).returns[0]
+    keys = reported_keys(config.evolution.fitness)
+    results = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)
+    returns = results.returns[0]
     environments.close()
     return {
         "run": str(run),
@@ -48,6 +55,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         "std": float(np.std(returns)),
         "min": float(np.min(returns)),
         "max": float(np.max(returns)),
+        **({"terms": {name: float(values.mean()) for name, values in results.terms().items()}} if keys else {}),
     }
 
 
@@ -73,6 +81,7 @@ def _run(parsed: argparse.Namespace) -> None:
         f"agent {result['agent']} of {on_one_line(str(result['run']))}: "
         f"mean return {result['mean']:.1f} ± {result['std']:.1f} "
         f"(min {result['min']:.1f}, max {result['max']:.1f}) over {result['episodes']} fresh episodes"
+        + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
     )
 
 

@@ -7,8 +7,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from evorl.config.fields import (
+    RETURN,
     Count,
     Finite,
+    FitnessTerms,
     Fraction,
     HyperparameterRange,
     Positive,
@@ -122,6 +124,10 @@ class Evolution(Section):
     hyperparameters: dict[str, HyperparameterRange] | None = None
     """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none."""
     architecture: ArchitectureLimits = ArchitectureLimits()
+    fitness: FitnessTerms = Field(default={RETURN: 1.0})
+    """What selection, the elite and `training.target_fitness` go by: the mean over evaluation episodes of `return`, of
+    `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of several
+    with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is."""
     schedule: Schedule | None = None
     """Agents follow it instead of being selected and mutated; `evorl replay` takes it from a winner's ancestry."""
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 
 from evorl.config.errors import explain, shown
 
@@ -34,6 +43,31 @@ def _plain(text: str) -> str:
 
 Plain = Annotated[Text, AfterValidator(_plain)]
 """A string that stays on its line."""
+
+
+RETURN, INFO = "return", "info."
+"""Terms of fitness: an episode's return, and before a key the number that the environment reports under it."""
+
+
+def _weights(given: Any) -> Any:
+    return {given: 1.0} if isinstance(given, str) else given
+
+
+def _are_terms(weights: dict[str, float]) -> dict[str, float]:
+    for name, weight in weights.items():
+        if name != RETURN and not (name.startswith(INFO) and name != INFO):
+            raise ValueError(
+                f"{shown(name)} is neither {RETURN!r} nor '{INFO}KEY', KEY being one of the environment's info"
+            )
+        if weight == 0:
+            raise ValueError(f"{name} has the weight 0; leave it out")
+    if not weights:
+        raise ValueError(f"no term is left; {RETURN!r} is the default")
+    return weights
+
+
+FitnessTerms = Annotated[dict[Plain, Finite], BeforeValidator(_weights), AfterValidator(_are_terms)]
+"""Terms of fitness with their weights; a name alone has the weight 1."""
 
 
 class Section(BaseModel):

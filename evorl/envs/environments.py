@@ -19,6 +19,7 @@ from evorl.envs.episodes import Episodes, Recent, Returns
 from evorl.envs.masks import MASK, ActionMasks, refuse_late_masks
 from evorl.envs.observations import ObservationReader
 from evorl.envs.recovery import RecoveringVector
+from evorl.envs.reports import read_reports
 from evorl.envs.resets import Resets
 from evorl.envs.spec import EnvSpec
 from evorl.envs.watch import Watch
@@ -64,6 +65,7 @@ class Environments:
         self.observation: Observation
         self._started: Tensor
         _, info = self._vector.reset(0)
+        self._info = info
         # Whether actions can be forbidden shows only in what a reset says.
         self._masks: ActionMasks | None = None
         if MASK in info:
@@ -100,6 +102,7 @@ class Environments:
         actions = self._read_actions(chosen.reshape(-1, *chosen.shape[2:]))
         self._resets.serve(actions)
         observation, gained, terminated, truncated, info = self._vector.step(actions)
+        self._info = info
         if self._masks is None:
             refuse_late_masks(info, self._id)
         reward = np.array(gained, dtype=np.float32)
@@ -124,6 +127,13 @@ class Environments:
         self._steps += ends.valid.reshape(self.agents, -1).sum(1)
         self.observation, self._started = seen, self._flags(ends.started)
         return transition
+
+    def reports(self, names: Sequence[str], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return what the last step's info says of `names` in the `chosen` environments [P, E], [names, chosen].
+
+        Raises UserError where it says nothing.
+        """
+        return read_reports(self._info, names, np.flatnonzero(chosen).tolist(), self._id)
 
     def pop_steps(self) -> NDArray[np.float64]:
         """Return the transitions [P] made since the last call."""

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import AnyConfig
-from evorl.population.evaluation import Evaluator, Purpose
+from evorl.population.evaluation import EpisodeResults, Evaluator, Purpose
 from evorl.runs.elite import Elite, Play, Score
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import Agent
 
 
-def assign_fitness(agents: Sequence[Agent], returns: NDArray[np.float64]) -> None:
-    """Give each agent its fitness: the mean of its `returns` [P, N], or None if a fault kept it from learning."""
-    for agent, row in zip(agents, returns, strict=True):
+def assign_fitness(agents: Sequence[Agent], fitness: NDArray[np.float64]) -> None:
+    """Give each agent the mean of its episodes' `fitness` [P, N], or None if a fault kept it from learning."""
+    for agent, row in zip(agents, fitness, strict=True):
         agent.fitness = float(row.mean()) if np.isfinite(row).all() and agent.fault is None else None
 
 
@@ -29,7 +29,7 @@ class Archive:
     """The elite as an agent, which each generation's best challenges and which competes as a parent.
 
     `elite` has its score, which a challenge updates; `payload` is its file, empty before there is one. `parents` holds
-    the elite, with its mean return on the last generation's episodes as its fitness. It is empty where that
+    the elite, with its mean on the last generation's episodes as its fitness. It is empty where that
     generation's best has won, since that is in the population. `evaluation_steps` are those of all episodes that the
     last generation and its challenge took.
     """
@@ -40,27 +40,32 @@ class Archive:
         self.parents: list[Agent] = []
         self.evaluation_steps = 0
         self._settings = config.evaluation
+        self._weights = config.evolution.fitness
         self._target = config.training.target_fitness
 
     def challenge(
-        self, agents: Sequence[Agent], returns: NDArray[np.float64], evaluator: Evaluator, generation: int
+        self, agents: Sequence[Agent], results: EpisodeResults, evaluator: Evaluator, generation: int
     ) -> bool:
-        """Let the best of `agents`, with `returns` [P, N], challenge the elite; gives whether the target is reached.
+        """Give agents the fitness of `results` [P, N], and let the best challenge the elite.
+
+        Return whether the target is reached.
 
         The elite plays the generation's episodes too; where it is beaten there, both play further ones. The target is
         tested on fresh episodes of who is then the elite.
         """
-        solved = self._challenge(agents, returns, evaluator, generation)
+        fitness = results.fitness(self._weights)
+        assign_fitness(agents, fitness)
+        solved = self._challenge(agents, fitness, evaluator, generation)
         self.evaluation_steps = evaluator.pop_steps()
         return solved
 
     def _challenge(
-        self, agents: Sequence[Agent], returns: NDArray[np.float64], evaluator: Evaluator, generation: int
+        self, agents: Sequence[Agent], fitness: NDArray[np.float64], evaluator: Evaluator, generation: int
     ) -> bool:
         place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
         best, elite = agents[place], self.elite
         seems_reached = self._is_target(best.fitness) or self._is_target(elite.score.mean if elite.score else None)
-        if self._beats_elite(best, returns[place], evaluator, generation):
+        if self._beats_elite(best, fitness[place], evaluator, generation):
             # With the mean that is known of it by now, and not with that of the episodes that chose it.
             known = replace(best, fitness=elite.score.mean if elite.score else None)
             self.payload, self.parents = encode_agents([known]), []
@@ -73,8 +78,8 @@ class Archive:
     def _is_target(self, fitness: float | None) -> bool:
         return self._target is not None and fitness is not None and fitness >= self._target
 
-    def _beats_elite(self, best: Agent, returns: NDArray[np.float64], evaluator: Evaluator, generation: int) -> bool:
-        """Return whether the best agent, with `returns` [N], wins against the elite, which is then in `parents`."""
+    def _beats_elite(self, best: Agent, fitness: NDArray[np.float64], evaluator: Evaluator, generation: int) -> bool:
+        """Return whether the best agent, with `fitness` [N], wins against the elite, which is then in `parents`."""
         again = None
         self.parents = decode_agents(self.payload, "the elite") if self.payload else []
         for agent in self.parents:
@@ -86,7 +91,7 @@ class Archive:
             return False
         confirms = self._settings.confirmation_episodes
         play = _play(evaluator, [best, *self.parents], generation, "confirmation") if confirms else None
-        return self.elite.challenge(returns, again, play, confirms, generation)
+        return self.elite.challenge(fitness, again, play, confirms, generation)
 
 
 def _play(evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:

@@ -59,6 +59,7 @@ def _agent(row: Mapping[str, Any], place: int, varying: frozenset[str]) -> Agent
         "charts/episodic_return": row["train_return"][place],
         "charts/episodic_length": lengths[place] if lengths else None,
         "fitness/agents": row["fitness"][place],
+        **{f"fitness/{name}": values[place] for name, values in row.get("terms", {}).items()},
         **{f"losses/{name}": values[place] for name, values in row["metrics"].items()},
         **{f"hyperparameters/{name}": value for name, value in hyperparameters.items() if name in varying},
         **{f"architecture/{name}": size for name, size in sizes.items() if size and "architecture" in varying},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from evorl.config import AnyConfig
+from evorl.config.fields import RETURN
 from evorl.distributed import Placement
 from evorl.replay import Pace
 from evorl.system.provenance import multiplies_bfloat16
@@ -28,6 +30,7 @@ def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int,
         f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
         f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {from_here(directory)}",
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
+        *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *([SLOW] if slow else []),
     ]
 
@@ -44,6 +47,12 @@ def _frequency(pace: Pace) -> str:
         updates, steps = updates / steps, 1.0
     every = "environment step" if steps == 1 else f"{_number(steps)} environment steps"
     return f"{'one' if updates == 1 else _number(updates)} for every {every}"
+
+
+def _sum(terms: Mapping[str, float]) -> str:
+    """Return terms with their weights, as in "return + 10 info.success"."""
+    parts = (name if weight == 1 else f"{weight:g} {name}" for name, weight in terms.items())
+    return "the mean over episodes of " + " + ".join(parts)
 
 
 def _counted(number: int, what: str) -> str:

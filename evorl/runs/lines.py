@@ -36,26 +36,38 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]
         how = f"ended by {summary['ended']} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")
     elif summary["solved"]:
-        how = f"solved: the mean return is above {target:g} (evaluation.error {config.evaluation.error:g})"
+        how = f"solved: the mean {_measure(config)} is above {target:g} (evaluation.error {config.evaluation.error:g})"
     else:
         how = f"trained for {steps:,} steps" + ("" if target is None else f"; the target of {target:g} is not reached")
         next_steps.append(f"`evorl resume {where} training.max_steps={2 * steps}` to train longer")
-    lines = [f"{how}; best: {_best(summary)}"]
+    lines = [f"{how}; best: {_best(summary, _measure(config))}"]
     return [*lines, f"next: {', '.join(next_steps)}"] if next_steps else lines
 
 
 def _fitness(row: Row) -> str:
     if row["best_fitness"] is None:
         return "no agent has a fitness"
-    best = row["agents"][row["fitness"].index(row["best_fitness"])]
-    return f"best {_number(row['best_fitness'])} (#{best}), mean {_number(row['mean_fitness'])}"
+    place = row["fitness"].index(row["best_fitness"])
+    best = f"best {_number(row['best_fitness'])} (#{row['agents'][place]}{_terms(row, place)})"
+    return f"{best}, mean {_number(row['mean_fitness'])}"
 
 
-def _best(summary: Row) -> str:
+def _terms(row: Row, place: int) -> str:
+    """Return what the fitness of an agent is made of, where that is more than its return."""
+    return "".join(f", {name} {_number(values[place])}" for name, values in row.get("terms", {}).items())
+
+
+def _measure(config: AnyConfig) -> str:
+    """Return the name of what agents are selected by."""
+    terms = config.evolution.fitness
+    return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
+
+
+def _best(summary: Row, measure: str) -> str:
     if summary["best_fitness"] is None:
         return "no agent yet"
     spread = f"{_number(summary['best_fitness'])} ± {_number(summary['best_fitness_std'])}"
-    return f"a mean return of {spread} over {summary['best_fitness_episodes']} episodes"
+    return f"a mean {measure} of {spread} over {summary['best_fitness_episodes']} episodes"
 
 
 def _change(agent: Row) -> str:

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.config.fields import RETURN
 from evorl.distributed import Placement
 from evorl.envs.episodes import Returns
 from evorl.population import Learner
+from evorl.population.evaluation import EpisodeResults
 from evorl.runs.elite import Elite, Score
 from evorl.types import Agent
 
@@ -97,6 +99,18 @@ def generation_row(
         "architectures": [agent.describe()["architectures"] for agent in agents],
         "state": [agent.state.metrics() for agent in agents],
     }
+
+
+def evaluation_row(results: EpisodeResults, weights: Mapping[str, float], steps: int) -> dict[str, Any]:
+    """Return what a generation's line says of its evaluation, which took so many `steps` of all agents.
+
+    Where fitness is more than the return, `terms` has each agent's mean of everything that it is made of, and of the
+    return.
+    """
+    row: dict[str, Any] = {"evaluation_steps": steps}
+    if dict(weights) != {RETURN: 1.0}:
+        row["terms"] = {name: _list(values.mean(1)) for name, values in results.terms().items()}
+    return row
 
 
 def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any]]:

@@ -10,9 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
@@ -20,15 +18,15 @@ from evorl.distributed import Placement
 from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner, initial_population
-from evorl.population.evaluation import Evaluator
+from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
-from evorl.runs.archive import Archive, assign_fitness
+from evorl.runs.archive import Archive
 from evorl.runs.checkpoint_manager import CheckpointManager
 from evorl.runs.elite import Score
 from evorl.runs.header import header
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.logger import Logger
-from evorl.runs.metrics import Counts, generation_row, lineage_rows
+from evorl.runs.metrics import Counts, evaluation_row, generation_row, lineage_rows
 from evorl.runs.progress import Progress
 from evorl.runs.recovery import Recovery
 from evorl.runs.replicas import drift_warning, gather_agents
@@ -159,24 +157,23 @@ class Run:
                 warnings.warn(drift_warning(self.ranks.peers, drifted, self.generation), EvorlWarning, stacklevel=2)
         return agents
 
-    def assign_fitness(self, trained: list[Agent], returns: NDArray[np.float64], evaluator: Evaluator) -> None:
-        """Give each agent its fitness, the mean of its `returns` [P, N], and let the best of them challenge the elite.
+    def assign_fitness(self, trained: list[Agent], results: EpisodeResults, evaluator: Evaluator) -> None:
+        """Give each agent its fitness, the mean over its episodes, and let the best of them challenge the elite.
 
         The run is solved where the elite then reaches the target on fresh episodes.
         """
-        assign_fitness(trained, returns)
-        self.progress.solved = self._archive.challenge(trained, returns, evaluator, self.generation)
+        self.progress.solved = self._archive.challenge(trained, results, evaluator, self.generation)
 
     def record(
         self,
         trained: list[Agent],
-        returns: NDArray[np.float64],
+        results: EpisodeResults,
         counts: Counts,
         actors: Mapping[str, float] | None = None,
     ) -> None:
         """Count the generation and write its lines and curves, with its seconds up to here.
 
-        `returns` [P, N] are those of its evaluation, `actors` the figures of actor processes. The seconds of an
+        `results` [P, N] are those of its evaluation, `actors` the figures of actor processes. The seconds of an
         evolution appear in the next generation's lines.
         """
         progress = self.progress
@@ -196,10 +193,10 @@ class Run:
             )
         if warning := self.config.algorithm.warning(counts.metrics):
             self._warn_once("metrics", f"{warning} (generation {self.generation})")
-        scores = [Score.of(row) for row in returns]
+        scores = [Score.of(row) for row in results.fitness(self.config.evolution.fitness)]
         known = {name: value for name, value in asdict(progress).items() if name != "elite"}
         row = generation_row(trained, scores, counts, known, progress.elite, seconds)
-        row["evaluation_steps"] = self._archive.evaluation_steps
+        row |= evaluation_row(results, self.config.evolution.fitness, self._archive.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}
         self._logger.log(row, lineage_rows(trained, self.generation), self._archive.payload)
         self._logger.enter("evolution")

@@ -1,0 +1,112 @@
+"""Fitness by what the environment reports: what selection sees, what files have, and what people are shown."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import config, error_line, lines, output_of, train
+
+from evorl.commands.command import run_command
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.population.evaluation import evaluate
+from evorl.runs.launch import run_program
+from evorl.types import UserError
+
+REPORTING = ("environment.id=helpers.reporting:Reporting-v0", "run.name=a")
+
+
+class Alternating:
+    """A policy of two agents: the first does always 1, the second 1 in its first step only."""
+
+    def initial_state(self, num_envs):
+        self.step = 0
+        return torch.zeros(2, num_envs, 0, 0)
+
+    def act(self, observation, started, state, deterministic):
+        self.step += 1
+        action = torch.tensor([[1], [1 if self.step == 1 else 0]]).expand(2, observation["observation"].shape[1])
+        return output_of(action.contiguous()), state
+
+
+def environments(vectorization="sync"):
+    return Environments(Environment(id="helpers.reporting:Reporting-v0", vectorization=vectorization), 2, 2)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_results_have_what_the_last_step_reports_and_not_the_reset_after_it(vectorization):
+    made = environments(vectorization)
+    results = evaluate(Alternating(), made, (1, 2, 3), None, ["others", "done"])
+    made.close()
+    assert results.returns.tolist() == [[0, 0, 0], [3, 3, 3]]
+    assert results.reports["others"].tolist() == [[4, 4, 4], [1, 1, 1]]
+    assert results.reports["done"].tolist() == [[1] * 3] * 2
+    assert results.steps.tolist() == [[4] * 3] * 2
+    assert results.fitness({"return": 2.0, "info.others": -1.0}).tolist() == [[-4] * 3, [5] * 3]
+
+
+def test_an_episode_that_evaluation_cuts_off_has_what_its_last_step_reports():
+    results = evaluate(Alternating(), environments(), (1, 2), 3, ["others"])
+    assert results.reports["others"].tolist() == [[3, 3], [1, 1]]
+    with pytest.raises(UserError, match="reports no 'done'"):
+        evaluate(Alternating(), environments(), (1, 2), 3, ["done"])
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (
+            "other",
+            r"^evolution.fitness: [^ ]*Reporting-v0 reports no 'other' in .* did you mean 'others'\?$",
+        ),
+        ("text", r"^evolution.fitness: helpers.reporting:Reporting-v0 reports 'later' for 'text', which is no finite"),
+    ],
+)
+def test_what_is_not_reported_is_told_with_the_environment_and_the_key(key, said):
+    with pytest.raises(UserError, match=said):
+        evaluate(Alternating(), environments(), (1,), None, [key])
+
+
+def test_a_run_selects_by_what_is_reported(in_directory, capsys):
+    assert train(*REPORTING, "evolution.fitness=info.others") == 0
+    shown = capsys.readouterr()
+    assert "fitness: the mean over episodes of info.others" in shown.out + shown.err
+    assert "a mean info.others of" in shown.out + shown.err
+    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+        assert row["fitness"] == row["terms"]["info.others"]
+        assert np.add(row["fitness"], row["terms"]["return"]).tolist() == [4] * 4
+        assert row["best_fitness"] == max(row["terms"]["info.others"])
+    assert run_program(run_command, ["evaluate", "runs/a", "--episodes", "3", "--allow-code"]) == 0
+    assert "; mean info.others " in capsys.readouterr().out
+
+
+def test_terms_are_weighted_and_resumed(in_directory):
+    weighted = (*REPORTING, "evolution.fitness={return: 1, info.others: 3}")
+    assert train(*weighted) == 0
+    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+        expected = np.array(row["terms"]["return"]) + 3 * np.array(row["terms"]["info.others"])
+        assert row["fitness"] == pytest.approx(expected)
+    assert train(*weighted, "run.resume=auto", "training.max_steps=160") == 0
+    assert lines(in_directory / "runs" / "a" / "metrics.jsonl")[-1]["terms"].keys() == {"return", "info.others"}
+
+
+def test_a_run_ends_with_one_line_where_nothing_of_that_name_is_reported(in_directory, capsys):
+    assert train(*REPORTING, "evolution.fitness=info.success") == 2
+    assert "Reporting-v0 reports no 'success'" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("fitness", "said"),
+    [
+        ("success", "evolution.fitness: 'success' is neither 'return' nor 'info.KEY'"),
+        ("info.", "evolution.fitness: 'info.' is neither"),
+        ("{}", "evolution.fitness: no term is left"),
+        ("{return: 0}", "evolution.fitness: return has the weight 0"),
+        ("{return: .inf}", "evolution.fitness.return: inf is out of range"),
+        ("3", "evolution.fitness: 3 does not fit"),
+    ],
+)
+def test_what_cannot_be_fitness_is_refused(fitness, said):
+    with pytest.raises(UserError) as caught:
+        config(f"evolution.fitness={fitness}")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
