@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.support import config, error_line, lines, output_of, train
+from helpers.support import config, lines, output_of, train
 
 from evorl.commands.command import run_command
 from evorl.config import Environment
@@ -91,7 +91,7 @@ def test_terms_are_weighted_and_resumed(in_directory):
 
 def test_a_run_ends_with_one_line_where_nothing_of_that_name_is_reported(in_directory, capsys):
     assert train(*REPORTING, "evolution.fitness=info.success") == 2
-    assert "Reporting-v0 reports no 'success'" in error_line(capsys)
+    assert "Reporting-v0 reports no 'success'" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
