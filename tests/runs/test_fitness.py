@@ -9,6 +9,7 @@ from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.population.evaluation import evaluate
+from evorl.runs.curves import record_of
 from evorl.runs.launch import run_program
 from evorl.types import UserError
 
@@ -72,6 +73,8 @@ def test_a_run_selects_by_what_is_reported(in_directory, capsys):
     assert "fitness: the mean over episodes of info.others" in shown.out + shown.err
     assert "a mean info.others of" in shown.out + shown.err
     for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+        drawn = record_of(row, frozenset()).agents[0].points
+        assert drawn["fitness/info.others"] == drawn["fitness/agents"] == row["fitness"][0]
         assert row["fitness"] == row["terms"]["info.others"]
         assert np.add(row["fitness"], row["terms"]["return"]).tolist() == [4] * 4
         assert row["best_fitness"] == max(row["terms"]["info.others"])
