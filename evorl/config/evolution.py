@@ -32,8 +32,9 @@ class Selection(Section):
     """For `tournament`: the best agent goes on unchanged. Under `truncation` it always does."""
     share: Annotated[float, Field(gt=0, le=0.5)] = 0.25
     """For `truncation`: the share of the population that is replaced."""
-    archive: bool = True
-    """The best agent so far competes as a parent in every generation, evaluated again on that generation's episodes."""
+    archive: Annotated[int, Field(ge=0, strict=True)] = 5
+    """Generations for which the best agent so far goes on competing as a parent, on the episodes of each. For ever, it
+    would keep a population from whatever gets worse before it gets better; with 0 it never returns."""
 
 
 class Mutation(BaseModel):

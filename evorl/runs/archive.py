@@ -41,6 +41,7 @@ class Archive:
         self.evaluation_steps = 0
         self._settings = config.evaluation
         self._weights = config.evolution.fitness
+        self._competes_for = config.evolution.selection.archive
         self._target = config.training.target_fitness
 
     def challenge(
@@ -58,6 +59,11 @@ class Archive:
         solved = self._challenge(agents, fitness, evaluator, generation)
         self.evaluation_steps = evaluator.pop_steps()
         return solved
+
+    def competing(self, generation: int) -> list[Agent]:
+        """Return the elite as a parent for the agents of the next generation, unless it has been for long enough."""
+        age = generation - (self.elite.generation or 0)
+        return self.parents if age <= self._competes_for else []
 
     def _challenge(
         self, agents: Sequence[Agent], fitness: NDArray[np.float64], evaluator: Evaluator, generation: int

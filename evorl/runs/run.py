@@ -215,7 +215,7 @@ class Run:
             )
         if not self.ranks.is_main:
             return []
-        archive = self._archive.parents if self.config.evolution.selection.archive else []
+        archive = self._archive.competing(self.generation)
         rng = numpy_generator(self.config.seed, generation=self.generation, rank=0, purpose="evolution")
         archived = self.progress.elite.generation
         evolved = evolve(trained, self._context, self.progress.next_id, rng, archive, self.generation, archived)

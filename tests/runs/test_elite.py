@@ -9,6 +9,7 @@ from helpers.support import agent, config, context, train
 
 from evorl.evolution import SELECTIONS, evolve
 from evorl.records import Mutation
+from evorl.runs.archive import Archive
 from evorl.runs.elite import Elite, Score, error_of_test, play_until_clear
 from evorl.runs.progress import PROGRESS, Progress
 
@@ -191,3 +192,11 @@ def test_fewer_confirming_episodes_than_those_to_confirm_are_refused(in_director
     assert config("evaluation.confirmation_episodes=0").evaluation.confirmation_episodes == 0
     assert train("evaluation.episodes=10", "evaluation.confirmation_episodes=9") == 2
     assert "evaluation: confirmation_episodes: 9 are fewer than the 10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("generations", "expected"), [(0, []), (2, [9, 10]), (5, [9, 10, 11, 12, 13])])
+def test_the_archive_competes_for_so_many_generations_and_no_longer(generations, expected):
+    settings = config(f"evolution.selection.archive={generations}")
+    archive = Archive(settings, Elite(generation=8), b"")
+    archive.parents = [agent(id=2)]
+    assert [now for now in range(9, 20) if archive.competing(now)] == expected
