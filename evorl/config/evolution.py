@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from evorl.config.fields import (
+    ENVIRONMENT,
     RETURN,
     Count,
     Finite,
@@ -21,6 +22,16 @@ from evorl.config.fields import (
     Width,
 )
 from evorl.types import Architecture
+
+
+def _with_dotted_names(given: Any) -> Any:
+    """Return ranges by dotted names, also those of the environment that are given in sections."""
+    inner = given.get("environment") if isinstance(given, dict) else None
+    kwargs = inner.get("kwargs") if isinstance(inner, dict) and len(inner) == 1 else None
+    if not isinstance(kwargs, dict):
+        return given
+    others = {name: range for name, range in given.items() if name != "environment"}
+    return others | {f"{ENVIRONMENT}{key}": range for key, range in kwargs.items()}
 
 
 class Selection(Section):
@@ -122,8 +133,10 @@ class Evolution(Section):
     its layers from the limits of `architecture` where mutations may change them."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
-    hyperparameters: dict[str, HyperparameterRange] | None = None
-    """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none."""
+    hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(_with_dotted_names)] = None
+    """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none. One may be a number in
+    `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
+    and evaluation keeps the configured one."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """What selection, the elite and `training.target_fitness` go by: the mean over evaluation episodes of `return`, of

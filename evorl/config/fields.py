@@ -45,6 +45,8 @@ Plain = Annotated[Text, AfterValidator(_plain)]
 """A string that stays on its line."""
 
 
+ENVIRONMENT = "environment.kwargs."
+"""Before a key of `environment.kwargs`: a hyperparameter of the environments in which an agent is trained."""
 RETURN, INFO = "return", "info."
 """Terms of fitness: an episode's return, and before a key the number that the environment reports under it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from itertools import pairwise
@@ -21,6 +22,7 @@ from evorl.config.actors import ActorSettings
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.evolution import Evolution
 from evorl.config.fields import (
+    ENVIRONMENT,
     AlgorithmSettings,
     Count,
     Finite,
@@ -290,7 +292,12 @@ class Config(Section, Generic[Settings]):
         if not self.algorithm.replayed and self.replay != (plain := Replay()):
             name = next(name for name, value in self.replay if value != getattr(plain, name))
             raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
+        environments = self.first_environment_hyperparameters()
         for name, ends in (self.evolution.hyperparameters or {}).items():
+            if name in environments:
+                if reason := ends.validation_error():
+                    raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
+                continue
             if name not in self.algorithm.hyperparameters:
                 raise ValueError(
                     f"evolution.hyperparameters.{name}: {self.algorithm.name} has no hyperparameter of this name"
@@ -299,7 +306,32 @@ class Config(Section, Generic[Settings]):
             if getattr(self.algorithm, name) is None:
                 raise ValueError(f"algorithm.{name}: evolution can only perturb a number, and it is null")
             self._check_range(name, ends)
-        return self
+        if not environments or self.environment.vectorization != "auto":
+            return self
+        # Native vector environments have the same settings in all copies.
+        return self.model_copy(update={"environment": self.environment.model_copy(update={"vectorization": "sync"})})
+
+    def first_environment_hyperparameters(self) -> dict[str, float]:
+        """Return those hyperparameters of agents that are settings of their environments, as configured.
+
+        Raises ValueError where one of them is not configured as a number, or cannot differ between copies.
+        """
+        first = {}
+        for name in self.evolution.hyperparameters or {}:
+            if name.startswith(ENVIRONMENT):
+                value = self.environment.kwargs.get(name.removeprefix(ENVIRONMENT))
+                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                    raise ValueError(
+                        f"evolution.hyperparameters.{name}: {name} is {shown(value)}; give it as a number: evaluation "
+                        "keeps it, and mutations begin there"
+                    )
+                first[name] = float(value)
+        if first and self.environment.vectorization == "native":
+            raise ValueError(
+                "environment.vectorization: native copies are all alike, and evolution.hyperparameters has "
+                f"{next(iter(first))}; take sync or async"
+            )
+        return first
 
     def _check_range(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError unless the setting may take both ends of its range, and its scale too."""

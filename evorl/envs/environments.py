@@ -5,7 +5,7 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
+from evorl.config.fields import ENVIRONMENT
 from evorl.envs.actions import action_reader
 from evorl.envs.episodes import Episodes, Recent, Returns
 from evorl.envs.masks import MASK, ActionMasks, refuse_late_masks
@@ -62,6 +63,7 @@ class Environments:
         self._episodes = Episodes(agents, num_envs)
         self._steps = np.zeros(agents)
         self._id = settings.id
+        self._kwargs = settings.kwargs
         self.observation: Observation
         self._started: Tensor
         _, info = self._vector.reset(0)
@@ -81,9 +83,15 @@ class Environments:
         return self._started.to(self.device)
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
-        """Begin a generation of these agents: with new episodes, or with those that are running if they carry over."""
+        """Begin a generation of these agents: with new episodes, or with those that are running if they carry over.
+
+        Where hyperparameters of agents are settings of their environments, each agent gets environments that have them;
+        then none of the running episodes goes on. Raises UserError where an environment refuses them.
+        """
         self._episodes.hand_over([agent.id for agent in agents])
-        if not (carry_over and hasattr(self, "observation")):
+        own = [own_kwargs(agent, self._kwargs) for agent in agents]
+        changed = any(own) and self._vector.differ([kwargs for kwargs in own for _ in range(self.num_envs)])
+        if changed or not (carry_over and hasattr(self, "observation")):
             self.reset(seed)
 
     def reset(self, seed: int | Sequence[int]) -> None:
@@ -182,6 +190,16 @@ class Environments:
     def _flags(self, array: NDArray[np.bool_]) -> Tensor:
         """Return flags [N] as a tensor [P, E] on the CPU, where looking at them waits for no GPU."""
         return torch.from_numpy(array.reshape(self.agents, self.num_envs))
+
+
+def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
+    """Return an agent's own keyword arguments of environments; whole numbers stay whole."""
+    values = {
+        name.removeprefix(ENVIRONMENT): value
+        for name, value in agent.hyperparameters.items()
+        if name.startswith(ENVIRONMENT)
+    }
+    return {key: round(value) if isinstance(configured.get(key), int) else value for key, value in values.items()}
 
 
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:

@@ -5,7 +5,7 @@ Errors of single copies never come here: `guard.py` restarts those.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from evorl.config import Environment
+from evorl.config.errors import shown
 from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
 from evorl.envs.vector import discard, make_vector, stacked_frames
 from evorl.envs.watch import Watch
@@ -31,7 +32,26 @@ class RecoveringVector:
         self._copies = copies
         self._watch = watch
         self._seed = 0
+        self._differing: list[Mapping[str, Any]] = []
         self.env: VectorEnv[Any, Any, Any] = make_vector(settings, copies)
+
+    def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
+        """Give each copy keyword arguments of its own; return whether that made other environments, not yet reset.
+
+        Raises UserError where an environment refuses them, or then has other spaces.
+        """
+        if list(differing) == self._differing:
+            return False
+        before = self.env
+        after = make_vector(self._settings, self._copies, differing)
+        before.close()
+        self.env, self._differing = after, list(differing)
+        if (after.single_observation_space, after.single_action_space) != (
+            before.single_observation_space,
+            before.single_action_space,
+        ):
+            raise UserError(f"environment.kwargs: {self._settings.id} has other spaces with {shown(differing[0])}")
+        return True
 
     def reset(self, seed: int | Sequence[int]) -> tuple[Any, dict[str, Any]]:
         """Return the first observations, copy i from `seed` + i or from seeds [N], and the info."""
@@ -78,7 +98,7 @@ class RecoveringVector:
         discard(self.env)
         while failures <= self._settings.max_restarts:
             self._seed = another_seed(self._seed)
-            self.env = make_vector(self._settings, self._copies)
+            self.env = make_vector(self._settings, self._copies, self._differing)
             try:
                 observation, info = self.env.reset(seed=self._seed)
                 break

@@ -6,13 +6,14 @@ import contextlib
 import importlib
 import os
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from evorl.config import Environment
@@ -25,8 +26,13 @@ PATIENCE = 5.0
 """Seconds that a process of a broken vector environment has to end by itself."""
 
 
-def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
-    """Return the vector environment that the configuration asks for. Raises UserError where there is none."""
+def make_vector(
+    settings: Environment, copies: int, differing: Sequence[Mapping[str, Any]] = ()
+) -> VectorEnv[Any, Any, Any]:
+    """Return the vector environment that the configuration asks for. Raises UserError where there is none.
+
+    `differing` has, where copies differ, the keyword arguments of each that replace those of the configuration.
+    """
     try:
         module, _, name = settings.id.rpartition(":")
         if module:
@@ -42,6 +48,10 @@ def make_vector(settings: Environment, copies: int) -> VectorEnv[Any, Any, Any]:
                 options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
             vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
+            if differing:
+                makers = [partial(_guarded, name, {**settings.kwargs, **own}, settings) for own in differing]
+                kind: Callable[..., VectorEnv[Any, Any, Any]] = AsyncVectorEnv if mode == "async" else SyncVectorEnv
+                return kind(makers, **vector)
             another = partial(gym.make, gym.spec(name), **settings.kwargs)
             guard = partial(Guard, make=another, restarts=settings.max_restarts)
             return gym.make_vec(
@@ -69,6 +79,11 @@ def _register_class(module: ModuleType, name: str) -> None:
     named = getattr(module, name, None)
     if name not in gym.registry and isinstance(named, type) and issubclass(named, gym.Env):
         gym.register(name, entry_point=f"{module.__name__}:{name}")
+
+
+def _guarded(name: str, kwargs: Mapping[str, Any], settings: Environment) -> Guard:
+    make = partial(gym.make, gym.spec(name), **kwargs)
+    return Guard(make(), make=make, restarts=settings.max_restarts)
 
 
 def discard(vector: VectorEnv[Any, Any, Any]) -> None:

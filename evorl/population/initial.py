@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, check_name
+from evorl.config.fields import ENVIRONMENT
 from evorl.evolution.founders import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stacked import check_network, new_tensors
@@ -28,7 +29,7 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
         agent = Agent(
             id=id,
             architectures={name: spec.architecture for name, spec in algorithm.networks.items()},
-            hyperparameters=algorithm.settings.first_hyperparameters(),
+            hyperparameters=algorithm.settings.first_hyperparameters() | config.first_environment_hyperparameters(),
             tensors={},
             state=AgentState(acting=algorithm.initial_state()),
         )
@@ -36,6 +37,7 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
             agent.hyperparameters = dict(evolution.schedule.hyperparameters)
             agent.architectures = dict(evolution.schedule.architectures)
             check_description(agent, algorithm, "evolution.schedule")
+            check_environment_hyperparameters([agent], config, "evolution.schedule")
         elif evolution.initial == "sampled":
             rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
             agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, evolution.hyperparameters or {}, rng)
@@ -67,19 +69,34 @@ def _kind(shape: Architecture) -> tuple[object, ...]:
 def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
     """Raise UserError unless an agent's hyperparameters and kinds of architectures are this algorithm's."""
     hparams, networks = algorithm.settings.first_hyperparameters(), algorithm.networks
+    own = {name: value for name, value in agent.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
     if agent.architectures.keys() != networks.keys():
         raise UserError(f"{where}: has the networks {sorted(agent.architectures)}, not {sorted(networks)}")
-    if agent.hyperparameters.keys() != hparams.keys():
-        raise UserError(f"{where}: has the hyperparameters {sorted(agent.hyperparameters)}, not {sorted(hparams)}")
+    if own.keys() != hparams.keys():
+        raise UserError(f"{where}: has the hyperparameters {sorted(own)}, not {sorted(hparams)}")
     for name, spec in networks.items():
         shape = agent.architectures[name]
         if shape.activation is not None:
             check_name(f"{where}: activation", shape.activation, ACTIVATIONS)
         if _kind(shape) != _kind(spec.architecture):
             raise UserError(f"{where}: {name} is of another kind than the configuration asks for")
-    for name, value in agent.hyperparameters.items():
+    for name, value in own.items():
         if reason := algorithm.settings.validation_error(name, value):
             raise UserError(f"{where}: {reason}")
+
+
+def check_environment_hyperparameters(agents: Sequence[Agent], config: AnyConfig, where: str) -> None:
+    """Raise UserError unless agents have those settings of environments that evolution may perturb, in their ranges."""
+    first, ranges = config.first_environment_hyperparameters(), config.evolution.hyperparameters or {}
+    for agent in agents:
+        own = {name: value for name, value in agent.hyperparameters.items() if name.startswith(ENVIRONMENT)}
+        if own.keys() != first.keys():
+            raise UserError(
+                f"{where}: agent {agent.id} has {sorted(own) or 'no'} settings of environments, not {sorted(first)}"
+            )
+        for name, value in own.items():
+            if not min(first[name], ranges[name].min) <= value <= max(first[name], ranges[name].max):
+                raise UserError(f"{where}: agent {agent.id} has {name} {value:g}, which is outside its range")
 
 
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:

@@ -19,6 +19,7 @@ from evorl.actors.checks import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.errors import on_one_line
+from evorl.config.fields import ENVIRONMENT
 from evorl.config.options import asked_for_bf16, refuse_options
 from evorl.config.reader import plain_assignments
 from evorl.config.shipped import read_settings
@@ -121,6 +122,7 @@ def check(config: AnyConfig) -> AnyConfig:
             f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
             f"sharded; take a multiple of {ranks}"
         )
+    _check_environment_ranges(config)
     one = Environments(config.environment, agents=1, num_envs=1)
     try:
         algorithm, copies = make_algorithm(config, one.interface), ranks
@@ -132,6 +134,19 @@ def check(config: AnyConfig) -> AnyConfig:
     finally:
         one.close()
     return config
+
+
+def _check_environment_ranges(config: AnyConfig) -> None:
+    """Raise UserError where environments refuse an end of the range of one of their settings."""
+    for name in config.first_environment_hyperparameters():
+        ends, key = (config.evolution.hyperparameters or {})[name], name.removeprefix(ENVIRONMENT)
+        for end, value in (("min", ends.min), ("max", ends.max)):
+            given = config.environment.kwargs
+            kwargs = {**given, key: round(value) if isinstance(given[key], int) else value}
+            try:
+                Environments(config.environment.model_copy(update={"kwargs": kwargs}), agents=1, num_envs=1).close()
+            except UserError as error:
+                raise UserError(f"evolution.hyperparameters.{name}.{end}: {error}") from error
 
 
 def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.population import check_agents
+from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress, progress_of
@@ -126,6 +126,7 @@ class Recovery:
         if len(agents) != count:
             raise UserError(f"{path}: holds {len(agents)} agents, not {count}")
         check_agents(agents, self.algorithm, path)
+        check_environment_hyperparameters(agents, self.config, path)
         return payload
 
     def _load_replay(self, generation: int, progress: Progress) -> int:
