@@ -57,14 +57,18 @@ class Asynchronous(A2C):
         self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
     ) -> ReceivedRollouts:
         """Return what joins the rollouts that this rank receives."""
-        settings: AsynchronousSettings = self.settings
         return ReceivedRollouts(
-            ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self._normalized),
+            self.received_settings(placement),
             self.interface.parts,
             gather=placement.gather_copies,
             device=placement.ranks.device,
             stopwatch=stopwatch,
         )
+
+    def received_settings(self, placement: Placement) -> ReceivedSettings:
+        """Return what of the rollouts that this rank receives is learned from at a time, and how often."""
+        settings: AsynchronousSettings = self.settings
+        return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self._normalized)
 
 
 def in_time(values: Tensor, steps: int) -> Tensor:

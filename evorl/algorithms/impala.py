@@ -15,9 +15,11 @@ from torch import Tensor
 
 from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, in_batch, in_time
 from evorl.algorithms.returns import v_trace
-from evorl.config.fields import HyperparameterRange, Positive
+from evorl.config.fields import HyperparameterRange, Positive, Size
+from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stacked import Stack
+from evorl.replay.received import ReceivedSettings
 from evorl.replay.scaling import normalized
 from evorl.types import Batch, Tensors
 
@@ -29,6 +31,10 @@ class IMPALASettings(AsynchronousSettings):
     """The importance weight at which the errors of values, and with them the policy's gradient, are cut."""
     c_clip: Positive = 1.0
     """The same for what flows back from later steps; `gae_lambda` is the factor before it."""
+    replayed_rollouts: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Older rollouts in each batch beside its `rollouts` new ones: drawn evenly, on each rank from its own."""
+    kept_rollouts: Size = 64
+    """How many of the last rollouts of a generation those are drawn from."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*AsynchronousSettings.hyperparameters, "rho_clip", "c_clip")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
@@ -41,6 +47,17 @@ class IMPALA(Asynchronous):
     """A2C whose advantages and returns are V-trace's, by the parameters that learn."""
 
     metrics = (*Asynchronous.metrics, "importance_weight")
+
+    def received_settings(self, placement: Placement) -> ReceivedSettings:
+        """Return the same, with the older rollouts that are learned from again."""
+        settings: IMPALASettings = self.settings
+        return replace(
+            super().received_settings(placement),
+            replayed=settings.replayed_rollouts,
+            kept=settings.kept_rollouts if settings.replayed_rollouts else 0,
+            seed=self.config.seed,
+            rank=placement.ranks.rank,
+        )
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:

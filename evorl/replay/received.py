@@ -5,6 +5,7 @@ Axes: T steps of a rollout, P agents, E environments, S = k * E sequences of k r
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from evorl.envs.spec import ObservationSpecs, as_numbers
+from evorl.randomness import numpy_generator
 from evorl.replay import Gather, Population
 from evorl.replay.rollout_statistics import RolloutStatistics
 from evorl.replay.segment import RolloutMemory
@@ -25,12 +27,19 @@ LEARNED = ("reward", "terminated", "truncated", "valid")
 
 @dataclass(frozen=True)
 class ReceivedSettings:
-    """Learn from so many `rollouts` of `steps` at a time, in several `passes`; agents normalise `normalized` parts."""
+    """Learn from so many `rollouts` of `steps` at a time, in several `passes`; agents normalise `normalized` parts.
+
+    Each batch has `replayed` rollouts more, drawn by `seed` and `rank` from the last `kept` ones before it.
+    """
 
     steps: int
     rollouts: int
     passes: int
     normalized: tuple[str, ...]
+    replayed: int = 0
+    kept: int = 0
+    seed: int = 0
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,8 @@ class Received:
 class ReceivedRollouts:
     """Joins rollouts that actors made to batches, each of which is learned from once, or in several passes.
 
-    What follows a rollout, or a truncated step in it, is valued by the policy that learns, when the rollout arrives.
+    Older rollouts of the same agents may be learned from again beside them (arXiv 1802.01561, section 5.2.2). What
+    follows a rollout, or a truncated step in it, is valued by the policy that learns, when the rollout arrives.
     """
 
     def __init__(
@@ -66,12 +76,17 @@ class ReceivedRollouts:
         self._stopwatch = stopwatch
         self._statistics = RolloutStatistics(gather, stopwatch)
         self._waiting: list[Received] = []
+        self._kept: deque[Received] = deque(maxlen=settings.kept)
+        self._rng: np.random.Generator
         self._policy: Population
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents; what other agents did is not learned from."""
         self._policy = policy
         self._waiting = []
+        self._kept.clear()
+        seed, rank = self._settings.seed, self._settings.rank
+        self._rng = numpy_generator(seed, generation=generation, rank=rank, purpose="replayed rollouts")
         self._statistics.begin(policy.agents)
 
     def extend(self, slot: RolloutMemory) -> None:
@@ -94,10 +109,12 @@ class ReceivedRollouts:
         with self._stopwatch("communication"):
             self._policy.acted(np.asarray(self._gather(np.asarray(steps)).sum(0)))
         with self._stopwatch("sampling"):
-            observation = _joined([each.observation for each in waiting])
-            columns = _joined([each.columns for each in waiting])
+            learned = [*waiting, *self._replayed()]
+            self._kept.extend(waiting)
+            observation = _joined([each.observation for each in learned])
+            columns = _joined([each.columns for each in learned])
             valid = columns["valid"]
-            states = [each.state for each in waiting if each.state is not None]
+            states = [each.state for each in learned if each.state is not None]
             recurrent = RecurrentInput(torch.cat(states, 1), columns.pop("started")) if states else None
             weight = valid.flatten(1).float()
             weight /= weight.sum(-1, keepdim=True).clamp(min=1)
@@ -105,7 +122,16 @@ class ReceivedRollouts:
         batch = Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
         for _ in range(self._settings.passes):
             yield batch
-        self._update_observation_stats(observation, valid)
+        # The older ones have been counted before.
+        new = sum(each.columns["valid"].shape[2] for each in waiting)
+        self._update_observation_stats(
+            {name: part[:, :, :new] for name, part in observation.items()}, valid[:, :, :new]
+        )
+
+    def _replayed(self) -> list[Received]:
+        """Return older rollouts to learn from again, once there are some."""
+        count = self._settings.replayed if self._kept else 0
+        return [self._kept[index] for index in self._rng.integers(len(self._kept) or 1, size=count)]
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Nothing of a batch is learned from again."""

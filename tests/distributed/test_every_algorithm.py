@@ -39,7 +39,8 @@ SETTINGS = {
     ),
     "dqn": (f"algorithm={{name: dqn, {REPLAYED}}}",),
     "impala": (
-        "algorithm={name: impala, rollout_steps: 4, normalize_observations: true}", "actors={count: 2, lockstep: true}",
+        "algorithm={name: impala, rollout_steps: 4, normalize_observations: true, replayed_rollouts: 1}",
+        "actors={count: 2, lockstep: true}",
         "network.recurrent=gru", "network.recurrent_size=8",
     ),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8, epochs: 2}",),
