@@ -20,6 +20,7 @@ FLOORS = [
     {"population"},
     {"actors"},
     {"runs"},
+    {"report"},
     {"commands"},
     {"cli"},
 ]

@@ -1,0 +1,1 @@
+"""Reports of runs: pages and pictures of what `evorl.runs` has written."""

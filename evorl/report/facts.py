@@ -1,0 +1,134 @@
+"""What a page says of runs in words and numbers; all of it is escaped where it is put into the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from signal import Signals
+from typing import Any
+
+from evorl.report.compare import Group
+from evorl.report.data import Drawn, born_by
+from evorl.report.effects import Effect
+from evorl.report.statistics import Interval, interval
+from evorl.report.style import look
+
+Fact = tuple[str, str]
+PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
+
+
+def badges(run: Drawn) -> list[tuple[str, str, str]]:
+    """Return what stands at the top of a run's page: a number, what it is, and what to add."""
+    last = run.generations[-1]
+    target = run.setting("training.target_fitness")
+    best, more = "–", "no agent yet"
+    if last.elite_fitness is not None:
+        best = f"{last.elite_fitness:.1f}"
+        more = f"± {last.elite_std or 0:.1f} over {last.elite_episodes} fresh episodes"
+    aim = f"target {target:g}" if isinstance(target, int | float) else "no target"
+    return [
+        (state(run), "state", aim),
+        (best, "best agent", more),
+        (short(last.agent_steps), "steps of each agent", f"{short(last.global_steps)} of all"),
+        (str(last.generation), "generations", f"{run.setting('population.size')} agents in each"),
+        (duration(last.wall_clock_seconds), "wall clock", f"{short(last.env_steps_per_second)} steps/s at the end"),
+    ]
+
+
+def state(run: Drawn) -> str:
+    """Return in a word how a run ended."""
+    if not run.summary:
+        return "not ended"
+    if run.summary.get("solved") is True:
+        return "solved"
+    ended = str(run.summary.get("ended", "unknown"))[:40]
+    return f"stopped ({ended})" if ended in Signals.__members__ else ended
+
+
+def run_facts(run: Drawn) -> list[Fact]:
+    """Return what a run was."""
+    last = run.generations[-1]
+    names = (
+        ("environment", "environment.id"), ("algorithm", "algorithm.name"), ("agents", "population.size"),
+        ("environments of each agent", "environment.num_envs"), ("seed", "seed"),
+        ("steps of a generation", "evolution.steps"), ("selection", "evolution.selection.name"),
+        ("evaluation episodes", "evaluation.episodes"),
+    )  # fmt: skip
+    facts = [(words, str(run.setting(path))[:80]) for words, path in names]
+    return [*facts, ("ranks", f"{last.ranks} ({last.placement})"), ("ended", state(run))]
+
+
+def environment_facts(run: Drawn) -> list[Fact]:
+    """Return with what a run was made."""
+    made = run.generations[-1].made_with
+    return [(name[:40], made[name][:80]) for name in sorted(made, key=lambda name: (name not in PACKAGES, name))]
+
+
+def path_rows(run: Drawn) -> list[dict[str, Any]]:
+    """Return the steps of the winner's path: who it was, what that reached, and what changed."""
+    rows = []
+    for before, life in zip([None, *run.winner], run.winner, strict=False):
+        kind = born_by(life, before)
+        changed = "" if kind == "none" else str(life.mutation)[:120]
+        fitness = "–" if life.fitness is None else f"{life.fitness:.1f}"
+        shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
+        rows.append({**shown, "colour": look(kind).colour, "steps": short(run.steps[life.generation])})
+    return rows
+
+
+def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:
+    """Return what mutations did, a row for each kind."""
+    return [
+        {
+            "name": effect.target or look(effect.kind).words,
+            "colour": look(effect.kind).colour,
+            "indented": bool(effect.target),
+            "count": effect.interval.number,
+            "mean": f"{effect.interval.mean:+.1f}",
+            "interval": ends(effect.interval),
+            "improved": f"{100 * effect.improved:.0f} %",
+        }
+        for effect in found
+    ]
+
+
+def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return a row for each group of runs: what its seeds reached."""
+    rows = []
+    for group in groups:
+        best = [run.generations[-1].elite_fitness for run in group.runs]
+        known = [value for value in best if value is not None]
+        mean = interval(known) if known else None
+        aims = any(run.setting("training.target_fitness") is not None for run in group.runs)
+        solved = sum(run.summary.get("solved") is True for run in group.runs)
+        rows.append(
+            {
+                "label": group.label,
+                "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
+                "best": "–" if mean is None else f"{mean.mean:.1f}",
+                "interval": "–" if mean is None else ends(mean),
+                "each": ", ".join("–" if value is None else f"{value:.1f}" for value in best),
+                "steps": ", ".join(short(run.generations[-1].agent_steps) for run in group.runs),
+                "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
+            }
+        )
+    return rows
+
+
+def ends(mean: Interval) -> str:
+    """Return an interval in words."""
+    return "one only" if mean.low is None or mean.high is None else f"{mean.low:+.1f} to {mean.high:+.1f}"
+
+
+def short(number: float) -> str:
+    """Return a number in three significant digits."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people say them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,350 @@
+"""Figures of one run, as plotly reads them: traces and a layout. Words from a run's files are escaped here.
+
+`$ink` stands for the colour of text, which the page chooses with its scheme.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from evorl.report.data import Drawn, born_by
+from evorl.report.effects import Effect
+from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
+from evorl.runs.ancestry import Stage
+
+Figure = dict[str, Any]
+INK = "$ink"
+STEPS = "environment steps of each agent"
+TINY = 1e-3
+"""Shares of time that no bar is drawn for."""
+
+
+def returns(run: Drawn) -> Figure:
+    """Return the fitness of all agents over steps, coloured by mutation, with the winner's path through them."""
+    traces = _lives(run, lambda life: life.fitness)
+    traces.append(_winner(run, lambda life: life.fitness))
+    rows = [row for row in run.generations if row.elite_fitness is not None]
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "best so far, on fresh episodes",
+            "x": [row.agent_steps for row in rows],
+            "y": [row.elite_fitness for row in rows],
+            "line": {"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
+            "hoverinfo": "skip",
+        }
+    )
+    target = run.setting("training.target_fitness")
+    shapes = [_level(float(target))] if isinstance(target, int | float) else []
+    return {"data": traces, "layout": {**_axes(STEPS, "mean return in evaluation"), "shapes": shapes}}
+
+
+def schedule(run: Drawn) -> Figure | None:
+    """Return the hyperparameters on the winner's path that changed there, over steps, above all others' values."""
+    path, steps = run.winner, run.steps
+    names = [name for name in (path[0].hyperparameters if path else ()) if _varies(path, name)]
+    if not names:
+        return None
+    traces: list[Figure] = []
+    layout: Figure = {"grid": {"rows": len(names), "columns": 1, "pattern": "independent"}, "showlegend": False}
+    for place, name in enumerate(names, start=1):
+        number = "" if place == 1 else str(place)
+        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+        others = [(steps[life.generation], life.hyperparameters.get(name)) for life in run.lives]
+        own = [(0, path[0].hyperparameters.get(name))]
+        own += [(steps[life.generation], life.hyperparameters.get(name)) for life in path]
+        # A mutation comes before the generation that it shows in.
+        traces.append({**_points(others, name), **axes})
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [x for x, _ in own],
+                "y": [y for _, y in own],
+                "line": {"color": INK, "width": 2.5, "shape": "vh"},
+                "name": html.escape(name),
+                **axes,
+            }
+        )
+        positive = all(value is not None and value > 0 for _, value in others)
+        kind = "log" if positive else "linear"
+        layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "type": kind, "automargin": True}
+        layout[f"xaxis{number}"] = {"title": {"text": STEPS if place == len(names) else ""}}
+    layout["height"] = 90 + 150 * len(names)
+    return {"data": traces, "layout": layout}
+
+
+def tree(run: Drawn) -> Figure:
+    """Return the family tree: a row of agents for each generation, children beside their parents."""
+    parents, lanes = run.parents(), _lanes(run)
+    place = {(life.generation, life.id): lanes[life.generation, life.id] for life in run.lives}
+    edges: dict[Look, list[tuple[Stage, Stage]]] = {}
+    for life in run.lives:
+        if (parent := parents.get((life.generation, life.id))) is not None:
+            edges.setdefault(look(born_by(life, parent)), []).append((parent, life))
+    traces = [_edges(kind, pairs, place) for kind, pairs in edges.items()]
+    own = [(life.generation, place[life.generation, life.id]) for life in run.winner]
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "the winner's path",
+            "hoverinfo": "skip",
+            "x": [x for x, _ in own],
+            "y": [y for _, y in own],
+            "line": {"color": INK, "width": 4},
+        }
+    )
+    known = [life.fitness for life in run.lives if life.fitness is not None]
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "showlegend": False,
+            "x": [life.generation for life in run.lives],
+            "y": [place[life.generation, life.id] for life in run.lives],
+            "hovertext": [_about(life, run) for life in run.lives],
+            "hoverinfo": "text",
+            "marker": {
+                "size": 11,
+                "colorscale": "Cividis",
+                "color": [life.fitness for life in run.lives],
+                "cmin": min(known, default=0),
+                "cmax": max(known, default=1),
+                "line": {"color": INK, "width": 0.5},
+                "symbol": [look(born_by(life, parents.get((life.generation, life.id)))).symbol for life in run.lives],
+                "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
+            },
+        }
+    )
+    layout = _axes("generation", "")
+    layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "zeroline": False}
+    layout["xaxis"] |= {"showgrid": False, "zeroline": False}
+    return {"data": traces, "layout": {**layout, "dragmode": "pan"}, "zooms": True}
+
+
+def architectures(run: Drawn) -> Figure:
+    """Return the hidden units of each agent's networks over steps."""
+    networks = list(run.lives[0].architectures)
+    traces: list[Figure] = []
+    layout: Figure = {"grid": {"rows": len(networks), "columns": 1, "pattern": "independent"}}
+    for place, network in enumerate(networks, start=1):
+        number = "" if place == 1 else str(place)
+
+        def units(life: Stage, network: str = network) -> float | None:
+            return float(sum(life.architectures[network].hidden_sizes)) if network in life.architectures else None
+
+        own = [*_lives(run, units), _winner(run, units)]
+        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
+        traces += [{**trace, **axes, "showlegend": place == 1} for trace in own]
+        layout[f"yaxis{number}"] = {"title": {"text": f"units of {html.escape(network)}"}, "rangemode": "tozero"}
+        layout[f"xaxis{number}"] = {"title": {"text": STEPS if place == len(networks) else ""}}
+    layout["height"] = 120 + 230 * len(networks)
+    return {"data": traces, "layout": layout}
+
+
+def effects_figure(found: Sequence[Effect]) -> Figure | None:
+    """Return the changes of fitness that came with each kind of mutation: every one, their mean and its interval."""
+    if not found:
+        return None
+    traces: list[Figure] = []
+    names = []
+    for effect in found:
+        kind, mean = look(effect.kind), effect.interval
+        name = html.escape(f"{'· ' if effect.target else ''}{effect.target or kind.words} (n={mean.number})")
+        names.append(name)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": list(effect.changes),
+                "y": [name] * mean.number,
+                "marker": {"color": kind.colour, "size": 6, "opacity": 0.35, "symbol": kind.symbol},
+                "hovertemplate": "%{x:+.1f}<extra></extra>",
+            }
+        )
+        spread = None if mean.high is None else mean.high - mean.mean
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": [mean.mean],
+                "y": [name],
+                "marker": {"color": kind.colour, "size": 12, "symbol": kind.symbol, "line": {"color": INK, "width": 1}},
+                "error_x": {"type": "data", "array": [spread], "color": INK, "thickness": 1.5, "visible": True},
+                "hovertemplate": "mean %{x:+.1f}<extra></extra>",
+            }
+        )
+    layout = _axes("fitness of a child after its first generation, less its parent's before", "")
+    layout["yaxis"] |= {"categoryorder": "array", "categoryarray": names[::-1], "automargin": True}
+    layout["xaxis"] |= {"zeroline": True}
+    return {"data": traces, "layout": {**layout, "showlegend": False, "height": 110 + 46 * len(found)}}
+
+
+def shares(run: Drawn) -> Figure:
+    """Return the shares of a run's time."""
+    total: dict[str, float] = {}
+    for row in run.generations:
+        for name, seconds in row.seconds.items():
+            total[name] = total.get(name, 0.0) + seconds
+    # The loop's seconds hold those of its parts.
+    loop = total.pop("training", 0.0)
+    outside = ("evaluation", "evolution", "checkpoint")
+    inside = sum(seconds for name, seconds in total.items() if name not in outside)
+    total["rest of the loop"] = max(0.0, loop - inside)
+    whole = sum(total.values()) or 1.0
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "x": [100 * seconds / whole],
+            "y": ["time"],
+            "name": html.escape(name),
+            "text": [html.escape(f"{name} {100 * seconds / whole:.0f} %")],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "marker": {"color": GROUPS[place % len(GROUPS)]},
+            "hovertemplate": f"{html.escape(name)}: {100 * seconds / whole:.1f} %, {seconds:,.1f} s<extra></extra>",
+        }
+        for place, (name, seconds) in enumerate(sorted(total.items(), key=lambda item: -item[1]))
+        if seconds / whole > TINY
+    ]
+    layout = _axes("% of the run's time", "")
+    layout["yaxis"] |= {"showticklabels": False}
+    return {"data": traces, "layout": {**layout, "barmode": "stack", "height": 210, "legend": {"y": -0.6}}}
+
+
+def speed(run: Drawn) -> Figure:
+    """Return the environment steps per second of all agents over steps."""
+    rows = run.generations
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [row.agent_steps for row in rows],
+        "y": [row.env_steps_per_second for row in rows],
+        "line": {"color": "#0072b2"},
+        "marker": {"size": 5},
+    }
+    layout = _axes(STEPS, "steps/s of all agents")
+    layout["yaxis"] |= {"rangemode": "tozero"}
+    return {"data": [trace], "layout": {**layout, "height": 260, "showlegend": False}}
+
+
+def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
+    """Return a trace for each kind of mutation: lines from what an agent was made from to itself."""
+    parents, steps = run.parents(), run.steps
+    found: dict[Look, tuple[list[Any], list[Any], list[str]]] = {}
+    for life in run.lives:
+        parent = parents.get((life.generation, life.id))
+        x, y, words = found.setdefault(look(born_by(life, parent)), ([], [], []))
+        for stage in (parent, life):
+            if stage is not None:
+                x.append(steps[stage.generation])
+                y.append(value(stage))
+                words.append(_about(stage, run))
+        x.append(None)
+        y.append(None)
+        words.append("")
+    order = list(dict.fromkeys(LOOKS.values()))
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": html.escape(kind.words),
+            "x": x,
+            "y": y,
+            "hovertext": words,
+            "hoverinfo": "text",
+            "opacity": 0.7 if kind == PLAIN else 0.95,
+            "line": {"color": kind.colour, "width": 1.2 if kind == PLAIN else 1.8},
+            "connectgaps": False,
+            "marker": {"color": kind.colour, "symbol": kind.symbol, "size": 5 if kind == PLAIN else 8},
+        }
+        for kind in [*order, *found.keys() - set(order)]
+        if kind in found
+        for x, y, words in [found[kind]]
+    ]
+
+
+def _winner(run: Drawn, value: Callable[[Stage], float | None]) -> Figure:
+    kinds = [look(born_by(life, before)) for before, life in zip([None, *run.winner], run.winner, strict=False)]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "the winner's path",
+        "x": [run.steps[life.generation] for life in run.winner],
+        "y": [value(life) for life in run.winner],
+        "line": {"color": INK, "width": 3},
+        "marker": {
+            "color": [kind.colour for kind in kinds],
+            "symbol": [kind.symbol for kind in kinds],
+            "size": 10,
+            "line": {"color": INK, "width": 1.5},
+        },
+        "hovertext": [_about(life, run) for life in run.winner],
+        "hoverinfo": "text",
+    }
+
+
+def _edges(kind: Look, pairs: Sequence[tuple[Stage, Stage]], place: Mapping[tuple[int, int], float]) -> Figure:
+    x: list[Any] = []
+    y: list[Any] = []
+    for parent, child in pairs:
+        x += [parent.generation, child.generation, None]
+        y += [place[parent.generation, parent.id], place[child.generation, child.id], None]
+    line = {"color": kind.colour, "width": 1 if kind == PLAIN else 2}
+    named = {"name": html.escape(kind.words), "x": x, "y": y, "line": line}
+    return {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "opacity": 0.8, **named}
+
+
+def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
+    """Return a height for each agent: in each generation by those of their parents, so that few lines cross."""
+    parents = run.parents()
+    lanes: dict[tuple[int, int], float] = {}
+    for generation in dict.fromkeys(life.generation for life in run.lives):
+        living = [life for life in run.lives if life.generation == generation]
+
+        def above(life: Stage) -> tuple[float, int]:
+            parent = parents.get((life.generation, life.id))
+            return (lanes[parent.generation, parent.id] if parent else 0.0, life.id)
+
+        for place, life in enumerate(sorted(living, key=above)):
+            lanes[life.generation, life.id] = place - (len(living) - 1) / 2
+    return lanes
+
+
+def _about(life: Stage, run: Drawn) -> str:
+    fitness = "none" if life.fitness is None else f"{life.fitness:.1f}"
+    shapes = [f"{name}: {' · '.join(map(str, one.hidden_sizes))}" for name, one in life.architectures.items()]
+    made = "" if life.parent is None else f", from #{life.parent}"
+    lines = [f"agent #{life.id}{made}, generation {life.generation}", str(life.mutation), f"fitness {fitness}", *shapes]
+    return "<br>".join(html.escape(line[:120]) for line in lines)
+
+
+def _points(values: Sequence[tuple[int, float | None]], name: str) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [x for x, _ in values],
+        "y": [y for _, y in values],
+        "marker": {"color": PLAIN.colour, "size": 5, "opacity": 0.5},
+        "hoverinfo": "skip",
+        "name": html.escape(name),
+    }
+
+
+def _varies(path: Sequence[Stage], name: str) -> bool:
+    return len({life.hyperparameters.get(name) for life in path}) > 1
+
+
+def _level(value: float) -> Figure:
+    line = {"color": "#009e73", "width": 1.5, "dash": "dash"}
+    label = {"text": f"target {value:g}", "textposition": "start", "font": {"color": "#009e73"}, "yanchor": "bottom"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value, "line": line, "label": label}
+
+
+def _axes(x: str, y: str) -> Figure:
+    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}

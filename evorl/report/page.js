@@ -1,0 +1,49 @@
+"use strict";
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  const inked = (value, ink) => {
+    if (Array.isArray(value)) return value.map((one) => inked(one, ink));
+    if (value !== null && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, inked(one, ink)]));
+    }
+    return value === "$ink" ? ink : value;
+  };
+
+  const draw = (place) => {
+    const figure = figures[place.dataset.figure];
+    const [ink, soft, line] = ["--ink", "--soft", "--line"].map(colour);
+    const layout = inked(figure.layout, ink);
+    const fonts = getComputedStyle(document.body).fontFamily;
+    for (const name of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
+      layout[name] = { gridcolor: line, zerolinecolor: soft, linecolor: line, automargin: true, ...layout[name] };
+      layout[name].title = { font: { size: 12, color: soft }, standoff: 8, ...(layout[name].title || {}) };
+    }
+    Plotly.react(place, inked(figure.data, ink), {
+      height: 440, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
+      font: { family: fonts, size: 12, color: ink }, margin: { l: 60, r: 16, t: 16, b: 44 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
+      hoverlabel: { align: "left", font: { family: fonts } },
+      ...layout,
+      legend: { orientation: "h", y: -0.18, x: 0, ...(layout.legend || {}) },
+    }, { responsive: true, displaylogo: false, displayModeBar: "hover", scrollZoom: Boolean(figure.zooms), modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+    place.dataset.drawn = "yes";
+  };
+
+  // What lies in a closed part has no width yet, so it is drawn when that is opened. One chart at a time, so that the
+  // page can be read and scrolled meanwhile; how many ms that took stands in the page.
+  const waiting = () => [...document.querySelectorAll(".chart:not([data-drawn])")]
+    .filter((place) => !place.closest("details:not([open])"));
+  const drawAll = () => {
+    const [next, ...others] = waiting();
+    if (next) draw(next);
+    document.body.dataset.first ??= Math.round(performance.now());
+    if (others.length) setTimeout(drawAll);
+    else document.body.dataset.ready ??= Math.round(performance.now());
+  };
+  drawAll();
+  document.querySelectorAll("details").forEach((part) => part.addEventListener("toggle", drawAll));
+  dark.addEventListener("change", () => document.querySelectorAll("[data-drawn]").forEach(draw));
+})();

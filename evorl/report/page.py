@@ -1,0 +1,99 @@
+"""One HTML page about one or several runs, which holds all that it shows and asks no network for anything."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evorl.report import figures
+from evorl.report.compare import MEASURES, groups
+from evorl.report.comparison import comparison
+from evorl.report.data import Drawn
+from evorl.report.effects import effects
+from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_rows, run_facts
+from evorl.system.extras import require
+
+HERE = Path(__file__).parent
+EXTRA = "report"
+PACKAGES = ("jinja2", "plotly")
+
+
+def check_packages() -> None:
+    """Raise UserError unless the packages are there that draw pages."""
+    require(EXTRA, PACKAGES, "a report")
+
+
+def page(runs: Sequence[Drawn]) -> str:
+    """Return the page about these runs, at least one: for several, they are compared first."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    together = groups(runs)
+    drawn = {f"compare-{name}": comparison(together, name) for name in MEASURES} if len(runs) > 1 else {}
+    parts = []
+    for number, run in enumerate(runs):
+        own = {name: figure for name, figure in _figures(run).items() if figure is not None}
+        drawn |= {f"{name}-{number}": figure for name, figure in own.items()}
+        parts.append({"number": number, "figures": set(own), **_words(run)})
+    return environment.get_template("page.html").render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        runs=parts,
+        compared=compared(together) if len(runs) > 1 else [],
+        style=_literal("page.css"),
+        script=_literal("page.js"),
+        plotly=_plotly(),
+        figures=_markup(embedded(drawn)),
+    )
+
+
+def embedded(value: Any) -> str:
+    """Return JSON that may stand inside a script element: nothing in it can end that element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _figures(run: Drawn) -> Mapping[str, figures.Figure | None]:
+    return {
+        "returns": figures.returns(run),
+        "schedule": figures.schedule(run),
+        "tree": figures.tree(run),
+        "architectures": figures.architectures(run),
+        "effects": figures.effects_figure(effects(run)),
+        "shares": figures.shares(run),
+        "speed": figures.speed(run),
+    }
+
+
+def _words(run: Drawn) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "subtitle": f"{run.setting('algorithm.name')} on {run.setting('environment.id')}",
+        "badges": badges(run),
+        "facts": run_facts(run),
+        "versions": environment_facts(run),
+        "path": path_rows(run),
+        "effects": effect_rows(effects(run)),
+        "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
+    }
+
+
+def _literal(name: str) -> Any:
+    return _markup((HERE / name).read_text())
+
+
+def _plotly() -> Any:
+    return _markup((importlib.resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"))
+
+
+def _markup(text: str) -> Any:
+    """Return text that is no run's, or was made safe, and shall stand in the page as it is."""
+    import markupsafe
+
+    return markupsafe.Markup(text)

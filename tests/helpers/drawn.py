@@ -1,0 +1,62 @@
+"""Runs for reports, written by hand: their files are small, and each number in them is known."""
+
+import json
+
+import yaml
+
+SHAPE = {
+    "hidden_sizes": [16, 16], "residual_layers": [0, 0], "activation": "relu", "layer_norm": False,
+    "streams": "shared", "convolutions": [], "recurrent": None, "recurrent_size": 0,
+}  # fmt: skip
+LIVES = [
+    # generation, agent, parent, its generation, kind, target, before, after, fitness
+    (1, 0, None, None, "initial", "", None, None, 10.0),
+    (1, 1, None, None, "initial", "", None, None, 20.0),
+    (2, 1, None, None, "initial", "", None, None, 24.0),
+    (2, 2, 1, 1, "hyperparameters", "learning_rate", 1e-3, 2e-3, 40.0),
+    (3, 2, 1, 1, "hyperparameters", "learning_rate", 1e-3, 2e-3, 43.0),
+    (3, 3, 1, 1, "architecture", "q.hidden.0", 16, 32, 15.0),
+    (4, 4, 2, 3, "hyperparameters", "gamma", 0.99, 0.98, 60.0),
+    (4, 5, 2, 3, "none", "", None, None, 44.0),
+]
+CONFIG = {
+    "seed": 1, "run": {"name": "x"}, "environment": {"id": "CartPole-v1", "num_envs": 2},
+    "algorithm": {"name": "dqn", "learning_rate": 1e-3}, "population": {"size": 2},
+    "evolution": {"steps": 100, "selection": {"name": "tournament"}}, "evaluation": {"episodes": 2},
+    "training": {"target_fitness": 50.0},
+}  # fmt: skip
+
+
+def write_run(path, config=CONFIG, lives=LIVES, gain=0.0, ended="finished"):
+    """Write a run whose agents' fitness is that of `lives`, more by `gain`."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    lineage, metrics = [], []
+    for generation, id, parent, before, *mutation, fitness in lives:
+        kind, target, *values = mutation
+        rate = 2e-3 if id in (2, 4, 5) else 1e-3
+        lineage.append(
+            {
+                "generation": generation, "id": id, "parent": parent, "parent_generation": before,
+                "mutation": {"kind": kind, "target": target, "before": values[0], "after": values[1]},
+                "fitness": None if fitness is None else fitness + gain, "architectures": {"q": SHAPE},
+                "hyperparameters": {"learning_rate": rate, "gamma": 0.98 if id == 4 else 0.99}, "fault": None,
+            }
+        )  # fmt: skip
+    for number in sorted({row["generation"] for row in lineage}):
+        own = [row["fitness"] for row in lineage if row["generation"] == number and row["fitness"] is not None]
+        metrics.append(
+            {
+                "generation": number, "agent_steps": 100 * number, "global_steps": 200 * number,
+                "wall_clock_seconds": 2.0 * number, "env_steps_per_second": 100.0, "elite_generation": number,
+                "elite_fitness": max(own), "best_fitness": max(own), "mean_fitness": sum(own) / len(own),
+                "seconds": {"training": 1.0, "learning": 0.6, "acting": 0.2, "evaluation": 0.5},
+                "made_with": {"python": "3.11", "torch": "2.13"}, "agents": [],
+            }
+        )  # fmt: skip
+    for name, rows in (("metrics", metrics), ("lineage", lineage)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "elite").mkdir()
+    (path / "elite" / "agent.json").write_text(json.dumps({"id": 4}))
+    (path / "summary.json").write_text(json.dumps({"ended": ended, "solved": True}))
+    return path

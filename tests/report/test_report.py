@@ -1,0 +1,176 @@
+"""Reports: what is computed from a run whose numbers are known, and the page, in a browser too where there is one."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from helpers.drawn import CONFIG, LIVES, write_run
+
+from evorl.commands.command import run_command
+from evorl.report import figures
+from evorl.report.compare import groups
+from evorl.report.data import load
+from evorl.report.effects import effects
+from evorl.report.page import embedded, page
+from evorl.report.statistics import interval, quantile
+from evorl.types import UserError
+
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return load(write_run(tmp_path / "runs" / "a"))
+
+
+def test_the_winner_is_followed_through_its_parents_as_they_were(run):
+    assert [(life.generation, life.id) for life in run.winner] == [(1, 1), (2, 2), (3, 2), (4, 4)]
+    (path,) = [trace for trace in figures.returns(run)["data"] if trace["name"] == "the winner's path"]
+    assert path["x"] == [100, 200, 300, 400]
+    assert path["y"] == [20.0, 40.0, 43.0, 60.0]
+
+
+def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
+    drawn = {trace["name"]: trace for trace in figures.schedule(run)["data"] if trace["mode"] == "lines"}
+    assert drawn.keys() == {"learning_rate", "gamma"}
+    # Drawn with the step before each point: the value holds from the end of the generation before.
+    assert drawn["learning_rate"]["line"]["shape"] == "vh"
+    assert list(zip(drawn["learning_rate"]["x"], drawn["learning_rate"]["y"], strict=True)) == [
+        (0, 1e-3), (100, 1e-3), (200, 2e-3), (300, 2e-3), (400, 2e-3)
+    ]  # fmt: skip
+
+
+def test_effects_compare_children_with_their_parents_before(run):
+    found = {(effect.kind, effect.target): effect.changes for effect in effects(run)}
+    assert found == {
+        ("none", ""): (4.0, 3.0, 1.0),
+        ("hyperparameters", ""): (20.0, 17.0),
+        ("hyperparameters", "learning_rate"): (20.0,),
+        ("hyperparameters", "gamma"): (17.0,),
+        ("architecture", ""): (-5.0,),
+    }
+    assert next(iter(found)) == ("none", ""), "what the others are compared with comes first"
+
+
+def test_intervals_are_those_of_student():
+    assert quantile(2) == 4.303
+    assert quantile(20) == pytest.approx(2.086, abs=2e-3)
+    assert quantile(1000) == pytest.approx(1.962, abs=1e-3)
+    # By hand: the standard deviation of 1, 2, 6 is 2.6458, and 4.303 * 2.6458 / sqrt(3) = 6.573.
+    assert interval([1.0, 2.0, 6.0]) == (3, 3.0, pytest.approx(3 - 6.573, abs=1e-3), pytest.approx(9.573, abs=1e-3))
+    assert interval([5.0]) == (1, 5.0, None, None)
+
+
+def test_seeds_are_one_group_and_other_settings_another(tmp_path):
+    other = {**CONFIG, "algorithm": {"name": "dqn", "learning_rate": 5e-3}}
+    made = [write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=float(seed)) for seed in (1, 2, 3)]
+    made.append(write_run(tmp_path / "other", other, LIVES[:4]))
+    seeds, alone = groups([load(path) for path in made])
+    assert [len(seeds.runs), len(alone.runs)] == [3, 1]
+    assert seeds.label == "dqn on CartPole-v1: learning_rate 0.001"
+    assert alone.label == "dqn on CartPole-v1: learning_rate 0.005"
+    steps, means = seeds.curve("best")
+    assert steps.tolist() == [100, 200, 300, 400]
+    assert [mean.mean for mean in means] == [22.0, 42.0, 45.0, 62.0]
+    assert means[0].high == pytest.approx(22 + 4.303 / 3**0.5, abs=1e-3)
+
+
+def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_does_not(tmp_path):
+    short, long = write_run(tmp_path / "a", lives=LIVES[:4]), write_run(tmp_path / "b", {**CONFIG, "seed": 2})
+    (group,) = groups([load(short), load(long)])
+    steps, means = group.curve("best")
+    assert (steps[-1], means[-1].mean) == (400, (40 + 60) / 2)
+    assert group.curve("mean")[0].tolist() == [100, 200]
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and what they would load from elsewhere."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.loaded = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [value for name, value in attributes if name in ("src", "href") or name.startswith("on")]
+
+
+def test_what_a_stranger_wrote_is_shown_and_not_run(tmp_path):
+    config = {**CONFIG, "environment": {"id": EVIL}, "algorithm": {"name": EVIL, EVIL: EVIL}}
+    lives = [(*life[:4], EVIL, EVIL, EVIL, EVIL, life[8]) if life[4] != "initial" else life for life in LIVES]
+    run = load(write_run(tmp_path / "a", config, lives, ended=EVIL))
+    text = page([run, run])
+    clean = page([load(write_run(tmp_path / "b"))] * 2)
+    assert Elements(text).loaded == []
+    assert Elements(text).tags.count("script") == Elements(clean).tags.count("script") == 3
+    assert "<img" not in text
+    data = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.S)[1])
+    assert "<img" not in json.dumps(data), "plotly reads some elements in its texts"
+    assert embedded("</script>&") == '"\\u003c/script\\u003e\\u0026"'
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("metrics", '{"generation": 1, "agent_steps": "many"}'),
+        ("metrics", '{"generation": 1, "agent_steps": 3, "elite_fitness": NaN}'),
+        ("lineage", '{"generation": 1, "id": 0}'),
+    ],
+)
+def test_files_that_are_not_those_of_a_run_are_named(tmp_path, name, line):
+    path = write_run(tmp_path / "a")
+    (path / f"{name}.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match="its metrics or lineage cannot be read"):
+        load(path)
+
+
+def test_a_run_without_a_generation_has_nothing_to_draw(tmp_path):
+    path = write_run(tmp_path / "a")
+    (path / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="no generation has ended yet"):
+        load(path)
+
+
+def test_what_is_missing_is_said_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"a report needs jinja2 and plotly; install it with `pip install -e '\.\[rep"):
+        run_command(["report", str(tmp_path / "nothing")])
+
+
+def test_one_run_gets_its_page_in_its_directory(tmp_path, capsys):
+    path = write_run(tmp_path / "a")
+    run_command(["report", str(path)])
+    assert "report.html" in capsys.readouterr().out
+    text = (path / "report.html").read_text()
+    assert len(text) < 7e6
+    assert "default-src 'none'" in text, "and nothing may be asked for"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+@pytest.mark.parametrize("many", [False, True])
+def test_a_browser_draws_all_charts_and_complains_of_nothing(tmp_path, many):
+    seeds = (1, 2, 3) if many else (1,)
+    config = {**CONFIG, "environment": {"id": EVIL}}
+    runs = [load(write_run(tmp_path / f"r{seed}", {**config, "seed": seed}, gain=float(seed))) for seed in seeds]
+    file = tmp_path / "report.html"
+    file.write_text(page(runs))
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=10000",
+        "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert re.search('<body data-first="[0-9]+" data-ready="[0-9]+">', done.stdout)
+    assert "owned" not in re.search("<title>(.*?)</title>", done.stdout)[1]
+    drawn = done.stdout.count('data-drawn="yes"')
+    assert drawn == (2 if many else 7), "those of closed parts wait until these are opened"
+    assert done.stdout.count('class="main-svg"') >= 2 * drawn
