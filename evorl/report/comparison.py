@@ -1,9 +1,9 @@
-"""Figures and a table of several runs, as plotly and the page read them."""
+"""Figures of several runs together, as plotly reads them."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evorl.report.compare import MEASURES, Group, points
@@ -13,59 +13,48 @@ from evorl.report.style import GROUPS
 
 def comparison(groups: Sequence[Group], measure: str) -> Figure:
     """Return a measure of groups of runs over steps: each seed's, their mean, and its 95 % interval."""
-    traces: list[Figure] = []
-    for place, group in enumerate(groups):
-        colour = GROUPS[place % len(GROUPS)]
-        for run in group.runs:
-            steps, values = points(run, measure)
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "x": steps.tolist(),
-                    "y": _known(values.tolist()),
-                    "line": {"color": colour, "width": 1},
-                    "opacity": 0.45,
-                    "showlegend": False,
-                    "name": html.escape(run.name),
-                    "hovertemplate": "%{fullData.name}: %{y:.1f}<extra></extra>",
-                }
-            )
-        grid, means = group.curve(measure)
-        x, count = grid.tolist(), len(group.runs)
-        if count > 1 and x:
-            low, high = ([getattr(mean, end) for mean in means] for end in ("low", "high"))
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "x": x + x[::-1],
-                    "y": _known(high + low[::-1]),
-                    "fill": "toself",
-                    "fillcolor": _clear(colour),
-                    "line": {"width": 0},
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                }
-            )
-        name = html.escape(f"{group.label} ({count} {'run' if count == 1 else 'runs'})")
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": x,
-                "y": _known([mean.mean for mean in means]),
-                "name": name,
-                "line": {"color": colour, "width": 3},
-                "hovertemplate": "mean %{y:.1f}<extra></extra>",
-            }
-        )
+    traces = [trace for place, group in enumerate(groups) for trace in _traces(group, measure, place)]
     words = MEASURES[measure][0]
     layout = {"xaxis": {"title": {"text": STEPS}}, "yaxis": {"title": {"text": words}}, "legend": {"y": -0.18}}
     return {"data": traces, "layout": layout}
 
 
-def _known(values: Sequence[Any]) -> list[float | None]:
+def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
+    colour = GROUPS[place % len(GROUPS)]
+    for run in group.runs:
+        steps, values = points(run, measure)
+        yield {
+            **_line(steps.tolist(), values.tolist(), colour, 1),
+            "opacity": 0.45,
+            "showlegend": False,
+            "name": html.escape(run.name),
+            "hovertemplate": "%{fullData.name}: %{y:.1f}<extra></extra>",
+        }
+    grid, means = group.curve(measure)
+    x, count = grid.tolist(), len(group.runs)
+    if count > 1 and x:
+        low, high = [mean.low for mean in means], [mean.high for mean in means]
+        yield {
+            **_line(x + x[::-1], high + low[::-1], colour, 0),
+            "fill": "toself",
+            "fillcolor": _clear(colour),
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    yield {
+        **_line(x, [mean.mean for mean in means], colour, 3),
+        "name": html.escape(f"{group.label} ({count} {'run' if count == 1 else 'runs'})"),
+        "hovertemplate": "mean %{y:.1f}<extra></extra>",
+    }
+
+
+def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int) -> Figure:
+    line: dict[str, Any] = {"color": colour, "width": width}
+    return {"type": "scatter", "mode": "lines", "x": list(x), "y": _known(y), "line": line}
+
+
+def _known(values: Sequence[float | None]) -> list[float | None]:
+    """Return values as JSON knows them: it has no NaN."""
     return [None if value is None or value != value else float(value) for value in values]
 
 
