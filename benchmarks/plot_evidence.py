@@ -1,0 +1,217 @@
+"""Print the tables of docs/evidence.md from the lines that benchmarks/evidence.py wrote, and draw its figure.
+
+python benchmarks/plot_evidence.py [--data benchmarks/data/evidence.jsonl] [--figure docs/evidence.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from score_statistics import (
+    Array,
+    Estimate,
+    best_of,
+    bootstrap,
+    interquartile_mean,
+    probability_of_improvement,
+    successive_halving,
+)
+
+ROOT = Path(__file__).parent.parent
+ENDS = {
+    "cartpole": (22.14, 475.0),
+    "acrobot": (-499.62, -100.0),
+    "lunar_lander": (-181.37, 200.0),
+    "cartpole_dqn": (22.14, 475.0),
+}
+"""The mean returns of a random policy and of a solved task, which are 0 and 1 as scores."""
+COMPARED = (
+    ("low", "low_pool"),
+    ("full", "pool"),
+    ("hyperparameters", "pool"),
+    ("selection", "pool"),
+    ("hyperparameters", "selection"),
+    ("full", "hyperparameters"),
+    ("hyperparameters", "shipped"),
+    ("pool", "shipped"),
+)
+COLOURS = {
+    "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "shipped": "0.5", "low": "C4",
+    "low_pool": "C5",
+}  # fmt: skip
+Line = Mapping[str, Any]
+Runs = Mapping[tuple[str, str], Sequence[Line]]
+"""Lines by their task and arm."""
+
+
+def normalised(values: Any, task: str) -> Array:
+    """Return mean returns as scores."""
+    low, high = ENDS[task]
+    return (np.asarray(values, dtype=float) - low) / (high - low)
+
+
+def score(line: Line) -> float:
+    """Return the score of the agent that a run handed out, on the episodes of the test."""
+    return float(normalised(line["held_out"]["mean"], line["task"]))
+
+
+def used(line: Line) -> Array:
+    """Return the steps of all agents up to the end of each generation, those of evaluation included."""
+    steps: Array = np.array([line["steps"], line["evaluation_steps"]], dtype=float).sum(0)
+    return steps
+
+
+def area(line: Line, until: float) -> float:
+    """Return the mean score of the agent that would be handed out, over the steps up to `until`; first that is 0."""
+    steps, scores = used(line), normalised(line["incumbent"], line["task"])
+    ends = np.minimum(np.append(steps, until), until)
+    return float(np.dot(np.diff(ends).clip(0), scores) / until)
+
+
+def steps_to_solve(line: Line) -> float:
+    """Return the steps until the agent that would be handed out solves the task; infinity if it never does."""
+    solved = normalised(line["incumbent"], line["task"]) >= 1
+    return float(used(line)[solved.argmax()]) if solved.any() else float("inf")
+
+
+def arms_of(runs: Runs, task: str) -> list[str]:
+    return [arm for arm in COLOURS if (task, arm) in runs]
+
+
+def summary_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
+    """Yield a row for each task and arm."""
+    yield "| task | arm | runs | score | worst, best | mean over steps | steps until solved, millions | CPU s |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for task in ENDS:
+        lines = [line for arm in arms_of(runs, task) for line in runs[task, arm]]
+        until = min((used(line)[-1] for line in lines), default=0.0)
+        for arm in arms_of(runs, task):
+            own = runs[task, arm]
+            scores = np.array([score(line) for line in own])
+            estimate = bootstrap(interquartile_mean, [scores], rng=rng)
+            areas = bootstrap(interquartile_mean, [np.array([area(line, until) for line in own])], rng=rng)
+            solved = sorted(steps_to_solve(line) for line in own)
+            middle = solved[(len(solved) - 1) // 2]
+            when = f"{middle / 1e6:.2f}" if np.isfinite(middle) else "-"
+            yield (
+                f"| {task} | `{arm}` | {len(own)} | {shown(estimate)} | {scores.min():.2f}, {scores.max():.2f} | "
+                f"{shown(areas)} | {when} ({sum(map(np.isfinite, solved))} of {len(own)}) | "
+                f"{np.median([line['cpu_seconds'] for line in own]):.0f} |"
+            )
+
+
+def comparison_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
+    """Yield the probability of improvement of one arm over another, on each task alone."""
+    yield "| task | arm | over | runs | by the score | by the mean over steps |"
+    yield "|---|---|---|---|---|---|"
+    for task in ENDS:
+        for pair in COMPARED:
+            if any((task, arm) not in runs for arm in pair):
+                continue
+            ours, theirs = (runs[task, arm] for arm in pair)
+            until = min(used(line)[-1] for line in (*ours, *theirs))
+            columns = []
+            for measure in (score, lambda line, until=until: area(line, until)):
+                groups = [[np.array([measure(line) for line in lines])] for lines in (ours, theirs)]
+                columns.append(shown(bootstrap(probability_of_improvement, *groups, rng=rng)))
+            yield f"| {task} | `{pair[0]}` | `{pair[1]}` | {len(ours)}, {len(theirs)} | {columns[0]} | {columns[1]} |"
+
+
+def search_table(runs: Runs) -> Iterator[str]:
+    """Yield what other searches would have come to on the pools' agents: means over the pools."""
+    yield "| task | arm | best of 1 | of 2 | of 4 | of 8 | of 16 | halving | share of the steps |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for task in ENDS:
+        for arm in arms_of(runs, task):
+            pools = [line for line in runs[task, arm] if "members" in line]
+            if not pools:
+                continue
+            rows = []
+            for line in pools:
+                fitness, scores = np.array(line["fitness"]), normalised(line["members"], task)
+                rungs = [max(1, round(len(fitness) * share)) for share in (0.2, 0.4, 0.6)]
+                halved, learned = successive_halving(fitness, scores, rungs)
+                best = [best_of(k, fitness[-1], scores) for k in (1, 2, 4, 8, 16)]
+                rows.append([*best, halved, learned / fitness.size])
+            means = np.mean(rows, axis=0)
+            yield f"| {task} | `{arm}` | " + " | ".join(f"{value:.2f}" for value in means) + " |"
+
+
+def birth_table(runs: Runs) -> Iterator[str]:
+    """Yield what share of their generation children of each kind beat in it, which would be a half for any of them."""
+    yield "| task | arm | none | hyperparameters | parameters | architecture |"
+    yield "|---|---|---|---|---|---|"
+    for task in ENDS:
+        for arm in arms_of(runs, task):
+            cells = []
+            for kind in ("none", "hyperparameters", "parameters", "architecture"):
+                found = [line["births"][kind] for line in runs[task, arm] if kind in line["births"]]
+                count = sum(one[0] for one in found)
+                mean = sum(one[0] * one[1] for one in found) / count if count else float("nan")
+                cells.append(f"{mean:.3f} ({count})" if count else "")
+            if any(cells):
+                yield f"| {task} | `{arm}` | " + " | ".join(cells) + " |"
+
+
+def shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def draw(runs: Runs, picture: Path) -> None:
+    """Draw on each task the score of the agent that would be handed out against all steps: mean and range of runs."""
+    tasks = [task for task in ENDS if any(key[0] == task for key in runs)]
+    panels = [(task, arms) for task in tasks for arms in _panels(arms_of(runs, task))]
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.6), sharey=True, squeeze=False)
+    for axis, (task, arms) in zip(axes[0], panels, strict=True):
+        for arm in arms:
+            lines = runs[task, arm]
+            grid = np.linspace(0, min(used(line)[-1] for line in lines), 200)
+            curves = np.array([_course(line, grid) for line in lines])
+            axis.plot(grid / 1e6, curves.mean(0), color=COLOURS[arm], label=f"{arm} ({len(lines)})")
+            axis.fill_between(grid / 1e6, curves.min(0), curves.max(0), color=COLOURS[arm], alpha=0.12, linewidth=0)
+        axis.axhline(1, color="0.8", linewidth=0.8, zorder=0)
+        axis.set_title(task)
+        axis.set_xlabel("steps of all agents, evaluation included (millions)")
+        axis.legend(loc="lower right", fontsize=8)
+    axes[0][0].set_ylabel("score of the agent handed out")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+
+
+def _panels(arms: Sequence[str]) -> list[list[str]]:
+    """Return the arms that are drawn together: those from founders of a low learning rate by themselves."""
+    low = [arm for arm in arms if arm.startswith("low")]
+    return [panel for panel in (low, [arm for arm in arms if arm not in low]) if panel]
+
+
+def _course(line: Line, grid: Array) -> Array:
+    """Return the score at each number of steps: that of the last generation which had ended, and 0 before any."""
+    ended = np.searchsorted(used(line), grid, side="right")
+    return np.append(0.0, normalised(line["incumbent"], line["task"]))[ended]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data" / "evidence.jsonl")
+    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "evidence.png")
+    parsed = parser.parse_args()
+    runs: dict[tuple[str, str], list[Line]] = {}
+    for line in map(json.loads, parsed.data.read_text().splitlines()):
+        runs.setdefault((line["task"], line["arm"]), []).append(line)
+    rng = np.random.default_rng(0)
+    for rows in (summary_table(runs, rng), comparison_table(runs, rng), search_table(runs), birth_table(runs)):
+        print("\n".join(rows), end="\n\n")
+    draw(runs, parsed.figure)
+
+
+if __name__ == "__main__":
+    main()
