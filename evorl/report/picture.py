@@ -1,0 +1,122 @@
+"""Pictures for papers and READMEs, by matplotlib: one run with its agents, or several with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from evorl.report.compare import MEASURES, Group, groups, points
+from evorl.report.data import Drawn, born_by
+from evorl.report.figures import STEPS
+from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
+from evorl.runs.ancestry import Stage
+from evorl.system.extras import require
+from evorl.types import UserError
+
+FORMATS = (".png", ".svg", ".pdf")
+THIN, THICK = 1.0, 2.2
+
+
+def check_output(path: Path) -> None:
+    """Raise UserError unless pictures can be drawn, and in the format that a file's name asks for."""
+    require("plot", ("matplotlib",), "a plot")
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
+
+
+def draw(runs: Sequence[Drawn], output: Path, measure: str, hyperparameter: str | None) -> None:
+    """Write a picture of these runs, at least one.
+
+    One run is drawn with all its agents, above a `hyperparameter` of theirs; several as their `measure`, by groups.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5) if hyperparameter is None else (8, 6), layout="constrained")
+    if len(runs) > 1:
+        _compare(figure, groups(runs), measure)
+    else:
+        _agents(figure, runs[0], hyperparameter)
+    figure.savefig(output, dpi=120)
+
+
+def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
+    ratios = {"height_ratios": (3, 1)} if hyperparameter else {}
+    axes = figure.subplots(2 if hyperparameter else 1, 1, sharex=True, squeeze=False, **ratios)[:, 0]
+    used = _lives(axes[0], run, lambda life: life.fitness)
+    best = [(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None]
+    dotted = {"where": "post", "color": "k", "linewidth": THIN, "linestyle": ":", "label": "best so far"}
+    axes[0].step(*zip(*best, strict=True) if best else ([], []), **dotted)
+    target = run.setting("training.target_fitness")
+    if isinstance(target, int | float):
+        axes[0].axhline(target, color="#009e73", linestyle="--", linewidth=THIN, label=f"target {target:g}")
+    for kind in used:
+        words = _plain(kind.words)
+        axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=THIN, label=words)
+    axes[0].set_ylabel("mean return in evaluation")
+    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].set_title(_plain(f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"), fontsize=10)
+    if hyperparameter:
+        if all(hyperparameter not in life.hyperparameters for life in run.lives):
+            known = ", ".join(run.lives[0].hyperparameters)
+            raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {known}")
+        _lives(axes[1], run, lambda life: life.hyperparameters.get(hyperparameter))
+        axes[1].set_ylabel(_plain(hyperparameter))
+        values = [life.hyperparameters.get(hyperparameter, 0.0) for life in run.lives]
+        if min(values) > 0 and max(values) > 10 * min(values):
+            axes[1].set_yscale("log")
+    for axis in axes:
+        _tidy(axis)
+    axes[-1].set_xlabel(STEPS)
+
+
+def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> list[Look]:
+    """Draw a line from what each agent was made from to itself, and return the looks of all of them."""
+    parents, steps = run.parents(), run.steps
+    found: dict[Look, None] = {}
+    for life in run.lives:
+        before = parents.get((life.generation, life.id))
+        kind = look(born_by(life, before))
+        found[kind] = None
+        ends = [stage for stage in (before, life) if stage is not None]
+        axis.plot(
+            [steps[stage.generation] for stage in ends],
+            [float("nan") if (number := value(stage)) is None else number for stage in ends],
+            color=kind.colour, marker=kind.marker, markersize=3 if kind == PLAIN else 4.5,
+            linewidth=THIN, markevery=[-1],
+        )  # fmt: skip
+    own = [(steps[life.generation], value(life)) for life in run.winner]
+    known = [(x, y) for x, y in own if y is not None]
+    axis.plot(*zip(*known, strict=True) if known else ([], []), color="k", linewidth=THICK, label="the winner's path")
+    return sorted(found, key=list(dict.fromkeys([*LOOKS.values(), *found])).index)
+
+
+def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:
+    axis = figure.subplots()
+    for place, group in enumerate(together):
+        colour = GROUPS[place % len(GROUPS)]
+        for run in group.runs:
+            axis.plot(*points(run, measure), color=colour, linewidth=THIN, alpha=0.4)
+        grid, means = group.curve(measure)
+        count = len(group.runs)
+        label = _plain(f"{group.label} ({count} {'run' if count == 1 else 'runs'})")
+        axis.plot(grid, [mean.mean for mean in means], color=colour, linewidth=THICK, label=label)
+        if count > 1:
+            ends = [[getattr(mean, end) for mean in means] for end in ("low", "high")]
+            axis.fill_between(grid, *ends, color=colour, alpha=0.15, linewidth=0)
+    axis.set_xlabel(STEPS)
+    axis.set_ylabel(MEASURES[measure][0])
+    axis.legend(fontsize=8, frameon=False)
+    _tidy(axis)
+
+
+def _tidy(axis: Any) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _plain(words: str) -> str:
+    """Return words that matplotlib does not read as mathematics."""
+    return words[:120].replace("$", "\\$")

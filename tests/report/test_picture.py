@@ -1,0 +1,39 @@
+"""Pictures of runs: every kind is drawn, and what cannot be is said."""
+
+import matplotlib.image
+import pytest
+from helpers.drawn import CONFIG, LIVES, write_run
+
+from evorl.commands.command import run_command
+from evorl.types import UserError
+
+pytest.importorskip("matplotlib")
+
+
+def test_a_run_is_drawn_with_its_mutations_and_its_winner(tmp_path):
+    lives = [(*life[:4], "$x^{", *life[5:]) if life[4] == "architecture" else life for life in LIVES]
+    path = write_run(tmp_path / "a", {**CONFIG, "environment": {"id": "$\\frac{"}}, lives)
+    run_command(["plot", str(path), "--hyperparameter", "learning_rate", "-o", str(tmp_path / "a.svg")])
+    picture = (tmp_path / "a.svg").read_text()
+    for colour in ("#0072b2", "#98a2ad", "#56b4e9", "#009e73", "#000000"):
+        assert colour in picture, "hyperparameters, none, a kind of the user's own, the target, the winner"
+
+
+def test_several_runs_are_drawn_with_their_mean(tmp_path):
+    paths = [str(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=5.0 * seed)) for seed in (1, 2, 3)]
+    for measure in ("best", "mean"):
+        run_command(["plot", *paths, "--measure", measure, "-o", str(tmp_path / f"{measure}.png")])
+    best, mean = (matplotlib.image.imread(tmp_path / f"{measure}.png") for measure in ("best", "mean"))
+    assert best.shape == mean.shape
+    assert (best != mean).any()
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
+    path = str(write_run(tmp_path / "a"))
+    with pytest.raises(UserError, match=r"x\.gif: a plot is written as one of \.png, \.svg, \.pdf"):
+        run_command(["plot", path, "-o", "x.gif"])
+    with pytest.raises(UserError, match="have no 'lr'; they have learning_rate, gamma"):
+        run_command(["plot", path, "--hyperparameter", "lr", "-o", str(tmp_path / "x.png")])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"a plot needs matplotlib; install it with `pip install -e '\.\[plot\]'`"):
+        run_command(["plot", str(tmp_path / "nothing")])
