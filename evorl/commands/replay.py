@@ -15,6 +15,7 @@ from evorl.runs.ancestry import ancestry, replayed
 from evorl.runs.directory import load_elite
 from evorl.runs.launch import check
 from evorl.runs.trust import refuse_code
+from evorl.system.console import say
 from evorl.system.files import refuse_links, write_atomically
 
 
@@ -23,7 +24,8 @@ def replay_command(
 ) -> list[str]:
     """Return the command that trains one agent on the schedule of a run's best one, or with its last settings.
 
-    Its configuration is written into the run's directory. Raises UserError where there is no such schedule.
+    Its configuration is written into the run's directory. Says what is not as it was for the winner. Raises UserError
+    where there is no such schedule.
     """
     data, _ = load_elite(run)
     config = validate(data, SETTINGS)
@@ -32,6 +34,9 @@ def replay_command(
     refuse_links(run, path)
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
     refuse_code(check(validate(override(read_yaml(path), overrides), SETTINGS)), allow_code)
+    if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
+        others = config.population.size - 1
+        say(f"the winner learned from steps of {others} other agents too (replay.shared); this one has its own only")
     program = program_for(program, config)
     return launch_command([str(program), "--config", str(path.absolute()), *overrides], processes_for(run, processes))
 

@@ -36,6 +36,8 @@ class Stage:
 
 LINE = TypeAdapter(Stage)
 SAME = Mutation("none", "the same agent")
+Key = tuple[int | None, int | None]
+"""The generation and the identity that a line is looked up by."""
 
 
 def ancestry(run: Path) -> list[Stage]:
@@ -46,11 +48,10 @@ def ancestry(run: Path) -> list[Stage]:
     _, elite = load_elite(run)
     rows = JsonLines(run / "metrics.jsonl").read()
     generation = rows[-1].get("elite_generation") if rows else None
-    known: dict[tuple[Any, Any], Any] = {
-        (row["generation"], row.get("id")): row for row in JsonLines(run / "lineage.jsonl").read()
-    }
+    lines = (row for row in JsonLines(run / "lineage.jsonl").read() if isinstance(row.get("id"), int))
+    known: dict[Key, Any] = {(row["generation"], row["id"]): row for row in lines}
     stages: list[Stage] = []
-    key: tuple[Any, Any] = generation, elite.id
+    key: Key = generation if isinstance(generation, int) else None, elite.id
     while True:
         stage = _stage(run, known.get(key), key)
         if stages and stage.generation >= stages[-1].generation:
@@ -62,7 +63,7 @@ def ancestry(run: Path) -> list[Stage]:
         key = before if before in known else (stage.parent_generation, stage.parent)
 
 
-def _stage(run: Path, row: Any, key: tuple[Any, Any]) -> Stage:
+def _stage(run: Path, row: Any, key: Key) -> Stage:
     if row is None:
         raise UserError(f"{run / 'lineage.jsonl'}: says nothing of agent {key[1]} in generation {key[0]}")
     try:

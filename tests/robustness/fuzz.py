@@ -1,6 +1,6 @@
 """Give `evorl` hostile runs and mistyped command lines, and see that it only ever refuses them or does as it is told.
 
-    OMP_NUM_THREADS=1 python tests/robustness/fuzz.py [--count 10000] [--seed 1] [--only N] [--family TEXT]
+    OMP_NUM_THREADS=1 python tests/robustness/fuzz.py [--count 10000] [--seed 1] [--only N] [--family TEXT] [--ancestry]
 
 Each input is tried on a copy of a small run, in a forked process that watches itself. What is promised: nothing of the
 directory is executed, nothing outside it is written, nobody on the network is asked; the exit code is 0 or 2, with one
@@ -15,30 +15,34 @@ import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from fuzz_ancestry import ANCESTRY
 from fuzz_files import FILES
 from fuzz_places import FOLDERS
 from fuzz_rooms import Bench, Case, workshop
-from fuzz_texts import TEXTS
+from fuzz_texts import TEXTS, Family
 from fuzz_watch import Outcome
 
 FAMILIES = (*TEXTS, *FILES, *FOLDERS)
+"""Those of ANCESTRY have numbers of their own, since an input's number says which of so many families it is of."""
 LIKE = 80
 """Letters in which problems are of one kind, of which only the first is told at once."""
 COLUMNS = ("family", "inputs", "refused", "accepted", "slowest s", "most MB", "wrong")
 
 
-def drawn(bench: Bench, number: int, seed: int) -> Case:
+def drawn(bench: Bench, number: int, seed: int, families: Sequence[Family] = FAMILIES) -> Case:
     """Input `number`, whatever was tried before it; the families come in turn."""
-    return FAMILIES[number % len(FAMILIES)](np.random.default_rng([seed, number]), bench.template)
+    return families[number % len(families)](np.random.default_rng([seed, number]), bench.template)
 
 
-def outcomes(bench: Bench, count: int, seed: int, family: str = "") -> Iterator[tuple[int, Case, Outcome]]:
+def outcomes(
+    bench: Bench, count: int, seed: int, family: str = "", families: Sequence[Family] = FAMILIES
+) -> Iterator[tuple[int, Case, Outcome]]:
     """Try the first `count` inputs, of these those whose family's name has this text in it."""
     for number in range(count):
-        case = drawn(bench, number, seed)
+        case = drawn(bench, number, seed, families)
         if family in case.family:
             yield number, case, bench.tried(case)
 
@@ -56,9 +60,9 @@ def table(tried: dict[str, list[Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def show(bench: Bench, number: int, seed: int) -> bool:
+def show(bench: Bench, number: int, seed: int, families: Sequence[Family]) -> bool:
     """Try one input, print all that is known of it, and give whether a promise was broken."""
-    case = drawn(bench, number, seed)
+    case = drawn(bench, number, seed, families)
     outcome = bench.tried(case)
     print(f"{number} {case.family}: evorl {' '.join(map(repr, case.arguments))[:2000]}")
     print(f"exit code {outcome.code}, {outcome.seconds:.2f} s, {outcome.megabytes:.0f} MB")
@@ -75,14 +79,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further input after so many")
     parser.add_argument("--only", type=int, metavar="N", help="try input N and show its output")
     parser.add_argument("--family", default="", help="only families whose name has this text in it")
+    parser.add_argument("--ancestry", action="store_true", help="hostile lineages and schedules instead of all else")
     options = parser.parse_args()
+    families = ANCESTRY if options.ancestry else FAMILIES
     tried: dict[str, list[Outcome]] = defaultdict(list)
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     with workshop() as bench:
         if options.only is not None:
-            return int(show(bench, options.only, options.seed))
+            return int(show(bench, options.only, options.seed, families))
         began = time.perf_counter()
-        for number, case, outcome in outcomes(bench, options.count, options.seed, options.family):
+        for number, case, outcome in outcomes(bench, options.count, options.seed, options.family, families):
             tried[case.family].append(outcome)
             for problem in outcome.problems:
                 alike = kinds[case.family, re.sub(r"\d+", "#", problem)[:LIKE]]

@@ -330,7 +330,7 @@ class Child:
             self._watch.problems += [f"W&B takes {name} from the run" for name in foreign(settings, self._room.run)]
             raise Began
 
-        def steps(it: Any) -> NoReturn:
+        def steps(it: Any, *others: Any, **named: Any) -> NoReturn:
             raise Began
 
         with (

@@ -34,8 +34,8 @@ def bench():
         yield made
 
 
-def check(bench, number):
-    case = fuzz.drawn(bench, number, seed=1)
+def check(bench, number, families=fuzz.FAMILIES):
+    case = fuzz.drawn(bench, number, seed=1, families=families)
     outcome = bench.tried(case)
     assert not outcome.problems, (number, case.family, outcome.stderr[-2000:])
     assert outcome.code in (0, 2)
@@ -46,6 +46,13 @@ def test_hostile_inputs_are_refused_or_obeyed(place, bench):
     """The short form of fuzz.py."""
     for number in range(place, EACH * len(fuzz.FAMILIES), len(fuzz.FAMILIES)):
         check(bench, number)
+
+
+@pytest.mark.parametrize("place", range(len(fuzz.ANCESTRY)))
+def test_hostile_lineages_are_refused_or_followed(place, bench):
+    """The short form of `fuzz.py --ancestry`."""
+    for number in range(place, EACH * len(fuzz.ANCESTRY), len(fuzz.ANCESTRY)):
+        check(bench, number, fuzz.ANCESTRY)
 
 
 @pytest.mark.parametrize("number", FOUND)

@@ -5,6 +5,7 @@ import shutil
 from itertools import pairwise
 
 import pytest
+import yaml
 from helpers.support import SMALL, lines, train
 
 from evorl.commands.command import run_command
@@ -104,6 +105,24 @@ def test_the_schedule_is_shown_with_what_changed(run, capsys):
     for line, stage in zip(shown[1:], stages, strict=True):
         assert line.split()[:2] == [str(stage.generation), str(stage.id)]
         assert stage.mutation == SAME or str(stage.mutation) in line
+
+
+@pytest.mark.parametrize(("shared", "said"), [(True, True), (False, False)])
+def test_a_replay_says_that_the_winner_had_the_steps_of_others(run, capsys, shared, said):
+    path = run / "config.yaml"
+    path.write_text(yaml.safe_dump(override(read_yaml(path), [f"replay.shared={shared}"])))
+    replay_command(run, [], SMALL, 1, constant=False)
+    assert ("from steps of 3 other agents too" in capsys.readouterr().err) == said
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"), [("lineage.jsonl", "id", []), ("metrics.jsonl", "elite_generation", {"a": 1})]
+)
+def test_names_that_cannot_be_looked_up_are_refused(run, file, key, value):
+    rows = [{**row, key: value} for row in lines(run / file)]
+    (run / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="says nothing of agent"):
+        ancestry(run)
 
 
 def change(run, what):
