@@ -36,7 +36,7 @@ from evorl.system.formats import decode_agents
 ROOT = Path(__file__).parent.parent
 PROGRAM = ROOT / "demos" / "online.py"
 DATA = ROOT / "benchmarks" / "data" / "evidence.jsonl"
-EVALUATE = "import sys; from evorl.cli import main; sys.exit(main())"
+EVORL = "import sys; from evorl.cli import main; sys.exit(main())"
 HELD_OUT = 100
 """Fresh episodes on which the agent that a run hands out is scored."""
 MEMBER_EPISODES = 20
@@ -231,7 +231,7 @@ def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 def held_out(run: Path, seed: int) -> dict[str, float]:
     """Return mean, deviation and extremes of the winner's returns on fresh episodes."""
     arguments = ["evaluate", str(run), "--episodes", str(HELD_OUT), "--seed", str(HELD_OUT_SEED + seed), "--json"]
-    command = [sys.executable, "-c", EVALUATE, *arguments]
+    command = [sys.executable, "-c", EVORL, *arguments]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {key: rounded(json.loads(said)[key]) for key in ("mean", "std", "min", "max")}
 
