@@ -36,6 +36,8 @@ ENDS = {
 """The mean returns of a random policy and of a solved task, which are 0 and 1 as scores."""
 COMPARED = (
     ("low", "low_pool"),
+    ("low", "low_small_moves"),
+    ("low_small_moves", "low_pool"),
     ("full", "pool"),
     ("hyperparameters", "pool"),
     ("selection", "pool"),
@@ -46,7 +48,7 @@ COMPARED = (
 )
 COLOURS = {
     "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "shipped": "0.5", "low": "C4",
-    "low_pool": "C5",
+    "low_pool": "C5", "low_small_moves": "C6",
 }  # fmt: skip
 Line = Mapping[str, Any]
 Runs = Mapping[tuple[str, str], Sequence[Line]]
@@ -162,6 +164,24 @@ def birth_table(runs: Runs) -> Iterator[str]:
                 yield f"| {task} | `{arm}` | " + " | ".join(cells) + " |"
 
 
+def replay_table(lines: Sequence[Line], rng: np.random.Generator) -> Iterator[str]:
+    """Yield what agents came to that followed a winner's schedule, or had its last settings from the beginning."""
+    yield "| winner | followed its schedule | had its last settings | schedule over last settings |"
+    yield "|---|---|---|---|"
+    groups: dict[str, list[Array]] = {"schedule": [], "constant": []}
+    for winner in sorted({line["winner"] for line in lines}):
+        task = winner.split("-")[0]
+        cells = []
+        for kind, scores in groups.items():
+            own = [line for line in lines if (line["winner"], line["kind"]) == (winner, kind)]
+            scores.append(normalised([line["held_out"]["mean"] for line in own], task))
+            cells.append(" ".join(f"{value:.2f}" for value in np.sort(scores[-1])))
+        better = probability_of_improvement([groups["schedule"][-1]], [groups["constant"][-1]])
+        yield f"| {winner} | {cells[0]} | {cells[1]} | {better:.2f} |"
+    every = bootstrap(probability_of_improvement, groups["schedule"], groups["constant"], rng=rng)
+    yield f"| all | | | {shown(every)} |"
+
+
 def shown(estimate: Estimate) -> str:
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
@@ -202,6 +222,7 @@ def _course(line: Line, grid: Array) -> Array:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data" / "evidence.jsonl")
+    parser.add_argument("--replays", type=Path, default=ROOT / "benchmarks" / "data" / "replays.jsonl")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "evidence.png")
     parsed = parser.parse_args()
     runs: dict[tuple[str, str], list[Line]] = {}
@@ -210,6 +231,8 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for rows in (summary_table(runs, rng), comparison_table(runs, rng), search_table(runs), birth_table(runs)):
         print("\n".join(rows), end="\n\n")
+    if parsed.replays.is_file():
+        print("\n".join(replay_table([*map(json.loads, parsed.replays.read_text().splitlines())], rng)))
     draw(runs, parsed.figure)
 
 
