@@ -9,7 +9,7 @@ its agents, each in environments of its own, while it learns. In a generation
 1. this rank's agents become a policy, which its actors follow, and a learner, whose stacks learn;
 2. actors send what they did, through memory that they share with the rank, with the version of their parameters;
 3. the learner updates all agents with each batch that is due, and actors are given the new parameters;
-4. all agents play the same evaluation episodes, whose mean returns are their fitness;
+4. all agents play the same evaluation episodes, which make their fitness (`evolution.fitness`: the mean return);
 5. the generation's metrics are written, and the main process selects and mutates agents;
 6. the run is checkpointed with the next generation's agents, which the other ranks reload.
 """

@@ -7,7 +7,7 @@ This is the whole training loop; copy it and change it. In a generation
 1. this rank's agents become a policy, whose stacks act, and a learner, whose stacks learn;
 2. all environments step together, and every transition is stored;
 3. the learner updates all agents with each batch that is due, and the experience hears what became of it;
-4. all agents play the same evaluation episodes, whose mean returns are their fitness;
+4. all agents play the same evaluation episodes, which make their fitness (`evolution.fitness`: the mean return);
 5. the generation's metrics are written, and the main process selects and mutates agents;
 6. the run is checkpointed with the next generation's agents, which the other ranks reload.
 """

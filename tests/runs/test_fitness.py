@@ -113,3 +113,19 @@ def test_what_cannot_be_fitness_is_refused(fitness, said):
         config(f"evolution.fitness={fitness}")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.two_process
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_two_ranks_put_their_reports_together(placement, tmp_path, forked_launch):
+    """Three episodes over two ranks, of which one has an episode fewer."""
+    settings = (f"population.placement={placement}", "evaluation.episodes=3", "evolution.fitness=info.others")
+    done = forked_launch(tmp_path, *REPORTING, *settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for row in lines(tmp_path / "runs" / "a" / "metrics.jsonl"):
+        assert row["fitness"] == row["terms"]["info.others"]
+        assert np.add(row["fitness"], row["terms"]["return"]) == pytest.approx([4] * 4)
+        assert row["fitness_episodes"] == [3] * 4
+        # The elite plays too; each episode has four steps.
+        assert row["evaluation_steps"] % 4 == 0
+        assert row["evaluation_steps"] >= 4 * 4 * 3
