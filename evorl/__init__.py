@@ -1,3 +1,32 @@
 """Evolve a population of reinforcement-learning agents on every process that Accelerate starts."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evorl.runs.loaded import LoadedAgent, load
+    from evorl.runs.read import RunRecord, columns, read_run
+
 __version__ = "0.1.0"
+__all__ = ["LoadedAgent", "RunRecord", "columns", "load", "read_run"]
+
+_PLACES = {
+    "LoadedAgent": "evorl.runs.loaded",
+    "RunRecord": "evorl.runs.read",
+    "columns": "evorl.runs.read",
+    "load": "evorl.runs.loaded",
+    "read_run": "evorl.runs.read",
+}
+"""The files of what `evorl` offers: each is imported when it is first asked for, since torch takes seconds."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -179,7 +179,8 @@ class Evaluation(Section):
 
 class Training(Section):
     max_steps: Count = 1_000_000
-    """Environment steps of each agent, over all ranks, after which no further generation begins."""
+    """Environment steps of each agent, over all ranks. The last generation has as many as are left, in whole rollouts;
+    less than a tenth of a generation is left untrained."""
     target_fitness: Finite | None = None
     compile: bool = False
     """Compile the gradients of losses by torch's Inductor: half a minute for each new layout of a stack, the first time

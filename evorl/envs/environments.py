@@ -75,7 +75,8 @@ class Environments:
             self._masks.read(info)
         self._observations = ObservationReader(settings, vector.single_observation_space, self._watch)
         parts, masked = self._observations.parts, self._masks is not None
-        self.interface = EnvSpec(settings.id, parts, vector.single_action_space, masked)
+        spaces = vector.single_action_space, vector.single_observation_space
+        self.interface = EnvSpec(settings.id, parts, spaces[0], masked, spaces[1])
 
     @property
     def started(self) -> Tensor:

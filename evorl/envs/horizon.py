@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gymnasium as gym
 
@@ -15,11 +15,16 @@ from evorl.types import EvorlWarning
 EPISODES_IN_A_GENERATION = 2
 """With `environment.carry_over: auto`, generations with room for so many of the longest episodes begin new ones."""
 
+MIN_SHARE = 0.1
+"""The share of a generation below which the rest of `training.max_steps` is left: it would be evaluation most of all.
+Steps in which an environment only resets are not counted, so that such a rest is usual."""
+
 
 @dataclass(frozen=True)
 class Horizon:
     """The steps of a rank's environments in a generation, and of the longest episode, None where nothing bounds it.
 
+    A step of all of them is `counted` steps of each agent, and there are a multiple of `period` steps.
     `carries_over` says whether episodes run on from one generation to the next. Where there are several `actors`, each
     makes a share of the steps; where they are `free`, it is not known which.
     """
@@ -29,11 +34,22 @@ class Horizon:
     carries_over: bool
     actors: int = 1
     free: bool = False
+    counted: int = 1
+    period: int = 1
 
     @property
     def of_each(self) -> int:
         """Return the steps of each environment."""
         return self.steps // self.actors
+
+    def within(self, left: int) -> Horizon:
+        """Return the horizon of a generation in which each agent makes the steps that are `left`, in whole periods."""
+        pieces = -(-left // (self.counted * self.period))
+        return replace(self, steps=min(self.steps, max(1, pieces) * self.period))
+
+    def is_spent(self, left: int) -> bool:
+        """Return whether the `left` steps of each agent are too few for a generation."""
+        return left <= MIN_SHARE * self.steps * self.counted
 
     def sentence(self) -> str:
         """Return what becomes of episodes at a generation's end, and what that means for a resumed run."""
@@ -69,7 +85,8 @@ def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
     else:
         carries_over = environment.carry_over
-    return Horizon(steps, longest, carries_over, count, free=actors is not None and not actors.lockstep)
+    free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
+    return Horizon(steps, longest, carries_over, count, free, counted, period)
 
 
 def longest_episode(settings: Environment) -> int | None:

@@ -23,13 +23,16 @@ TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32
 class ObservationReader:
     """A reader of batches of observations of one space; `parts` are what it gives."""
 
-    def __init__(self, settings: Environment, space: gym.Space[Any], watch: Watch) -> None:
-        """Find the parts. Raises UserError where one has no encoder, or the settings do not fit the space."""
+    def __init__(self, settings: Environment, space: gym.Space[Any], watch: Watch, frames: int | None = None) -> None:
+        """Find the parts; `frames` are stacked on the first axis, null asks the environment's registration.
+
+        Raises UserError where one has no encoder, or the settings do not fit the space.
+        """
         self._space = space
         self._watch = watch
         self._indices = None if settings.observation_indices is None else list(settings.observation_indices)
         chosen = space if self._indices is None else _picked(space, self._indices, settings.id)
-        self.parts: ObservationSpecs = _specs(settings, chosen)
+        self.parts: ObservationSpecs = _specs(settings, chosen, stacked_frames(settings) if frames is None else frames)
         self._types = {name: TYPES[part.dtype] for name, part in self.parts.items()}
 
     def read(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
@@ -51,12 +54,12 @@ class ObservationReader:
         return read
 
 
-def _specs(settings: Environment, space: gym.Space[Any]) -> ObservationSpecs:
+def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> ObservationSpecs:
     """Return the parts of a space, their channels and frames as the settings say."""
     parts = observation_specs(space)
     if MASK in parts:
         raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
-    if frames := stacked_frames(settings):
+    if frames:
         if settings.image_channels == "last":
             raise UserError(f"environment.image_channels: {settings.id} stacks frames on the first axis; take 'first'")
         return {name: replace(part, frames=frames, channels_last=False) for name, part in parts.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -75,12 +75,16 @@ def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """The interface of an environment: the parts of observations, the action space, and if actions can be masked."""
+    """The interface of an environment: the parts of observations, the action space, and if actions can be masked.
+
+    `observation` is the space that the parts were read from.
+    """
 
     environment: str
     parts: ObservationSpecs
     action: gym.Space[Any]
     masked: bool = False
+    observation: gym.Space[Any] = field(default_factory=gym.spaces.Dict)
 
 
 def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:

@@ -112,13 +112,13 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
 
 
 def _steps(run: Path, stages: Sequence[Stage]) -> int:
-    """Return steps that an agent reaches in as many generations as there are stages, and not in fewer.
+    """Return steps that an agent reaches in as many generations as there are stages.
 
-    Steps that an environment spends on resets are not counted, so generations differ: the last one counts half.
+    Steps that an environment spends on resets are not counted, so generations differ, and the last one may be shorter.
     """
     reached = {row["generation"]: int(row["agent_steps"]) for row in JsonLines(run / "metrics.jsonl").read()}
     own = [reached[stage.generation] - reached.get(stage.generation - 1, 0) for stage in stages]
-    return max(1, sum(own) - own[-1] // 2)
+    return sum(own)
 
 
 def table(stages: Sequence[Stage]) -> list[str]:

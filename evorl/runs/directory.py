@@ -32,6 +32,8 @@ from evorl.system.files import (
 from evorl.system.formats import decode_agents
 from evorl.types import Agent, UserError
 
+INTERFACE = "environment.json"
+"""The file that says what observations and actions are."""
 FREE_TO_CHANGE = (
     "run.",
     "training.",
@@ -143,6 +145,10 @@ class RunDirectory:
         agent = decode_agents(payload, str(directory))[0]
         write_atomically(directory / "agent.safetensors", payload)
         write_json(directory / "agent.json", agent.describe())
+
+    def write_interface(self, interface: Mapping[str, Any]) -> None:
+        """Keep what observations and actions are, for those who act without the environment. Raises OSError."""
+        write_json(self.path / INTERFACE, interface)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write how the run ended."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,26 +14,24 @@ import torch
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.envs.horizon import announce, horizon
+from evorl.envs.horizon import horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner, initial_population
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.archive import Archive
 from evorl.runs.checkpoint_manager import CheckpointManager
-from evorl.runs.elite import Score
 from evorl.runs.header import header
 from evorl.runs.host_directory import HostDirectory
-from evorl.runs.logger import Logger
-from evorl.runs.metrics import Counts, evaluation_row, generation_row, lineage_rows
+from evorl.runs.metrics import Counts
 from evorl.runs.progress import Progress
 from evorl.runs.recovery import Recovery
 from evorl.runs.replicas import drift_warning, gather_agents
+from evorl.runs.reporter import Reporter
 from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.threads import use_threads
 from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched
-from evorl.system.console import say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
 from evorl.system.timing import Stopwatch
@@ -65,7 +62,7 @@ class Run:
         self.stopwatch = stopwatch
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks)
-        self.horizon = horizon(config, placement.copies, experience.period)
+        self._generation = self.horizon = horizon(config, placement.copies, experience.period)
         host = HostDirectory(config, self.ranks)
         self._directory = host.directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main or not host.is_shared)
@@ -81,8 +78,9 @@ class Run:
             target, bound = config.training.target_fitness, self.progress.elite.lower_bound
             self.progress.solved &= target is not None and bound is not None and bound >= target
         self.generation = self.progress.generation + 1
+        self.progress.note_setup(config, placement)
         self._archive = Archive(config, self.progress.elite, elite)
-        self._logger: Logger | None = None
+        self._reporter = Reporter(config, self._directory, self.horizon, self._warn_once, is_main=self.ranks.is_main)
         self._training_seconds = 0.0
         self._unsaved = ""
         self._before = self.progress.wall_clock_seconds
@@ -95,7 +93,11 @@ class Run:
     @property
     def finished(self) -> bool:
         """Return whether the target is reached or the steps are used up; all ranks decide from the same numbers."""
-        return self.progress.solved or self.progress.agent_steps >= self.config.training.max_steps
+        return self.progress.solved or (self.progress.generation > 0 and self._generation.is_spent(self._steps_left))
+
+    @property
+    def _steps_left(self) -> int:
+        return self.config.training.max_steps - self.progress.agent_steps
 
     def seed(self, purpose: str) -> int:
         """Return this rank's seed for one purpose in this generation."""
@@ -107,46 +109,43 @@ class Run:
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
     def __enter__(self) -> Self:
-        if self.ranks.is_main:
-            pace = self.algorithm.pace(self.placement.copies)
-            for line in header(self.config, self.placement, pace, threads=self._threads, directory=self.path):
-                say(line)
-            announce(self.horizon, self.config.evaluation.max_steps)
-            steps, elite = self.progress.agent_steps, self._archive.payload
-            self._logger = Logger(self.config, self._directory, self._warn_once, steps, elite)
+        pace = self.algorithm.pace(self.placement.copies)
+        lines = header(self.config, self.placement, pace, threads=self._threads, directory=self.path)
+        steps, elite = self.progress.agent_steps, self._archive.payload
+        self._reporter.begin(lines, self.algorithm.interface, steps, elite)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         because = self._unsaved if error is None else exchange_reasons(error, self.ranks)
-        if self._logger is None:
-            self._directory.release()
-            return
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
         summary = summary_of(self.progress, self.config, self.ranks.size, end_of(error, self._unsaved), because)
-        not_written = self._logger.close(summary)
+        not_written = self._reporter.end(summary)
         self._directory.release()
         if error is None and (unsaved := self._unsaved or not_written):
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
 
     def generations(self) -> Iterator[int]:
-        """Yield the numbers of the generations to train, until the target is reached or the steps are used up."""
+        """Yield the numbers of the generations to train, until the target is reached or the steps are used up.
+
+        The `horizon` of the last one is as short as the steps that are left.
+        """
         while not self.finished:
+            self.horizon = self._generation.within(self._steps_left)
             self.generation = self.progress.generation + 1
             yield self.generation
 
     def steps(self, at_once: int = 1, watched: Watched | None = None) -> Iterator[int]:
         """Yield one generation's vector steps, `at_once` where rollouts arrive; trackers hear of who is `watched`."""
         started = time.perf_counter()
-        self._enter("training")
+        self._reporter.enter("training")
         each = self.config.environment.num_envs * self.placement.copies * at_once
         for step in range(0, self.horizon.steps, at_once):
             yield step
-            if self._logger is not None:
-                self._logger.advance(each, watched)
+            self._reporter.advance(each, watched)
         self._training_seconds = time.perf_counter() - started
-        self._enter("evaluation")
+        self._reporter.enter("evaluation")
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
         """Return all trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
@@ -183,23 +182,7 @@ class Run:
         progress.wall_clock_seconds = self._wall_clock_seconds()
         seconds = {"training": self._training_seconds, **self.stopwatch.seconds}
         self.stopwatch.clear()
-        if self._logger is None:
-            return
-        if not counts.ended_episodes.any():
-            self._warn_once(
-                "episodes",
-                f"no episode ended in generation {self.generation}, which had {self.horizon.steps:,} steps of each "
-                "environment, so train_return has no numbers",
-            )
-        if warning := self.config.algorithm.warning(counts.metrics):
-            self._warn_once("metrics", f"{warning} (generation {self.generation})")
-        scores = [Score.of(row) for row in results.fitness(self.config.evolution.fitness)]
-        known = {name: value for name, value in asdict(progress).items() if name != "elite"}
-        row = generation_row(trained, scores, counts, known, progress.elite, seconds)
-        row |= evaluation_row(results, self.config.evolution.fitness, self._archive.evaluation_steps)
-        row |= {} if actors is None else {"actors": dict(actors)}
-        self._logger.log(row, lineage_rows(trained, self.generation), self._archive.payload)
-        self._logger.enter("evolution")
+        self._reporter.record(trained, results, counts, progress, seconds, actors, self._archive)
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
         """Return the next generation's agents: on the main process, and none on other ranks.
@@ -227,16 +210,12 @@ class Run:
 
         A disk that fails is reported, and training goes on.
         """
-        self._enter("checkpoint")
+        self._reporter.enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload, self._archive.payload)
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
-
-    def _enter(self, phase: str) -> None:
-        if self._logger is not None:
-            self._logger.enter(phase)
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, launch, lines
+from helpers.support import EVERY_MUTATION, launch, lines, steps_until
 
 from evorl.system.formats import decode_agents
 
@@ -62,9 +62,14 @@ def test_a_prioritised_run_on_two_ranks_resumes_exactly(tmp_path, forked_launch)
         "replay={n_step: 3, capacity: 400, learning_starts: 20}",
         "replay.prioritised={importance_exponent: {steps: 300}}", "checkpoint.keep=10", *EVERY_MUTATION,
     )  # fmt: skip
-    for name, steps in (("a", 200), ("b", 120), ("b", 200)):
+
+    def go_on(name, steps):
         done = forked_launch(tmp_path, f"run.name={name}", "run.resume=auto", f"training.max_steps={steps}", *settings)
         assert done.returncode == 0, done.stderr[-3000:]
+
+    go_on("a", 200)
+    go_on("b", steps_until(tmp_path / "runs" / "a", 3))
+    go_on("b", 200)
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
     paths = [tmp_path / "runs" / name / "checkpoints" / f"generation-{len(rows):06d}" for name in "ab"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, ROOT, free_port, launch, lines, train
+from helpers.support import EVERY_MUTATION, ROOT, free_port, launch, lines, steps_until, train
 
 from evorl.distributed import Ranks
 from evorl.system.formats import decode_agents
@@ -37,7 +37,8 @@ def test_replicas_stay_bit_identical_over_generations_of_every_mutation(tmp_path
     assert done.stdout.count("error") == 0
 
     whole = {row["generation"]: row["fitness"] for row in rows}
-    halves = [("training.max_steps=120", "run.resume=never"), ("training.max_steps=240", "run.resume=auto")]
+    half = f"training.max_steps={steps_until(run, 3)}"
+    halves = [(half, "run.resume=never"), ("training.max_steps=240", "run.resume=auto")]
     for half in halves:
         done = forked_launch(tmp_path, "run.name=b", "checkpoint.keep=10", *half, *EVERY_MUTATION)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -1,6 +1,7 @@
 """Generations long enough to begin new episodes, what is reported of them, and runs that need none."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from helpers.support import config, lines, train
@@ -47,12 +48,29 @@ def test_the_longest_episode_is_what_the_registration_allows(settings, longest):
 )
 def test_episodes_begin_anew_only_where_a_generation_is_twice_as_long(steps, copies, period, asked, expected):
     settings = "environment.id=LunarLander-v3", "environment.num_envs=8", f"environment.carry_over={asked}"
-    assert horizon(config(*settings, f"evolution.steps={steps}"), copies, period) == expected
+    assert horizon(config(*settings, f"evolution.steps={steps}"), copies, period) == replace(
+        expected, counted=8 * copies, period=period
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "steps"), [(99_999, 1280), (40_960, 1280), (40_959, 1280), (16_385, 768), (16_384, 512), (1, 256)]
+)
+def test_the_last_generation_has_whole_rollouts_of_what_is_left(left, steps):
+    whole = Horizon(1280, 1000, True, counted=32, period=256)
+    assert whole.within(left) == replace(whole, steps=steps)
+
+
+def test_less_than_a_tenth_of_a_generation_is_left():
+    whole = Horizon(1280, 1000, True, counted=32, period=256)
+    assert whole.is_spent(4096)
+    assert whole.is_spent(-5)
+    assert not whole.is_spent(4097)
 
 
 def test_without_a_known_limit_episodes_run_on():
     settings = "environment.id=helpers.probes:Counter-v0", "environment.carry_over=auto", "evolution.steps=1000000"
-    assert horizon(config(*settings), 1, 1) == Horizon(500_000, None, True)
+    assert horizon(config(*settings), 1, 1) == Horizon(500_000, None, True, counted=2)
 
 
 def test_what_is_said_has_the_numbers_and_what_they_mean_for_resuming():

@@ -310,5 +310,13 @@ def error_line(capsys):
     return error
 
 
+def steps_until(run, generation):
+    """A `training.max_steps` that ends a run like `run` after this generation, which has its full length.
+
+    Steps in which an environment only resets do not count, so a generation of 40 counts some less.
+    """
+    return lines(run / "metrics.jsonl")[generation - 1]["agent_steps"] + 4
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]

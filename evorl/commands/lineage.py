@@ -1,0 +1,35 @@
+"""`evorl lineage`: the ancestors of a run's best agent, and what made each of its parent."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import groupby
+
+from evorl.commands.command import Command, add_run
+from evorl.config.errors import on_one_line
+from evorl.runs.ancestry import SAME, Stage, ancestry
+from evorl.system.console import aligned
+
+HEADINGS = ("agent", "generations", "fitness", "what made it")
+
+
+def rows_of(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
+    """Return a row for each agent of an ancestry, the initial one first."""
+    rows = []
+    for number, group in groupby(stages, key=lambda stage: stage.id):
+        own = list(group)
+        first, last = own[0], own[-1]
+        lived = f"{first.generation}" if first is last else f"{first.generation} to {last.generation}"
+        scores = [stage.fitness for stage in (first, last) if stage.fitness is not None]
+        fitness = " to ".join(f"{score:.1f}" for score in dict.fromkeys(scores)) or "-"
+        born = "" if first.mutation == SAME else str(first.mutation)
+        rows.append((f"#{number}", lived, fitness, on_one_line(born)))
+    return rows
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    print("\n".join(aligned([HEADINGS, *rows_of(ancestry(parsed.run))])))
+
+
+COMMAND = Command(run=_run, arguments=add_run, examples=("evorl lineage runs/my-run",))

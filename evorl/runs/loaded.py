@@ -1,0 +1,175 @@
+"""A trained agent that acts without the environment it was trained in. Axes: B observations at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
+from evorl.config import AnyConfig, read_yaml, validate
+from evorl.envs import Environments
+from evorl.envs.actions import action_reader
+from evorl.envs.masks import MASK
+from evorl.envs.observations import ObservationReader
+from evorl.envs.spaces import interface_from_json, interface_to_json
+from evorl.envs.spec import EnvSpec, choices
+from evorl.population import Policy, check_agents
+from evorl.randomness import torch_generator
+from evorl.runs.checkpoint import AGENTS, ELITE, Checkpoints
+from evorl.runs.directory import INTERFACE, load_elite
+from evorl.runs.trust import refuse_code
+from evorl.system.files import read_bounded, reason, refuse_links
+from evorl.system.formats import decode_agents
+from evorl.types import Agent, UserError
+
+State = NDArray[np.float32] | None
+Action = Any
+"""One action as the environment takes it, or an array [B, ...] of them."""
+
+
+class LoadedAgent:
+    """An agent of a run, ready to act.
+
+    `config` is the run's configuration, `agent` the agent as a value; `observation_space` and `action_space` are those
+    that it was trained in. `predict` has the signature that Stable-Baselines3's `evaluate_policy` calls.
+    """
+
+    def __init__(
+        self, agent: Agent, config: AnyConfig, algorithm: Algorithm, reader: ObservationReader, seed: int = 0
+    ) -> None:
+        interface = algorithm.interface
+        self.agent = agent
+        self.config = config
+        self.observation_space = interface.observation
+        self.action_space = interface.action
+        self._masked = sum(choices(interface.action)) if interface.masked else 0
+        self._reader = reader
+        self._read_actions = action_reader(interface.action, 1)
+        generator = torch_generator(seed, generation=0, rank=0, purpose="prediction")
+        self._policy = Policy([agent], algorithm, generator)
+
+    def predict(
+        self,
+        observation: Any,
+        state: State = None,
+        *,
+        deterministic: bool = True,
+        episode_start: ArrayLike | None = None,
+        action_mask: ArrayLike | None = None,
+    ) -> tuple[Action, State]:
+        """Return the action for one observation, or actions [B, ...] for a batch, and the recurrent state after it.
+
+        `state` is what the last call gave, and null where episodes begin; agents without memory have none.
+        `episode_start` [B] says where an episode begins within a batch. `action_mask` [A] or [B, A] is 1 for actions
+        that are allowed. Raises UserError for observations that are not of the agent's space.
+        """
+        single = _is_single(self.observation_space, observation)
+        try:
+            parts = self._reader.read(_batched(self.observation_space, observation) if single else observation)
+            seen = {name: torch.from_numpy(array)[None] for name, array in parts.items()}
+            batch = next(iter(seen.values())).shape[1]
+            if any(value.shape[1:] != (batch, *self._reader.parts[name].shape) for name, value in seen.items()):
+                raise ValueError("another shape")
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise UserError(f"observation: is not of the agent's space {self.observation_space}: {error}") from error
+        if self._masked:
+            mask = np.ones((batch, self._masked)) if action_mask is None else np.asarray(action_mask)
+            seen[MASK] = torch.from_numpy(mask.astype(bool).reshape(1, batch, self._masked))
+        started = np.zeros(batch, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool)
+        before = self._policy.initial_state(batch) if state is None else torch.from_numpy(np.asarray(state))[None]
+        output, after = self._policy.act(seen, torch.from_numpy(started.reshape(1, batch)), before, deterministic)
+        chosen = output.action[0].numpy(force=True)
+        actions = self._read_actions(chosen)
+        return actions[0] if single else actions, after[0].numpy(force=True) if after.numel() else None
+
+
+def load(
+    run: str | Path,
+    *,
+    agent: int | None = None,
+    generation: int | None = None,
+    allow_code: bool = False,
+    seed: int = 0,
+) -> LoadedAgent:
+    """Return an agent of a run: the best one so far, or one that a checkpoint holds.
+
+    `agent` is its number, `generation` the one after which it was saved; with `generation` alone it is the best agent
+    at that time. Actions that are not deterministic are drawn by `seed`. Raises UserError where there is no such agent,
+    or where the configuration names code of its own to run and that is not allowed.
+    """
+    path = Path(run)
+    if agent is None and generation is None:
+        data, found = load_elite(path)
+    else:
+        data, found = read_yaml(path / "config.yaml"), _saved(path, agent, generation)
+    config = validate(data, SETTINGS)
+    interface, reader = _interface(path, config, allow_code)
+    if config.network.factory is not None:
+        refuse_code(config, allow_code, "allow_code=True")
+    algorithm = make_algorithm(config, interface)
+    check_agents([found], algorithm, str(path))
+    return LoadedAgent(found, config, algorithm, reader, seed)
+
+
+def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec, ObservationReader]:
+    """Return the interface of the run's environment, from its file, or of a run without one from the environment."""
+    file = run / INTERFACE
+    refuse_links(file)
+    if not file.is_file():
+        refuse_code(config, allow_code, "allow_code=True")
+        environments = Environments(config.environment, 1, 1)
+        data: Mapping[str, Any] = interface_to_json(environments.interface)
+        environments.close()
+        return interface_from_json(data, config.environment, str(file))
+    try:
+        data = json.loads(read_bounded(file))
+    except OSError as error:
+        raise UserError(reason(error, file)) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: is not JSON") from error
+    return interface_from_json(data, config.environment, str(file))
+
+
+def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
+    """Return an agent from the newest checkpoint that holds it, or from that of one generation. Raises UserError."""
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    there = checkpoints.generations()
+    if generation is not None and generation not in there:
+        known = ", ".join(map(str, there)) or "none"
+        raise UserError(f"{run}: has no checkpoint of generation {generation}; there are: {known}")
+    ids: list[int] = []
+    for number in reversed(there if generation is None else [generation]):
+        name = ELITE if agent is None else AGENTS
+        agents = decode_agents(checkpoints.read(number, name), str(checkpoints.path(number) / name))
+        found = agents if agent is None else [each for each in agents if each.id == agent]
+        if found:
+            return found[0]
+        ids += [each.id for each in agents if each.id not in ids]
+    raise UserError(
+        f"{run}: no checkpoint holds agent {agent}; there are: {', '.join(map(str, sorted(ids))) or 'none'}"
+    )
+
+
+def _is_single(space: gym.Space[Any], observation: Any) -> bool:
+    """Return whether this is one observation of a space rather than a batch."""
+    if isinstance(space, gym.spaces.Dict):
+        return not space.spaces or any(_is_single(inner, observation[name]) for name, inner in space.spaces.items())
+    if isinstance(space, gym.spaces.Tuple):
+        return any(_is_single(inner, part) for inner, part in zip(space.spaces, observation, strict=True))
+    return bool(np.ndim(observation) == len(space.shape or ()))
+
+
+def _batched(space: gym.Space[Any], observation: Any) -> Any:
+    """Return one observation of a space as a batch of one."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _batched(inner, observation[name]) for name, inner in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_batched(inner, part) for inner, part in zip(space.spaces, observation, strict=True))
+    return np.asarray(observation)[None]

@@ -1,0 +1,95 @@
+"""What a run tells of itself: its header, its progress, its generations and its end. Axes: P agents, N episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from evorl.config import AnyConfig
+from evorl.envs.horizon import Horizon, announce
+from evorl.envs.spaces import interface_to_json
+from evorl.envs.spec import EnvSpec
+from evorl.population.evaluation import EpisodeResults
+from evorl.runs.archive import Archive
+from evorl.runs.directory import RunDirectory
+from evorl.runs.elite import Score
+from evorl.runs.logger import Logger, Row
+from evorl.runs.metrics import Counts, evaluation_row, generation_row, lineage_rows
+from evorl.runs.progress import Progress
+from evorl.runs.warn_once import WarnOnce
+from evorl.runs.within import Watched
+from evorl.system.console import say
+from evorl.system.files import reason
+from evorl.types import Agent
+
+
+class Reporter:
+    """Writes and says what becomes of a run, on the main process; on other ranks it does nothing."""
+
+    def __init__(
+        self, config: AnyConfig, directory: RunDirectory, horizon: Horizon, warn_once: WarnOnce, *, is_main: bool
+    ) -> None:
+        self._config = config
+        self._horizon = horizon
+        self._directory = directory
+        self._warn_once = warn_once
+        self._is_main = is_main
+        self._logger: Logger | None = None
+
+    def begin(self, header: Sequence[str], interface: EnvSpec, agent_steps: int, elite: bytes) -> None:
+        """Say what begins, after `agent_steps`, and open the files; `elite` is the file that stands on disk."""
+        if not self._is_main:
+            return
+        for line in header:
+            say(line)
+        announce(self._horizon, self._config.evaluation.max_steps)
+        try:
+            self._directory.write_interface(interface_to_json(interface))
+        except OSError as error:
+            self._warn_once("interface", f"{reason(error, self._directory.path)}; training goes on")
+        self._logger = Logger(self._config, self._directory, self._warn_once, agent_steps, elite)
+
+    def advance(self, steps: int, watched: Watched | None) -> None:
+        """Show so many more steps of each agent; trackers hear of those who are `watched`."""
+        if self._logger is not None:
+            self._logger.advance(steps, watched)
+
+    def enter(self, phase: str) -> None:
+        """Show which phase of a generation the run is in."""
+        if self._logger is not None:
+            self._logger.enter(phase)
+
+    def record(
+        self,
+        agents: list[Agent],
+        results: EpisodeResults,
+        counts: Counts,
+        progress: Progress,
+        seconds: Mapping[str, float],
+        actors: Mapping[str, float] | None,
+        archive: Archive,
+    ) -> None:
+        """Write the lines of a generation that has been counted; `results` [P, N] are those of its evaluation."""
+        if self._logger is None:
+            return
+        # Where no episode ends no step is left out of the count, so a generation that is not shortened has them all.
+        if not counts.ended_episodes.any() and counts.steps.mean() >= self._horizon.steps * self._horizon.counted:
+            self._warn_once(
+                "episodes",
+                f"no episode ended in generation {progress.generation}, which had {self._horizon.steps:,} steps of "
+                "each environment, so train_return has no numbers",
+            )
+        if warning := self._config.algorithm.warning(counts.metrics):
+            self._warn_once("metrics", f"{warning} (generation {progress.generation})")
+        known = {name: value for name, value in asdict(progress).items() if name != "elite"}
+        fitness = self._config.evolution.fitness
+        scores = [Score.of(row) for row in results.fitness(fitness)]
+        row = generation_row(agents, scores, counts, known, progress.elite, seconds)
+        row |= evaluation_row(results, fitness, archive.evaluation_steps)
+        row |= {} if actors is None else {"actors": dict(actors)}
+        self._logger.log(row, lineage_rows(agents, progress.generation), archive.payload)
+        self._logger.enter("evolution")
+
+    def end(self, summary: Row) -> str:
+        """Write and say how the run ended; gives what could not be written, if anything."""
+        return "" if self._logger is None else self._logger.close(summary)

@@ -1,0 +1,115 @@
+"""Films of an agent that plays, written by PyAV. Axes: H rows, W columns."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.envs.vector import for_evaluation, make_vector
+from evorl.runs.loaded import LoadedAgent
+from evorl.types import UserError
+
+Image = NDArray[np.uint8]
+CODECS = ("libx264", "libopenh264", "h264_nvenc", "mpeg4")
+"""In the order of preference; which there are depends on how PyAV was built."""
+ENLARGED = 4
+"""Pixels for each pixel of a frame that is shown as the agent sees it."""
+
+
+def check_video(path: Path) -> None:
+    """Raise UserError where no film can be written to this file."""
+    if importlib.util.find_spec("av") is None:
+        raise UserError("--video needs PyAV: pip install 'evorl-accelerate[video]' from the clone, or pip install av")
+    if path.suffix != ".mp4":
+        raise UserError(f"--video: {path} must end in .mp4")
+    if not path.parent.is_dir():
+        raise UserError(f"--video: there is no directory {path.parent}")
+
+
+def play(
+    agent: LoadedAgent, settings: Environment, seeds: Sequence[int], most: int | None, mode: str
+) -> Iterator[tuple[Image | None, float | None, float]]:
+    """Play one episode from each seed; yields after each step what is seen, the return so far and the frame rate.
+
+    The return is null until an episode ends. Nothing is seen in mode `human`, which shows a window of its own. Raises
+    UserError where the environment cannot be shown.
+    """
+    settings, sees = _shown(settings, mode)
+    vector = make_vector(settings, 1)
+    rate = float((vector.metadata or {}).get("render_fps") or 30)
+    try:
+        for seed in seeds:
+            observation, info = vector.reset(seed=_seed(settings, seed))
+            state, total, steps, ended = None, 0.0, 0, False
+            yield sees(vector, observation), None, rate
+            while not ended:
+                mask = info.get("action_mask")
+                action, state = agent.predict(observation, state, action_mask=mask)
+                observation, reward, terminated, truncated, info = vector.step(action)
+                total, steps = total + float(reward[0]), steps + 1
+                ended = bool(terminated[0] or truncated[0]) or steps == most
+                yield sees(vector, observation), total if ended else None, rate
+    finally:
+        vector.close()
+
+
+def write_video(path: Path, images: Iterator[Image], rate: float) -> int:
+    """Write images [H, W, 3] as a film, and return their number. Raises UserError where there are none."""
+    import av
+
+    codec = next((name for name in CODECS if name in av.codecs_available), None)
+    if codec is None:
+        raise UserError("--video: this PyAV has no encoder for MP4 files")
+    first = next(images, None)
+    if first is None:
+        raise UserError("--video: there is nothing to be seen")
+    rows, columns = first.shape[0] // 2 * 2, first.shape[1] // 2 * 2
+    count = 0
+    with av.open(str(path), "w") as film:
+        stream: Any = film.add_stream(codec, rate=round(rate))
+        stream.width, stream.height, stream.pix_fmt = columns, rows, "yuv420p"
+        for image in (first, *images) if False else _chained(first, images):
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:rows, :columns]), format="rgb24")
+            film.mux(stream.encode(picture))
+            count += 1
+        film.mux(stream.encode())
+    return count
+
+
+def _chained(first: Image, others: Iterator[Image]) -> Iterator[Image]:
+    yield first
+    yield from others
+
+
+Sees = Callable[[Any, Any], Image | None]
+
+
+def _shown(settings: Environment, mode: str) -> tuple[Environment, Sees]:
+    """Return the environment in this mode of rendering, and how it is seen."""
+    settings = for_evaluation(settings)
+    if settings.vectorization in ("auto", "native") and settings.id.startswith("ALE/"):
+        return settings, _as_the_agent_sees
+    kwargs = {**settings.kwargs, "render_mode": mode}
+    return settings.model_copy(update={"kwargs": kwargs, "vectorization": "sync"}), _rendered
+
+
+def _rendered(vector: Any, observation: Any) -> Image | None:
+    images = vector.render()
+    return None if images is None or images[0] is None else np.asarray(images[0], dtype=np.uint8)
+
+
+def _as_the_agent_sees(vector: Any, observation: Any) -> Image:
+    """Return the newest frame of an Atari game."""
+    frame = np.asarray(observation)[0, -1]
+    grey = frame if frame.ndim == 2 else frame.mean(-1).astype(np.uint8)
+    return np.repeat(np.repeat(grey, ENLARGED, 0), ENLARGED, 1)[..., None].repeat(3, -1)
+
+
+def _seed(settings: Environment, seed: int) -> Any:
+    return np.array([seed]) if settings.id.startswith("ALE/") else [seed]

@@ -1,0 +1,233 @@
+"""An agent that was loaded acts as it does in the run's own evaluation, and needs no environment."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers.support import SMALL
+
+import evorl
+from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.commands.evaluate import evaluate_elite, seeds_of
+from evorl.config import validate
+from evorl.config.shipped import configuration_file, read_settings, shipped_names
+from evorl.envs import Environments
+from evorl.envs.spaces import interface_to_json, space_from_json, space_to_json
+from evorl.envs.vector import for_evaluation, make_vector
+from evorl.population import initial_population
+from evorl.runs import loaded
+from evorl.runs.directory import RunDirectory
+from evorl.system.formats import encode_agents
+from evorl.types import UserError
+
+STEPS = 40
+
+
+def fresh_run(path, file, *overrides):
+    """The directory of a run whose elite has not been trained; its parameters are noise, so that it does something."""
+    settings = [f"evaluation.max_steps={STEPS}", "replay.capacity=20000", "environment.num_envs=2", *overrides]
+    settings = settings if "replay" in read_settings(file, overrides) else [settings[0], *settings[2:]]
+    config = validate(read_settings(file, settings), SETTINGS)
+    environments = Environments(config.environment, 1, 1)
+    algorithm = make_algorithm(config, environments.interface)
+    agent = initial_population(config, algorithm)[0]
+    generator = torch.Generator().manual_seed(3)
+    for roles in agent.tensors.values():
+        for value in roles["parameters"].values():
+            value += 0.1 * torch.randn(value.shape, generator=generator)
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(config.to_yaml())
+    directory = RunDirectory(path, keep=1)
+    directory.write_elite(encode_agents([agent]))
+    directory.write_interface(interface_to_json(environments.interface))
+    environments.close()
+    return config
+
+
+def returns_of(agent, config, seeds):
+    """The returns of episodes that a user's own loop plays."""
+    returns = []
+    native = config.environment.id.startswith("ALE/")
+    make = make_vector(for_evaluation(config.environment), 1) if native else None
+    env = make or gym.make(config.environment.id.rpartition(":")[2], **config.environment.kwargs)
+    for seed in seeds:
+        observation, info = env.reset(seed=np.array([seed]) if native else seed)
+        total, state = 0.0, None
+        for _ in range(STEPS):
+            action, state = agent.predict(observation, state, action_mask=info.get("action_mask"))
+            observation, reward, terminated, truncated, info = env.step(action)
+            total += float(np.sum(reward))
+            if np.any(terminated) or np.any(truncated):
+                break
+        returns.append(total)
+    env.close()
+    return returns
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_predict_gives_the_returns_of_evaluate(name, tmp_path):
+    if "atari" in name:
+        pytest.importorskip("ale_py")
+    config = fresh_run(tmp_path / "a", configuration_file(name))
+    evaluated = evaluate_elite(tmp_path / "a", 3, 0)
+    returns = returns_of(evorl.load(tmp_path / "a"), config, seeds_of(0, 3))
+    assert np.mean(returns) == pytest.approx(evaluated["mean"], abs=1e-3)
+    assert (min(returns), max(returns)) == pytest.approx((evaluated["min"], evaluated["max"]), abs=1e-3)
+
+
+SPACES = {
+    **{f"shown {kind}": ("Shown-v0", f"{{kind: {kind}}}") for kind in ("category", "categories", "dict", "tuple")},
+    "choices": ("Done-v0", "{kind: choices}"),
+    "continuous": ("Done-v0", "{kind: continuous}"),
+    "masks": ("Masked-v0", "{}"),
+    "memory": ("Recall-v0", "{}"),
+}
+A2C = "algorithm={name: a2c, rollout_steps: 16}"
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_every_kind_of_space_is_read_and_acted_in(kind, tmp_path):
+    id, kwargs = SPACES[kind]
+    environment = f"environment={{id: 'helpers.spaces:{id}', kwargs: {kwargs}}}"
+    recurrent = ("network.recurrent=lstm", "network.recurrent_size=8") if kind == "memory" else ()
+    recurrent += ("network.convolutions=[{channels: 4, kernel: 3}]",)
+    config = fresh_run(tmp_path / "a", SMALL, "replay={}", A2C, environment, *recurrent)
+    evaluated = evaluate_elite(tmp_path / "a", 6, 0, allow_code=True)
+    agent = evorl.load(tmp_path / "a")
+    returns = returns_of(agent, config, seeds_of(0, 6))
+    assert np.mean(returns) == pytest.approx(evaluated["mean"], abs=1e-5)
+    assert agent.action_space.contains(agent.predict(agent.observation_space.sample())[0])
+
+
+def test_a_batch_is_as_its_observations_one_by_one(tmp_path):
+    fresh_run(tmp_path / "a", SMALL, "replay={}", A2C, "network.recurrent=gru")
+    agent = evorl.load(tmp_path / "a")
+    agent.observation_space.seed(0)
+    steps = [np.stack([agent.observation_space.sample() for _ in range(5)]) for _ in range(3)]
+    state, states = None, [None] * 5
+    for number, batch in enumerate(steps):
+        start = np.arange(5) == 2 if number == 2 else None
+        actions, state = agent.predict(batch, state, episode_start=start)
+        for place in range(5):
+            before = None if number == 2 and place == 2 else states[place]
+            action, states[place] = agent.predict(batch[place], before)
+            assert action == actions[place]
+            np.testing.assert_allclose(states[place][0], state[place], rtol=1e-5, atol=1e-6)
+    assert np.ptp(state) > 0
+
+
+def test_exploration_is_drawn_by_the_seed(trained_run):
+    observation = np.zeros(4, np.float32)
+    drawn = [
+        [int(agent.predict(observation, deterministic=False)[0]) for _ in range(30)]
+        for agent in (evorl.load(trained_run, seed=seed) for seed in (0, 0, 1))
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len({int(evorl.load(trained_run).predict(observation)[0]) for _ in range(5)}) == 1
+
+
+def test_agents_of_checkpoints_are_loaded_by_number_and_generation(trained_run):
+    rows = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
+    agent = evorl.load(trained_run, generation=3)
+    assert agent.agent.id == evorl.load(trained_run).agent.id
+    best = max(rows[-1]["fitness"])
+    survivor = rows[-1]["agents"][rows[-1]["fitness"].index(best)]
+    assert evorl.load(trained_run, agent=survivor).agent.id == survivor
+    with pytest.raises(UserError, match=r"no checkpoint of generation 99; there are: .*3"):
+        evorl.load(trained_run, generation=99)
+    with pytest.raises(UserError, match=r"no checkpoint holds agent 999; there are: \d"):
+        evorl.load(trained_run, agent=999)
+
+
+def test_the_environment_is_not_made(trained_run, monkeypatch):
+    monkeypatch.setattr(loaded, "Environments", None)
+    assert evorl.load(trained_run).predict(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+def test_a_run_without_the_file_asks_its_environment(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "a")
+    (run / "environment.json").unlink()
+    assert evorl.load(run).observation_space == evorl.load(trained_run).observation_space
+
+
+def test_code_is_only_run_where_that_is_allowed(tmp_path):
+    module = "network={name: module, factory: 'helpers.support:probe_network'}"
+    fresh_run(tmp_path / "a", SMALL, module, "environment.id=helpers.probes:Counter-v0")
+    with pytest.raises(UserError, match="add allow_code=True if you trust this run"):
+        evorl.load(tmp_path / "a")
+    assert evorl.load(tmp_path / "a", allow_code=True).agent.id == 0
+
+
+WRONG = (
+    np.zeros(3), np.zeros((2, 3)), np.full(4, np.nan), {"a": 1}, None, "x", np.zeros((2, 4, 1)), [[np.inf] * 4] * 3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("observation", WRONG, ids=range(len(WRONG)))
+def test_what_is_no_observation_is_refused(observation, trained_run):
+    with pytest.raises(UserError):
+        evorl.load(trained_run).predict(observation)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "", "[]", "{", "[" * 100_000, "{}", '{"observation": {"kind": "Box"}}',
+        '{"observation": {"kind": "Box", "shape": [1000000, 1000000], "dtype": "float32", "low": [0], "high": [1]}}',
+        '{"observation": {"kind": "Box", "shape": [4], "dtype": "object", "low": [0], "high": [1]}}',
+        '{"observation": {"kind": "os", "n": 2}, "action": {"kind": "Discrete", "n": -2, "start": 0}}',
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_a_damaged_description_of_the_environment_is_one_line(payload, trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "a")
+    (run / "environment.json").write_text(payload)
+    with pytest.raises(UserError, match=r"environment.json: is no"):
+        evorl.load(run)
+
+
+def test_spaces_are_read_back_as_they_were():
+    box = gym.spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64)
+    space = gym.spaces.Dict(
+        a=gym.spaces.Tuple((box, gym.spaces.Discrete(3, start=-1))),
+        b=gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+        c=gym.spaces.MultiBinary((2, 3)),
+        d=gym.spaces.Box(0, 255, (4, 6, 6), np.uint8),
+    )
+    data = json.loads(json.dumps(space_to_json(space), allow_nan=False))
+    assert space_from_json(data) == space
+
+
+def test_evorl_is_imported_without_torch():
+    program = "import sys, evorl; assert 'torch' not in sys.modules; print(evorl.load, dir(evorl))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'loud'"):
+        evorl.loud  # noqa: B018
+
+
+def test_stable_baselines_evaluates_it(tmp_path):
+    evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
+    monitor = pytest.importorskip("stable_baselines3.common.monitor")
+    config = fresh_run(tmp_path / "a", configuration_file("ppo_recurrent"))
+    agent = evorl.load(tmp_path / "a")
+    env = gym.make(config.environment.id, **config.environment.kwargs, max_episode_steps=STEPS)
+    env = monitor.Monitor(env)
+    env.reset(seed=5)
+    mean, _ = evaluation.evaluate_policy(agent, env, n_eval_episodes=3)
+    env.reset(seed=5)
+    returns = []
+    for _ in range(3):
+        observation, _ = env.reset()
+        total, state, done = 0.0, None, False
+        while not done:
+            action, state = agent.predict(observation, state)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, done = total + reward, terminated or truncated
+        returns.append(total)
+    assert mean == pytest.approx(np.mean(returns), abs=1e-4)
