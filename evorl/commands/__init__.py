@@ -8,6 +8,10 @@ COMMANDS: Mapping[str, str] = {
     "plot": "a picture of a run, or of several with their mean and its interval",
     "report": "one HTML page about a run, or a comparison of several",
     "schedule": "what the best agent was in each generation, and what changed",
+    "list": "the runs of a directory: what they train, how far they are, how they ended",
+    "lineage": "the ancestors of the best agent, and what made each of its parent",
+    "watch": "look at an agent that plays, in a window or a film",
+    "clean": "remove checkpoints, which only a resumed run needs",
     "resume": "go on with a run, further than it went if so asked",
     "replay": "train one agent on the schedule of a run's best one, as seed=N says",
 }

@@ -11,7 +11,7 @@ from evorl.types import UserError
 
 
 def clean(run: Path, remove_them: bool) -> str:
-    """Return in words how much room a run's checkpoints take; with `remove_them` they are gone then. Raises UserError."""
+    """Say how much room a run's checkpoints take; with `remove_them` they are gone then. Raises UserError."""
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run}: there is no run here (no config.yaml)")
     if is_locked(run):

@@ -16,7 +16,7 @@ HEADINGS = ("agent", "generations", "fitness", "what made it")
 
 def rows_of(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
     """Return a row for each agent of an ancestry, the initial one first."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for number, group in groupby(stages, key=lambda stage: stage.id):
         own = list(group)
         first, last = own[0], own[-1]

@@ -36,22 +36,20 @@ def _run(parsed: argparse.Namespace) -> None:
     refuse_code(agent.config, parsed.allow_code)
     seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps
     returns: list[float] = []
-    rates: list[float] = []
 
-    def images() -> Iterator[Image]:
+    def images() -> Iterator[tuple[Image, float]]:
         for image, gained, rate in play(agent, agent.config.environment, seeds, most, mode):
-            rates.append(rate)
             if gained is not None:
                 returns.append(gained)
             if image is not None:
-                yield image
+                yield image, rate
 
     mode = "human" if parsed.video is None else "rgb_array"
     if parsed.video is None:
         for _ in images():
             pass
     else:
-        shown = write_video(parsed.video, images(), 30.0)
+        shown = write_video(parsed.video, images())
         print(f"{parsed.video}: {shown} frames")
     each = ", ".join(f"{value:.1f}" for value in returns)
     print(f"agent {agent.agent.id}: mean return {np.mean(returns):.1f} over {len(returns)} episodes ({each})")

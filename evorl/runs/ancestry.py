@@ -14,6 +14,7 @@ from evorl.config.errors import on_one_line
 from evorl.records import Mutation
 from evorl.runs.directory import load_elite
 from evorl.runs.history import JsonLines
+from evorl.system.console import aligned
 from evorl.types import Architecture, UserError
 
 
@@ -132,5 +133,4 @@ def table(stages: Sequence[Stage]) -> list[str]:
         values = (f"{stage.hyperparameters.get(name, float('nan')):.4g}" for name in names)
         changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation))
         rows.append((str(stage.generation), str(stage.id), fitness, *values, changed))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return aligned(rows)

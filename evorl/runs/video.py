@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.vector import for_evaluation, make_vector
 from evorl.runs.loaded import LoadedAgent
+from evorl.system.extras import require
 from evorl.types import UserError
 
 Image = NDArray[np.uint8]
@@ -24,8 +25,7 @@ ENLARGED = 4
 
 def check_video(path: Path) -> None:
     """Raise UserError where no film can be written to this file."""
-    if importlib.util.find_spec("av") is None:
-        raise UserError("--video needs PyAV: pip install 'evorl-accelerate[video]' from the clone, or pip install av")
+    require("video", ["av"], "--video")
     if path.suffix != ".mp4":
         raise UserError(f"--video: {path} must end in .mp4")
     if not path.parent.is_dir():
@@ -59,8 +59,8 @@ def play(
         vector.close()
 
 
-def write_video(path: Path, images: Iterator[Image], rate: float) -> int:
-    """Write images [H, W, 3] as a film, and return their number. Raises UserError where there are none."""
+def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
+    """Write images [H, W, 3], each with its frame rate, as a film; gives their number. Raises UserError for none."""
     import av
 
     codec = next((name for name in CODECS if name in av.codecs_available), None)
@@ -69,22 +69,17 @@ def write_video(path: Path, images: Iterator[Image], rate: float) -> int:
     first = next(images, None)
     if first is None:
         raise UserError("--video: there is nothing to be seen")
-    rows, columns = first.shape[0] // 2 * 2, first.shape[1] // 2 * 2
+    rows, columns = (length // 2 * 2 for length in first[0].shape[:2])
     count = 0
     with av.open(str(path), "w") as film:
-        stream: Any = film.add_stream(codec, rate=round(rate))
+        stream: Any = film.add_stream(codec, rate=round(first[1]))
         stream.width, stream.height, stream.pix_fmt = columns, rows, "yuv420p"
-        for image in (first, *images) if False else _chained(first, images):
+        for image, _ in chain((first,), images):
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(image[:rows, :columns]), format="rgb24")
             film.mux(stream.encode(picture))
             count += 1
         film.mux(stream.encode())
     return count
-
-
-def _chained(first: Image, others: Iterator[Image]) -> Iterator[Image]:
-    yield first
-    yield from others
 
 
 Sees = Callable[[Any, Any], Image | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 """Errors that mean that nobody reads any more: the other end of a pipe or a terminal is closed."""
@@ -36,6 +37,12 @@ class Terminal:
 
     def fileno(self) -> int:
         return sys.stderr.fileno()
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of a table as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def say(line: str) -> None:

@@ -169,6 +169,28 @@ class Lock:
         return True
 
 
+def is_locked(directory: Path) -> bool:
+    """Return whether another process holds the lock on a directory."""
+    try:
+        with _open(directory / ".lock") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of all files in a directory, without those that links lead to."""
+    size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):  # A run that trains removes its older checkpoints.
+                size += (Path(folder) / name).lstat().st_size
+    return size
+
+
 def read_owner(directory: Path) -> dict[str, Any]:
     """Return who holds the lock on a directory or held it last; empty where that is not known."""
     try:
