@@ -89,6 +89,7 @@ def test_an_agent_that_follows_the_schedule_has_the_winners_settings_in_every_ge
     assert len(rows) == size * len(stages)
 
 
+@pytest.mark.filterwarnings("ignore:no episode ended")
 def test_a_constant_schedule_is_that_of_the_last_settings(run, capsys):
     rows = follow(run, capsys, constant=True)
     last = ancestry(run)[-1]
