@@ -20,7 +20,7 @@ FLOORS = [
     {"population"},
     {"actors"},
     {"runs"},
-    {"report"},
+    {"export", "report"},
     {"commands"},
     {"cli"},
 ]

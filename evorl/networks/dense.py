@@ -285,7 +285,7 @@ def _are_joined(sources: Sequence[Tensor], bias: Tensor) -> bool:
 
 def _streams(x: Tensor, plan: DensePlan) -> Sequence[Tensor]:
     """Return for each head its values [P, B, N] of [P * copies, B, N]."""
-    return [x] * len(plan.heads) if plan.copies == 1 else x.unflatten(0, (-1, plan.copies)).unbind(1)
+    return [x] * len(plan.heads) if plan.copies == 1 else x.reshape(-1, plan.copies, *x.shape[1:]).unbind(1)
 
 
 def _of_heads(plan: DensePlan, p: Tensors) -> tuple[list[Tensor], list[Tensor]]:

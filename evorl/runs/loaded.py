@@ -47,10 +47,11 @@ class LoadedAgent:
         interface = algorithm.interface
         self.agent = agent
         self.config = config
+        self.algorithm = algorithm
         self.observation_space = interface.observation
         self.action_space = interface.action
         self._masked = sum(choices(interface.action)) if interface.masked else 0
-        self._reader = reader
+        self.reader = reader
         self._read_actions = action_reader(interface.action, 1)
         generator = torch_generator(seed, generation=0, rank=0, purpose="prediction")
         self._policy = Policy([agent], algorithm, generator)
@@ -72,10 +73,10 @@ class LoadedAgent:
         """
         single = _is_single(self.observation_space, observation)
         try:
-            parts = self._reader.read(_batched(self.observation_space, observation) if single else observation)
+            parts = self.reader.read(_batched(self.observation_space, observation) if single else observation)
             seen = {name: torch.from_numpy(array)[None] for name, array in parts.items()}
             batch = next(iter(seen.values())).shape[1]
-            if any(value.shape[1:] != (batch, *self._reader.parts[name].shape) for name, value in seen.items()):
+            if any(value.shape[1:] != (batch, *self.reader.parts[name].shape) for name, value in seen.items()):
                 raise ValueError("another shape")
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"observation: is not of the agent's space {self.observation_space}: {error}") from error

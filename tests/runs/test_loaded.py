@@ -8,45 +8,16 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
+from helpers.loaded import A2C, SPACES, STEPS, fresh_run, spaces_run
 from helpers.support import SMALL
 
 import evorl
-from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.commands.evaluate import evaluate_elite, seeds_of
-from evorl.config import validate
-from evorl.config.shipped import configuration_file, read_settings, shipped_names
-from evorl.envs import Environments
-from evorl.envs.spaces import interface_to_json, space_from_json, space_to_json
+from evorl.config.shipped import configuration_file, shipped_names
+from evorl.envs.spaces import space_from_json, space_to_json
 from evorl.envs.vector import for_evaluation, make_vector
-from evorl.population import initial_population
 from evorl.runs import loaded
-from evorl.runs.directory import RunDirectory
-from evorl.system.formats import encode_agents
 from evorl.types import UserError
-
-STEPS = 40
-
-
-def fresh_run(path, file, *overrides):
-    """The directory of a run whose elite has not been trained; its parameters are noise, so that it does something."""
-    settings = [f"evaluation.max_steps={STEPS}", "replay.capacity=20000", "environment.num_envs=2", *overrides]
-    settings = settings if "replay" in read_settings(file, overrides) else [settings[0], *settings[2:]]
-    config = validate(read_settings(file, settings), SETTINGS)
-    environments = Environments(config.environment, 1, 1)
-    algorithm = make_algorithm(config, environments.interface)
-    agent = initial_population(config, algorithm)[0]
-    generator = torch.Generator().manual_seed(3)
-    for roles in agent.tensors.values():
-        for value in roles["parameters"].values():
-            value += 0.1 * torch.randn(value.shape, generator=generator)
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(config.to_yaml())
-    directory = RunDirectory(path, keep=1)
-    directory.write_elite(encode_agents([agent]))
-    directory.write_interface(interface_to_json(environments.interface))
-    environments.close()
-    return config
 
 
 def returns_of(agent, config, seeds):
@@ -80,23 +51,9 @@ def test_predict_gives_the_returns_of_evaluate(name, tmp_path):
     assert (min(returns), max(returns)) == pytest.approx((evaluated["min"], evaluated["max"]), abs=1e-3)
 
 
-SPACES = {
-    **{f"shown {kind}": ("Shown-v0", f"{{kind: {kind}}}") for kind in ("category", "categories", "dict", "tuple")},
-    "choices": ("Done-v0", "{kind: choices}"),
-    "continuous": ("Done-v0", "{kind: continuous}"),
-    "masks": ("Masked-v0", "{}"),
-    "memory": ("Recall-v0", "{}"),
-}
-A2C = "algorithm={name: a2c, rollout_steps: 16}"
-
-
 @pytest.mark.parametrize("kind", SPACES)
 def test_every_kind_of_space_is_read_and_acted_in(kind, tmp_path):
-    id, kwargs = SPACES[kind]
-    environment = f"environment={{id: 'helpers.spaces:{id}', kwargs: {kwargs}}}"
-    recurrent = ("network.recurrent=lstm", "network.recurrent_size=8") if kind == "memory" else ()
-    recurrent += ("network.convolutions=[{channels: 4, kernel: 3}]",)
-    config = fresh_run(tmp_path / "a", SMALL, "replay={}", A2C, environment, *recurrent)
+    config = spaces_run(tmp_path / "a", kind)
     evaluated = evaluate_elite(tmp_path / "a", 6, 0, allow_code=True)
     agent = evorl.load(tmp_path / "a")
     returns = returns_of(agent, config, seeds_of(0, 6))

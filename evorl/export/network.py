@@ -1,0 +1,159 @@
+"""One agent as a module: from observations as the environment gives them to actions as it takes them.
+
+Axes: B observations, K numbers for each of N units of the recurrent state. The stack axis of one agent is inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from evorl.algorithms import Algorithm
+from evorl.envs.masks import MASK
+from evorl.envs.observations import TYPES
+from evorl.envs.spec import WHOLE, ObservationSpecs, choices
+from evorl.networks.layers import shares
+from evorl.networks.layout import Layout
+from evorl.networks.stacked import Shapes, Stack, StackedNetwork
+from evorl.types import Agent, RecurrentInput
+
+STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an input becomes a part of the observation: the `first` of its categories, and which numbers are seen."""
+
+    first: Tensor | None
+    seen: Tensor | None
+
+
+class ActingAgent(nn.Module):
+    """An agent that acts without exploration, in its true sizes and without padding.
+
+    Inputs are the parts of an observation [B, ...], the mask of actions [B, A] where there can be one, and where there
+    is one the recurrent state [B, K, N], zero where an episode begins. Outputs are actions [B, ...] and the next state.
+    """
+
+    def __init__(
+        self, agent: Agent, algorithm: Algorithm, space: gym.Space[Any], indices: Sequence[int] | None = None
+    ) -> None:
+        """Take an agent that has learned from observations of a `space`, or from numbers at these `indices` of them."""
+        super().__init__()
+        self.algorithm = algorithm
+        self.stack = unpadded(agent, algorithm)
+        interface = algorithm.interface
+        self.parts: ObservationSpecs = interface.parts
+        self.masked = sum(choices(interface.action)) if interface.masked else 0
+        shapes = [network.recurrent_shape for network in self.stack.networks.values()]
+        self.state_shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        self._readings = _readings(space, indices)
+        self._action = interface.action
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names of the inputs, in their order."""
+        return (*map(_input, self.parts), *([MASK] if self.masked else []), *([STATE] if self.state_shape[0] else []))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return the names of the outputs, in their order."""
+        return (ACTION, NEXT_STATE) if self.state_shape[0] else (ACTION,)
+
+    def given(
+        self, observation: Any, mask: NDArray[np.bool_] | None, state: NDArray[np.float32] | None
+    ) -> list[Tensor]:
+        """Return the inputs for a batch of observations of the space, as the environment gives them."""
+        raw = flattened(observation)
+        found = [torch.from_numpy(np.asarray(raw[name], dtype=TYPES[part.dtype])) for name, part in self.parts.items()]
+        if self.masked:
+            assert mask is not None, "every observation has a mask"
+            found.append(torch.from_numpy(mask))
+        if self.state_shape[0]:
+            batch = len(found[0])
+            found.append(torch.zeros(batch, *self.state_shape) if state is None else torch.from_numpy(state))
+        return found
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return what `outputs` names for what `inputs` names."""
+        given = dict(zip(self.inputs, inputs, strict=True))
+        observation = {name: self._read(name, given[_input(name)]).unsqueeze(0) for name in self.parts}
+        if self.masked:
+            observation[MASK] = given[MASK].unsqueeze(0)
+        recurrent = None
+        if self.state_shape[0]:
+            state = given[STATE].unsqueeze(0)
+            recurrent = RecurrentInput(state, torch.zeros_like(state[:, :, 0, 0], dtype=torch.bool).unsqueeze(1))
+        generator = torch.Generator()
+        action, _, after = self.algorithm.act(self.stack, observation, recurrent, generator, True)
+        acted = self._to_environment(action.squeeze(0))
+        return (acted, after.squeeze(0)) if after is not None and self.state_shape[0] else (acted,)
+
+    def _read(self, name: str, x: Tensor) -> Tensor:
+        reading = self._readings[name]
+        x = x if reading.first is None else x - reading.first
+        return x if reading.seen is None else x.index_select(-1, reading.seen)
+
+    def _to_environment(self, action: Tensor) -> Tensor:
+        space = self._action
+        if isinstance(space, gym.spaces.Box):
+            if np.issubdtype(space.dtype, np.integer):
+                return action.round().to(torch.int64)
+            low, high = (torch.from_numpy(np.asarray(end, dtype=np.float32)) for end in (space.low, space.high))
+            return torch.minimum(torch.maximum(action, low), high)
+        start = torch.from_numpy(np.asarray(getattr(space, "start", 0), dtype=np.int64))
+        return action + start if bool((start != 0).any()) else action
+
+
+def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
+    """Return a stack of one agent, whose networks have its own sizes."""
+    networks = {}
+    for name, spec in algorithm.networks.items():
+        layout = Layout(agent.architectures[name], ((agent.architectures[name].activation or "", 0, 1),))
+        shapes = Shapes.of(spec.network, layout)
+        memory = torch.zeros(shapes.numel(1))
+        network = StackedNetwork.allocate(spec.network, layout, shapes, 1, memory)
+        network.load([agent.tensors[name]])
+        # The norm by shares of units, as exporters do not know the fused one.
+        counted = network.buffers.matrices(shapes.matrices)
+        networks[name] = network.computing_with(network.tensors | {key: shares(counted[key]) for key in shapes.masks})
+    hyperparameters = {name: torch.tensor([value]) for name, value in agent.hyperparameters.items()}
+    state = {name: torch.tensor([agent.state.acting[name]]) for name in algorithm.initial_state()}
+    return Stack(slice(0, 1), networks, hyperparameters, state)
+
+
+def _input(part: str) -> str:
+    """Return the name of the input that is a part; ONNX has no names that begin with a digit, as those of tuples do."""
+    return f"{WHOLE}.{part}" if part[:1].isdigit() else part
+
+
+def flattened(observation: Any, name: str = "") -> dict[str, Any]:
+    """Return the parts of an observation by name, as they are: `camera`, `arm.angles`, or `observation`."""
+    if isinstance(observation, Mapping | tuple):
+        found: dict[str, Any] = {}
+        children = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
+        for child, inner in children:
+            found |= flattened(inner, f"{name}.{child}" if name else str(child))
+        return found
+    return {name or WHOLE: observation}
+
+
+def _readings(space: gym.Space[Any], indices: Sequence[int] | None, name: str = "") -> Mapping[str, Reading]:
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        found: dict[str, Reading] = {}
+        children = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
+        for child, inner in children:
+            found |= _readings(inner, None, f"{name}.{child}" if name else str(child))
+        return found
+    first = np.asarray(getattr(space, "start", 0), dtype=np.int64)
+    reading = Reading(torch.from_numpy(first) if first.any() else None, None)
+    if indices is not None:
+        reading = replace(reading, seen=torch.tensor(list(indices)))
+    return {name or WHOLE: reading}

@@ -1,0 +1,151 @@
+"""An agent as an ONNX file, which is compared with what the agent predicts before it is left anywhere.
+
+Axes: B observations, A actions.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evorl.algorithms import make_algorithm
+from evorl.export.network import ACTION, NEXT_STATE, ActingAgent
+from evorl.runs.loaded import LoadedAgent
+from evorl.system.extras import require
+from evorl.system.files import write_atomically
+from evorl.types import UserError
+
+OPSET = 17
+BATCH, STEPS = 16, 4
+"""Observations, and steps of recurrent agents, on which a file is compared with its agent."""
+TOLERANCE = 1e-5
+Arrays = list[NDArray[Any]]
+
+
+def check_packages() -> None:
+    """Raise UserError unless the packages are there that write and try ONNX files."""
+    require("onnx", ("onnx", "onnxruntime"), "an export")
+
+
+def in_float32(loaded: LoadedAgent) -> LoadedAgent:
+    """Return the same agent, multiplying in float32, where it has learned in bfloat16: no runtime has that on CPUs."""
+    if not loaded.config.network.bf16:
+        return loaded
+    network = loaded.config.network.model_copy(update={"bf16": False})
+    config = loaded.config.model_copy(update={"network": network})
+    return LoadedAgent(loaded.agent, config, make_algorithm(config, loaded.algorithm.interface), loaded.reader)
+
+
+def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> float:
+    """Write an agent with `facts` about it, and return by how much it differs from what `predict` gives.
+
+    Raises UserError, and leaves no file, where that is more than 1e-5.
+    """
+    check_packages()
+    indices = loaded.config.environment.observation_indices
+    acting = ActingAgent(loaded.agent, loaded.algorithm, loaded.observation_space, indices)
+    payload = _exported(acting, _given(acting, loaded, 2, np.random.default_rng(0)), facts)
+    difference = compare(acting, loaded, payload)
+    if not difference <= TOLERANCE:
+        raise UserError(f"{output}: is not written, since it would differ by {difference:.2g} from what the agent does")
+    write_atomically(output, payload)
+    return difference
+
+
+def _exported(acting: ActingAgent, example: tuple[Any, Any, list[torch.Tensor]], facts: Mapping[str, str]) -> bytes:
+    import onnx
+
+    buffer, names = io.BytesIO(), (*acting.inputs, *acting.outputs)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        # By tracing, which takes what is computed as it is, for any number of observations.
+        torch.onnx.export(
+            acting,
+            tuple(example[2]),
+            buffer,  # type: ignore[arg-type]
+            input_names=list(acting.inputs),
+            output_names=list(acting.outputs),
+            dynamic_axes={name: {0: "batch"} for name in names},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    model = onnx.load_from_string(buffer.getvalue())
+    onnx.helper.set_model_props(model, dict(facts))
+    onnx.checker.check_model(model)
+    payload: bytes = model.SerializeToString()
+    return payload
+
+
+def session_of(payload: bytes) -> Any:
+    """Return a session of onnxruntime, on one thread. Raises UserError where it cannot read the file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    try:
+        return onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # Its errors have no common class of their own.
+        raise UserError(f"onnxruntime cannot read the file: {str(error)[:300]}") from error
+
+
+def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
+    """Return the largest difference of a file's outputs from what `predict` gives, relative to numbers above 1.
+
+    Observations are drawn from their space, one alone and several together; a recurrent agent sees some in turn.
+    """
+    session, largest = session_of(payload), 0.0
+    for batch in (1, BATCH):
+        state: NDArray[np.float32] | None = None
+        own: NDArray[np.float32] | None = None
+        rng = np.random.default_rng(batch)
+        for _ in range(STEPS if acting.state_shape[0] else 1):
+            observation, mask, _ = _given(acting, loaded, batch, rng)
+            inputs = acting.given(observation, mask, own)
+            action, after = loaded.predict(observation, state, action_mask=mask)
+            wanted = {ACTION: action}
+            if after is not None:
+                # Loaded agents have room for more units.
+                wanted[NEXT_STATE] = after[..., : acting.state_shape[1]]
+            named = {name: value.numpy() for name, value in zip(acting.inputs, inputs, strict=True)}
+            got = dict(zip(acting.outputs, session.run(None, named), strict=True))
+            largest = max(largest, *(_difference(np.asarray(wanted[name]), got[name]) for name in got))
+            state, own = after, got.get(NEXT_STATE)
+    return largest
+
+
+def _given(
+    acting: ActingAgent, loaded: LoadedAgent, batch: int, rng: np.random.Generator
+) -> tuple[Any, NDArray[np.bool_] | None, list[torch.Tensor]]:
+    """Return random observations [B, ...], a mask [B, A] if there is one, and the inputs that they are."""
+    loaded.observation_space.seed(int(rng.integers(2**31)))
+    observation = _together(loaded.observation_space, [loaded.observation_space.sample() for _ in range(batch)])
+    mask = None
+    if acting.masked:
+        mask = rng.random((batch, acting.masked)) < 0.7
+        # Something is allowed in every choice.
+        mask |= ~mask.any(1, keepdims=True)
+    return observation, mask, acting.given(observation, mask, None)
+
+
+def _together(space: gym.Space[Any], samples: list[Any]) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _together(inner, [each[name] for each in samples]) for name, inner in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        parts = enumerate(space.spaces)
+        return tuple(_together(inner, [each[place] for each in samples]) for place, inner in parts)
+    return np.stack([np.asarray(sample) for sample in samples])
+
+
+def _difference(wanted: NDArray[Any], got: NDArray[Any]) -> float:
+    if wanted.shape != got.shape:
+        return float("inf")
+    scale = np.maximum(1.0, np.abs(wanted.astype(np.float64)))
+    return float((np.abs(wanted.astype(np.float64) - got) / scale).max(initial=0.0))
