@@ -20,7 +20,8 @@ FLOORS = [
     {"population"},
     {"actors"},
     {"runs"},
-    {"export", "report"},
+    {"report"},
+    {"export"},
     {"commands"},
     {"cli"},
 ]

@@ -6,6 +6,7 @@ COMMANDS: Mapping[str, str] = {
     "train": "train a population of agents, and evolve it",
     "evaluate": "the best agent's return on fresh episodes",
     "export": "an agent as an ONNX file, checked against what it predicts",
+    "push": "the best agent as a model page of the Hugging Face Hub",
     "plot": "a picture of a run, or of several with their mean and its interval",
     "report": "one HTML page about a run, or a comparison of several",
     "schedule": "what the best agent was in each generation, and what changed",

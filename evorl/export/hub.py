@@ -1,0 +1,72 @@
+"""A run's best agent as a model page of the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import yaml
+
+from evorl.algorithms import SETTINGS
+from evorl.config import validate
+from evorl.export.card import PICTURE, card
+from evorl.report.data import load
+from evorl.report.picture import draw
+from evorl.runs.directory import INTERFACE
+from evorl.runs.trackers.shared import shared_settings
+from evorl.system.extras import require
+from evorl.system.files import refuse_links
+from evorl.types import UserError
+
+FILES = ("elite/agent.safetensors", "elite/agent.json", "metrics.jsonl", "lineage.jsonl", "summary.json", INTERFACE)
+OPTIONAL = ("agent.onnx",)
+
+
+def check_hub() -> None:
+    """Raise UserError unless the packages and the key are there that a model page needs."""
+    require("hub", ("huggingface_hub", "matplotlib"), "a push")
+    import huggingface_hub
+
+    if huggingface_hub.get_token() is None:
+        raise UserError("a push needs a key with which to write; log in with `hf auth login`, or set HF_TOKEN")
+
+
+def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
+    """Write what a model page holds of a run to an empty folder, and return the names of its files.
+
+    `evorl.load` reads the folder as it does a run. Settings that `tracking.exclude` names are left out. Raises
+    UserError where there is no run, or no agent in it.
+    """
+    drawn = load(run)
+    if not (run / FILES[0]).is_file():
+        raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
+    settings = shared_settings(validate(drawn.config, SETTINGS))
+    for name in (*FILES, *OPTIONAL):
+        refuse_links(run / name, (run / name).parent)
+        if (run / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(run / name, folder / name)
+    if video is not None:
+        shutil.copyfile(video, folder / "replay.mp4")
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    draw([drawn], folder / PICTURE, "best", None)
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    (folder / "README.md").write_text(card(drawn, settings, files))
+    return [*files, "README.md"]
+
+
+def push(folder: Path, name: str, private: bool) -> str:
+    """Upload a folder as the model page called `name`, which is made if there is none, and return its address.
+
+    Raises UserError where that fails.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    hub = huggingface_hub.HfApi()
+    try:
+        made = hub.create_repo(name, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Push an agent")
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(f"{name}: cannot be pushed: {' '.join(str(error).split())[:300]}") from error
+    return str(made)

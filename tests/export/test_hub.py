@@ -1,0 +1,141 @@
+"""Model pages: what they hold, and how they are sent, to a server that is ours."""
+
+import base64
+import http.server
+import json
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import yaml
+from helpers.drawn import LIVES, write_run
+from helpers.loaded import fresh_run
+from helpers.support import ROOT, SMALL
+
+import evorl
+from evorl.commands.command import run_command
+from evorl.export import hub
+from evorl.export.card import card
+from evorl.report.data import load
+from evorl.types import UserError
+
+pytest.importorskip("huggingface_hub")
+pytest.importorskip("matplotlib")
+EVIL = "<script>alert(1)</script> [x](http://e) `|\n# h"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with an agent to load, and a lineage to draw."""
+    path = tmp_path / "runs" / "a"
+    fresh_run(path, SMALL, "tracking.exclude=[run.directory]")
+    written = write_run(tmp_path / "drawn")
+    for name in ("metrics.jsonl", "lineage.jsonl", "summary.json"):
+        (path / name).write_bytes((written / name).read_bytes())
+    return path
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """As much of the Hub as a small upload needs."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.calls.append((self.path, self.headers.get("Authorization")))
+        address = f"http://127.0.0.1:{self.server.server_port}/me/x"
+        if self.path == "/api/repos/create":
+            self.server.made = json.loads(body)
+            self._answer({"url": address, "name": "me/x"})
+        elif "/preupload/" in self.path:
+            files = [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in json.loads(body)["files"]]
+            self._answer({"files": files})
+        elif "/commit/" in self.path:
+            for line in body.splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    self.server.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            self._answer({"commitUrl": f"{address}/commit/1", "commitOid": "1" * 40, "hookOutput": ""})
+        else:
+            self._answer({})
+
+    def do_GET(self):
+        self._answer({"id": "me/x", "sha": "1" * 40, "siblings": [], "tags": []})
+
+    def _answer(self, value):
+        payload = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def server():
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.files, running.calls, running.made = {}, [], None
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    yield running
+    running.shutdown()
+
+
+def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
+    folder = tmp_path / "page"
+    folder.mkdir()
+    files = hub.write_page(run, folder, None)
+    assert {"README.md", "config.yaml", "elite/agent.safetensors", "lineage.png", "lineage.jsonl"} <= set(files)
+    assert evorl.load(folder).agent.id == evorl.load(run).agent.id
+    assert "directory" not in yaml.safe_load((folder / "config.yaml").read_text())["run"], "what is to be kept is kept"
+    text = (folder / "README.md").read_text()
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["model-index"][0]["results"][0]["metrics"][0] == {"type": "mean_reward", "value": "60.00 +/- 0.00"}
+    assert "| learning&#95;rate | 1 | +20.0 | one only |" in text
+
+
+@pytest.mark.slow
+def test_a_push_sends_the_page_with_the_key(run):
+    """In a process of its own, since the client keeps its server's address."""
+    (run / "film.mp4").write_bytes(b"film")
+    with server() as running:
+        program = (
+            "import os, sys; "
+            f"os.environ |= {{'HF_ENDPOINT': 'http://127.0.0.1:{running.server_port}', 'HF_TOKEN': 'hf_key', "
+            "'HF_HUB_DISABLE_XET': '1', 'HF_HUB_DISABLE_TELEMETRY': '1'}; "
+            "from evorl.commands.command import run_command; run_command(sys.argv[1:])"
+        )
+        arguments = ["push", str(run), "me/x", "--private", "--video", str(run / "film.mp4")]
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert running.made["name"] == "x"
+    assert "private" in (running.made.get("visibility"), running.made.get("private") and "private")
+    assert running.files["replay.mp4"] == b"film"
+    assert running.files["elite/agent.safetensors"] == (run / "elite" / "agent.safetensors").read_bytes()
+    assert b'<video src="replay.mp4"' in running.files["README.md"]
+    assert all(key == "Bearer hf_key" for path, key in running.calls if path.startswith("/api/"))
+    assert f"http://127.0.0.1:{running.server_port}/me/x" in done.stdout
+
+
+def test_words_of_a_run_do_nothing_in_its_card(tmp_path):
+    lives = [(*life[:4], EVIL, EVIL, EVIL, EVIL, life[8]) if life[4] != "initial" else life for life in LIVES]
+    text = card(load(write_run(tmp_path / "a", lives=lives)), {"a": "```\n# out"}, [])
+    assert "<script" not in text
+    assert "[x](" not in text
+    assert "\n# h" not in text
+    assert text.count("```") == 4
+
+
+def test_what_is_missing_is_said_before_anything_starts(tmp_path, monkeypatch):
+    missing = str(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"--video: there is no file x\.mp4; `evorl watch .* makes one"):
+        run_command(["push", missing, "me/x", "--video", "x.mp4"])
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(UserError, match=r"a push needs a key .* `hf auth login`, or set HF_TOKEN"):
+        run_command(["push", missing, "me/x"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"a push needs huggingface_hub and matplotlib; install it with"):
+        run_command(["push", missing, "me/x"])
