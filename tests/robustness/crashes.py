@@ -38,10 +38,10 @@ from corruption import train
 from lossy_disk import UNSYNCED, Call, Entries, Tree, World, Write, torn
 
 STEPS = 40
-"""The steps of a generation, a few of which may be resets and not count."""
+"""The steps of a generation. All of them count, since no episode of MountainCar ends in them."""
 SETTINGS = (
     "checkpoint.keep=2", "evaluation.max_steps=20", "replay.capacity=500", "algorithm.learn_step=8",
-    f"evolution.steps={STEPS}",
+    f"evolution.steps={STEPS}", "environment.id=MountainCar-v0",
 )  # fmt: skip
 NAME = "run"
 KILLS = ("killed", "killed in a write")
@@ -92,7 +92,7 @@ def no_waiting() -> AbstractContextManager[object]:
 
 def play(directory: Path, generations: int, *overrides: str) -> str:
     """Train or resume `runs/run` below a directory; what is wrong with how that ended, "" if nothing is."""
-    settings = (*SETTINGS, f"run.name={NAME}", f"training.max_steps={STEPS * (generations - 1) + 1}", *overrides)
+    settings = (*SETTINGS, f"run.name={NAME}", f"training.max_steps={STEPS * generations}", *overrides)
     with contextlib.chdir(directory):
         try:
             code, errors, _ = train(*settings)

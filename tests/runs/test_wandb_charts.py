@@ -123,7 +123,7 @@ def test_tables_of_long_runs_stay_small():
 
 def test_constants_and_internals_are_no_curves(in_directory):
     assert train("run.name=a") == 0
-    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
+    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl")[:2]:
         record = record_of(row, frozenset({"learning_rate"}))
         (name,) = {name for agent in record.agents for name in agent.points if name.startswith("hyperparameters/")}
         assert name == "hyperparameters/learning_rate"
