@@ -31,7 +31,8 @@ PURPOSE = "evaluation of the elite"
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
     """Return the returns of a run's best agent on fresh episodes, without exploration. Raises UserError.
 
-    Where fitness is more than the return, `terms` has the mean of each other term.
+    `returns` are in the order of `seeds_of`. Where fitness is more than the return, `terms` has the mean of each other
+    term.
     """
     data, agent = load_elite(run)
     config = validate(data, SETTINGS)
@@ -55,6 +56,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         "std": float(np.std(returns)),
         "min": float(np.min(returns)),
         "max": float(np.max(returns)),
+        "returns": [float(value) for value in returns],
         **({"terms": {name: float(values.mean()) for name, values in results.terms().items()}} if keys else {}),
     }
 
