@@ -198,6 +198,8 @@ class Tracking(Section):
     """W&B: the group that the run is shown in, such as the seeds of one configuration."""
     job_type: Text | None = None
     notes: Text | None = None
+    video: bool = False
+    """Film an episode of each new best agent: `videos/` in the run's directory, and W&B shows it. Needs `.[video]`."""
     interval: Seconds = 10.0
     """Seconds between points within a generation, which are about the main process's environments."""
     exclude: tuple[Text, ...] = ()

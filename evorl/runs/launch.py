@@ -29,6 +29,7 @@ from evorl.envs import Environments
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.runs.trackers import TRACKERS, shared_settings
+from evorl.runs.video import check_encoder
 from evorl.system.background import end_background
 from evorl.system.console import say
 from evorl.system.memory import keep_freed_memory
@@ -111,6 +112,8 @@ def check(config: AnyConfig) -> AnyConfig:
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
     shared_settings(config)
+    if config.tracking.video:
+        check_encoder("tracking.video")
     try:
         if config.run.directory.exists() and not config.run.directory.is_dir():
             raise UserError(f"run.directory: {config.run.directory} is not a directory")

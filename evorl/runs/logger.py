@@ -14,6 +14,7 @@ from evorl.runs.curves import perturbed, record_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.lines import closing_lines, generation_line
 from evorl.runs.trackers import History, Trackers
+from evorl.runs.video import film_elite
 from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched, Within
 from evorl.system.console import Terminal, say
@@ -73,11 +74,12 @@ class Logger:
         """Write a generation's lines, then the elite's file if it is a new one, then the curves and the bar."""
         self._directory.metrics.add([row])
         self._directory.lineage.add(lineage)
+        is_new = False
         try:
             self._directory.flush()
             if elite != self._written_elite:
                 self._directory.write_elite(elite)
-                self._written_elite = elite
+                self._written_elite, is_new = elite, True
             self._warn_once.reset("lines")
         except OSError as error:
             self._warn_once(
@@ -88,6 +90,8 @@ class Logger:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
         self._trackers.log(record_of(row, self._varying))
+        if is_new and self._config.tracking.video:
+            self._film(row)
         self._within.begin(row["global_steps"])
         born = [agent for agent in lineage if agent["id"] > self._last_id]
         self._last_id = max(self._last_id, *(agent["id"] for agent in lineage))
@@ -97,6 +101,15 @@ class Logger:
         self._bar.clear()
         say(generation_line(row, born, self._config.training.max_steps))
         self._bar.refresh()
+
+    def _film(self, row: Row) -> None:
+        """Film the new elite for the trackers; training does not depend on what environments draw."""
+        try:
+            path = film_elite(self._directory.path, row["generation"])
+        except Exception as error:
+            self._warn_once("film", f"tracking.video: no film of the best agent: {error}; training goes on")
+        else:
+            self._trackers.log_video(row["global_steps"], path)
 
     def close(self, summary: Row) -> str:
         """Write what still waits and how the run ended, and close the trackers; gives what was not written, if any.

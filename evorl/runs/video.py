@@ -12,20 +12,28 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.vector import for_evaluation, make_vector
-from evorl.runs.loaded import LoadedAgent
+from evorl.randomness import numpy_generator
+from evorl.runs.loaded import LoadedAgent, load
 from evorl.system.extras import require
 from evorl.types import UserError
 
 Image = NDArray[np.uint8]
 CODECS = ("libx264", "libopenh264", "h264_nvenc", "mpeg4")
 """In the order of preference; which there are depends on how PyAV was built."""
+FILM_STEPS = 1000
+"""Steps that the film of a run's best agent has at most, which others wait for."""
 ENLARGED = 4
 """Pixels for each pixel of a frame that is shown as the agent sees it."""
 
 
+def check_encoder(what: str = "--video") -> None:
+    """Raise UserError where no film can be written, which `what` asks for."""
+    require("video", ["av"], what)
+
+
 def check_video(path: Path) -> None:
     """Raise UserError where no film can be written to this file."""
-    require("video", ["av"], "--video")
+    check_encoder()
     if path.suffix != ".mp4":
         raise UserError(f"--video: {path} must end in .mp4")
     if not path.parent.is_dir():
@@ -80,6 +88,17 @@ def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
             count += 1
         film.mux(stream.encode())
     return count
+
+
+def film_elite(run: Path, generation: int) -> Path:
+    """Film one episode of a run's best agent after a generation, and return the file. Raises UserError, OSError."""
+    agent, path = load(run, allow_code=True), run / "videos" / f"generation-{generation:06d}.mp4"
+    path.parent.mkdir(exist_ok=True)
+    seed = int(numpy_generator(agent.config.seed, generation=generation, rank=0, purpose="film").integers(2**31))
+    most = min(agent.config.evaluation.max_steps or FILM_STEPS, FILM_STEPS)
+    seen = play(agent, agent.config.environment, [seed], most, "rgb_array")
+    write_video(path, ((image, rate) for image, _, rate in seen if image is not None))
+    return path
 
 
 Sees = Callable[[Any, Any], Image | None]

@@ -8,10 +8,12 @@ import pytest
 from helpers.support import lines, train
 from test_trackers import records
 
+from evorl.runs import logger
 from evorl.runs.curves import record_of
 from evorl.runs.trackers.paths import Paths, thinned
 from evorl.runs.trackers.record import AgentRecord, Record
 from evorl.runs.trackers.wandb_charts import EACH, MOST_ROWS, AgentTables
+from evorl.types import EvorlWarning, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,7 @@ def recorded(run):
         if record.HasField("history"):
             items = {tuple(item.nested_key) or (item.key,): json.loads(item.value_json) for item in record.history.item}
             for key, value in items.items():
-                if key[1:] == ("path",):
+                if key[1:] == ("path",) and value.endswith(".json"):
                     tables[key[0]] = json.loads((directory / "files" / value).read_text())
             history.append({key[0]: value for key, value in items.items() if len(key) == 1})
     return history, hidden, custom, tables, kinds, console
@@ -92,6 +94,31 @@ def test_points_within_a_generation_come_before_its_end(in_directory):
     assert any("charts/episodic_return" in items for items in within)
     assert all(items["charts/SPS"] > 0 for items in within)
     assert all(before["_step"] < after["_step"] for before, after in pairwise(history))
+
+
+def test_each_new_elite_is_filmed_on_request(in_directory):
+    pytest.importorskip("av")
+    assert train("run.name=a", "tracking={backends: [wandb, tensorboard], video: true}", "evaluation.max_steps=5") == 0
+    run = in_directory / "runs" / "a"
+    *_, kinds, _ = recorded(run)
+    assert kinds["history"] == len(lines(run / "metrics.jsonl")) + len(list((run / "videos").iterdir()))
+    rows = lines(run / "metrics.jsonl")
+    elites = [row["generation"] for row in rows if row["elite_generation"] == row["generation"]]
+    assert elites
+    films = [run / "videos" / f"generation-{number:06d}.mp4" for number in elites]
+    assert sorted((run / "videos").iterdir()) == films
+    uploaded = (run / "wandb").glob("offline-run-*/files/media/videos/*.mp4")
+    assert {film.read_bytes() for film in uploaded} == {film.read_bytes() for film in films}
+
+
+def test_what_cannot_be_filmed_is_told_once_and_training_goes_on(in_directory, monkeypatch):
+    def broken(run, generation):
+        raise UserError("nothing to be seen")
+
+    monkeypatch.setattr(logger, "film_elite", broken)
+    with pytest.warns(EvorlWarning, match=r"tracking\.video: no film of the best agent: nothing to be seen") as caught:
+        assert train("run.name=a", "tracking={backends: [], video: true}") == 0
+    assert len(caught) == 1
 
 
 def generation(number, *agents):

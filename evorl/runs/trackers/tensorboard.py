@@ -65,6 +65,9 @@ class TensorBoard:
     def log_within(self, step: int, points: Points) -> None:
         self._log_population(step, points)
 
+    def log_video(self, step: int, path: Path) -> None:
+        self._note("video", str(path))
+
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         lines = ["| generation | agent | parent | mutation | fitness |", "|---|---|---|---|---|"]
         columns = ("generation", "id", "parent", "mutation", "fitness")

@@ -38,6 +38,10 @@ class Trackers:
         """Add points from within a generation."""
         self._each(lambda tracker: tracker.log_within(step, points))
 
+    def log_video(self, step: int, path: Path) -> None:
+        """Add the film of a new best agent."""
+        self._each(lambda tracker: tracker.log_video(step, path))
+
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
         """Close all trackers, and leave behind those that take too long."""
         self._each(lambda tracker: _within(self._deadline, lambda: tracker.finish(summary, lineage)))

@@ -107,6 +107,10 @@ class WeightsAndBiases:
         if step >= self._first:
             self._log(step, {self._name(name): value for name, value in points.items()})
 
+    def log_video(self, step: int, path: Path) -> None:
+        if step >= self._first:
+            self._log(step, {"video": self._wandb.Video(str(path))})
+
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         data = [[cell(row[column]) for column in LINEAGE] for row in map(with_words, lineage)]
         try:
