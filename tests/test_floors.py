@@ -24,6 +24,7 @@ FLOORS = [
     {"export"},
     {"commands"},
     {"cli"},
+    {"__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

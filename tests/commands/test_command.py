@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -51,3 +52,11 @@ def test_the_help_of_all_lists_each(capsys):
 def test_a_mistake_is_one_line(arguments, message, capsys):
     assert run_program(run_command, arguments.split()) == 2
     assert message in error_line(capsys)
+
+
+def test_the_package_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["evorl", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("evorl", run_name="__main__")
+    assert ended.value.code == 0
+    assert "usage: evorl" in capsys.readouterr().out
