@@ -3,7 +3,7 @@
     python benchmarks/learning.py [key=value ...] [--config FILE] [--processes 2] --seeds 1 2 3
 
 Seconds are those of the whole command, imports included. A fall is a generation whose best agent is more than 100 below
-the best of the generation before.
+the best of the generation before. Updates are those of one agent in the mean, staleness is in updates.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from evorl.config import override, read_yaml
+from evorl.runs.programs import program_for
+
 ROOT = Path(__file__).parent.parent
-PROGRAM = ROOT / "demos" / "online.py"
 LAUNCHER = [
     "-m",
     "accelerate.commands.launch",
@@ -35,7 +38,8 @@ def train(config: Path, seed: int, processes: int, overrides: Sequence[str], dir
     """Return how one run ended, what it took and what its elite is worth over 100 fresh episodes."""
     settings = [f"seed={seed}", f"run.directory={directory}", f"run.name=seed-{seed}", "tracking.backends=[]"]
     launcher = [] if processes == 1 else [*LAUNCHER, "--num_processes", str(processes)]
-    command = [sys.executable, *launcher, str(PROGRAM), "--config", str(config), *overrides, *settings]
+    program = program_for(override(read_yaml(config), overrides))
+    command = [sys.executable, *launcher, str(program), "--config", str(config), *overrides, *settings]
     started = time.perf_counter()
     with (directory / f"seed-{seed}.log").open("w") as log:
         code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
@@ -54,6 +58,8 @@ def train(config: Path, seed: int, processes: int, overrides: Sequence[str], dir
         "seconds": round(seconds, 1),
         "evaluation_seconds": round(sum(row["seconds"].get("evaluation", 0.0) for row in rows), 1),
         "agent_steps": summary["agent_steps"],
+        "updates": round(sum(mean(row["updates"]) for row in rows)),
+        "staleness": round(mean(row["actors"]["staleness"] for row in rows), 2) if "actors" in rows[0] else None,
         "generations": summary["generations"],
         "falls": sum(after < before - 100 for before, after in pairwise(best)),
         "best": [round(value) for value in best],
