@@ -5,7 +5,6 @@ import http.server
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 import threading
@@ -14,10 +13,10 @@ import warnings
 from pathlib import Path
 
 import pytest
+from helpers.offline_wandb import records
 from helpers.support import ROOT, config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
 
 from evorl.runs.trackers import TRACKERS, Trackers
 from evorl.runs.trackers import wandb as wandb_tracker
@@ -25,7 +24,6 @@ from evorl.runs.trackers.record import Record, lacking
 from evorl.types import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
-BLOCK = 32768
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +31,6 @@ def _offline(monkeypatch, tmp_path):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-
-
-def records(directory):
-    """What an offline directory of W&B holds: a file of 32 KiB blocks, whose records may be cut at their ends."""
-    (path,) = Path(directory).glob("*.wandb")
-    data, position, whole = path.read_bytes(), 7, b""
-    while position + 7 <= len(data):
-        left = BLOCK - position % BLOCK
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        whole += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            whole = b""
-            yield record
 
 
 def offline(run):

@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+import wandb
 import yaml
+from helpers.offline_wandb import records
 from helpers.support import ROOT, SMALL
-from test_trackers import records
 from wandb.sdk.launch.sweeps import utils
 
 from evorl.cli import main
@@ -36,7 +37,10 @@ def sweep(monkeypatch, in_directory):
     given = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "abc123", "WANDB_SWEEP_PARAM_PATH": str(parameters)}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    return in_directory
+    # The client has read the environment if another test of this process has used it.
+    wandb.teardown()
+    yield in_directory
+    wandb.teardown()
 
 
 def test_the_recipe_is_a_command_whose_settings_are_known():

@@ -1,0 +1,87 @@
+"""Read runs' offline files of W&B back, by the client's own records, and count the panels that W&B opens for them.
+
+    python benchmarks/wandb_charts.py runs/my-run ...
+
+A number that was logged opens a panel unless it is hidden, and so do a custom chart, a table and a video.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from wandb.proto import wandb_internal_pb2
+
+BLOCK, HEADER = 32768, 7
+"""Bytes: the file is of such blocks, and each piece of a record begins with a header."""
+FULL, LAST = 1, 4
+"""Kinds of pieces that end a record."""
+PATIENCE = 10.0
+"""Seconds in which W&B's helper process writes the end of a file, which `finish` does not wait for."""
+
+
+def records(directory: Path) -> list[Any]:
+    """Return the records of an offline directory, after its run has ended."""
+    (path,) = Path(directory).glob("*.wandb")
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = list(_records(path.read_bytes()))
+        if any(record.HasField("exit") for record in found) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def _records(data: bytes) -> Iterator[Any]:
+    position, whole = HEADER, b""
+    while position + HEADER <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < HEADER:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + HEADER])
+        whole += data[position + HEADER : position + HEADER + length]
+        position += HEADER + length
+        if kind in (FULL, LAST):
+            record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def panels(directory: Path) -> Counter[str]:
+    """Return how many panels of each kind W&B opens for the run of an offline directory."""
+    hidden: set[str] = set()
+    kinds: dict[str, str] = {}
+    for record in records(directory):
+        if record.HasField("metric") and record.metric.options.hidden:
+            hidden.add(record.metric.name)
+        for item in record.config.update:
+            if list(item.nested_key[:2]) == ["_wandb", "visualize"]:
+                kinds[item.nested_key[2]] = "charts of all agents"
+        # A table may stand in the summary alone; of numbers it repeats the last.
+        for item in (*record.history.item, *record.summary.update):
+            name, *rest = item.nested_key or (item.key,)
+            if rest == ["_type"]:
+                kinds[name] = json.loads(item.value_json)
+            elif not rest and record.HasField("history") and not name.startswith("_"):
+                value = json.loads(item.value_json)
+                kinds.setdefault(name, value["_type"] if isinstance(value, dict) else "numbers")
+    return Counter(kind for name, kind in kinds.items() if name not in hidden)
+
+
+def main() -> None:
+    for run in sys.argv[1:]:
+        newest = sorted((Path(run) / "wandb").glob("offline-run-*"))[-1]
+        counts = panels(newest)
+        told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        print(f"{run}: {counts.total()} panels: {told}")
+
+
+if __name__ == "__main__":
+    main()
