@@ -120,6 +120,7 @@ LOW = (
     "algorithm.learning_rate=5e-5",
     "evolution.hyperparameters.learning_rate={min: 1e-5, max: 1e-2, grow: 2, resample: 0.25}",
 )
+OF_PPO_YAML = mutations(none=0.5, architecture=0.1, parameters=0.1, hyperparameters=0.3)
 SMALL_MOVES = (
     "evolution.hyperparameters.learning_rate={min: 1e-5, max: 1e-2}",
     "evolution.hyperparameters.entropy_coefficient={min: 1e-3, max: 3e-2}",
@@ -134,9 +135,8 @@ ARMS = {
     "shipped": Arm((mutations(none=1), NO_SELECTION, "evolution.initial=configured"), seeds=6, scores_members=True),
     "low": Arm((mutations(none=0.2, hyperparameters=0.8), *LOW), seeds=8),
     "low_pool": Arm((mutations(none=1), NO_SELECTION, *LOW), seeds=8),
-    "low_small_moves": Arm(
-        (mutations(none=0.5, architecture=0.1, parameters=0.1, hyperparameters=0.3), *LOW, *SMALL_MOVES), seeds=6
-    ),
+    "low_small_moves": Arm((OF_PPO_YAML, *LOW, *SMALL_MOVES), seeds=6),
+    "low_rare_moves": Arm((OF_PPO_YAML, *LOW), seeds=6),
 }
 PRIMARY = ("full", "hyperparameters", "selection", "pool", "shipped")
 Job = tuple[str, str, int]
@@ -147,7 +147,7 @@ def plan() -> Iterator[Job]:
     """Yield the runs in their order: seed by seed over all arms, so that what is there at any time is balanced."""
     most = max(arm.seeds for arm in ARMS.values())
     stages = [
-        [("cartpole", "low"), ("cartpole", "low_pool"), ("cartpole", "low_small_moves")],
+        [("cartpole", arm) for arm in ("low", "low_pool", "low_small_moves", "low_rare_moves")],
         [(task, arm) for task in ("cartpole", "acrobot") for arm in PRIMARY],
         [("lunar_lander", arm) for arm in PRIMARY],
         [("cartpole_dqn", arm) for arm in ("hyperparameters", "selection", "pool")],

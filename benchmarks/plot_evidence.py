@@ -38,6 +38,7 @@ COMPARED = (
     ("low", "low_pool"),
     ("low", "low_small_moves"),
     ("low_small_moves", "low_pool"),
+    ("low_rare_moves", "low_pool"),
     ("full", "pool"),
     ("hyperparameters", "pool"),
     ("selection", "pool"),
@@ -48,7 +49,7 @@ COMPARED = (
 )
 COLOURS = {
     "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "shipped": "0.5", "low": "C4",
-    "low_pool": "C5", "low_small_moves": "C6",
+    "low_pool": "C5", "low_small_moves": "C6", "low_rare_moves": "C8",
 }  # fmt: skip
 Line = Mapping[str, Any]
 Runs = Mapping[tuple[str, str], Sequence[Line]]
