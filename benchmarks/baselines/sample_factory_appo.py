@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace, directory: str) -> dict[str, Any]:
     options = [f"--{name}={value}" for name, value in given.items()]
     options += ["--encoder_mlp_layers", *map(str, args.hidden)]
     parser, _ = parse_sf_args(options)
-    config, runner = make_runner(parse_full_cfg(parser, options))
+    _, runner = make_runner(parse_full_cfg(parser, options))
     seen: list[tuple[float, int]] = []
 
     def note(runner: Runner, message: dict[str, Any], policy: int) -> None:
