@@ -26,6 +26,7 @@ from evorl.envs import Environments
 from evorl.population import Learner, Policy
 from evorl.population.compiled import Compiler
 from evorl.population.evaluation import Evaluator
+from evorl.runs.callbacks import Callback
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.metrics import gather_metrics
 from evorl.runs.run import Run
@@ -34,7 +35,7 @@ from evorl.system.timing import Stopwatch
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "impala.yaml"
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     config = load_config(arguments, DEFAULT_CONFIG, asynchronous=True)
     ranks = Ranks(config.run.timeout)
     placement = Placement(ranks, config.population.placement, config.population.size)
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     compiler = Compiler(config.training.compile, speaks=ranks.is_main)
 
     with (
-        Run(config, placement, algorithm, experience, stopwatch) as run,
+        Run(config, placement, algorithm, experience, stopwatch, callbacks) as run,
         Actors(config, placement, algorithm) as actors,
     ):
         for generation in run.generations():
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str]) -> None:
                 evolved = run.evolve(trained)
             with stopwatch("checkpoint"):
                 run.agents = run.checkpoint(evolved)
+    return run
 
 
 if __name__ == "__main__":

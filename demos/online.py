@@ -22,6 +22,7 @@ from evorl.envs import Environments
 from evorl.population import Learner, Policy
 from evorl.population.compiled import Compiler
 from evorl.population.evaluation import Evaluator
+from evorl.runs.callbacks import Callback
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.metrics import gather_metrics
 from evorl.runs.run import Run
@@ -30,7 +31,7 @@ from evorl.system.timing import Stopwatch
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     config = load_config(arguments, DEFAULT_CONFIG, asynchronous=False)
     ranks = Ranks(config.run.timeout)
     placement = Placement(ranks, config.population.placement, config.population.size)
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     experience = algorithm.experience(placement, environments.always_valid, stopwatch)
     compiler = Compiler(config.training.compile, speaks=ranks.is_main)
 
-    with Run(config, placement, algorithm, experience, stopwatch) as run:
+    with Run(config, placement, algorithm, experience, stopwatch, callbacks) as run:
         for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str]) -> None:
                 evolved = run.evolve(trained)
             with stopwatch("checkpoint"):
                 run.agents = run.checkpoint(evolved)
+    return run
 
 
 if __name__ == "__main__":

@@ -6,18 +6,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from evorl.runs.callbacks import Generation, Stop
     from evorl.runs.loaded import LoadedAgent, load
     from evorl.runs.read import RunRecord, columns, read_run
+    from evorl.runs.train import TrainedRun, train
 
 __version__ = "0.1.0"
-__all__ = ["LoadedAgent", "RunRecord", "columns", "load", "read_run"]
+__all__ = ["Generation", "LoadedAgent", "RunRecord", "Stop", "TrainedRun", "columns", "load", "read_run", "train"]
 
 _PLACES = {
+    "Generation": "evorl.runs.callbacks",
     "LoadedAgent": "evorl.runs.loaded",
     "RunRecord": "evorl.runs.read",
+    "Stop": "evorl.runs.callbacks",
+    "TrainedRun": "evorl.runs.train",
     "columns": "evorl.runs.read",
     "load": "evorl.runs.loaded",
     "read_run": "evorl.runs.read",
+    "train": "evorl.runs.train",
 }
 """The files of what `evorl` offers: each is imported when it is first asked for, since torch takes seconds."""
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.state import AcceleratorState
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -22,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from evorl.distributed.heartbeat import SILENT, Heartbeat
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.distributed.signals import signals_end_at_once
-from evorl.system.processes import launcher
+from evorl.system.processes import identity, launcher
 from evorl.system.provenance import cpu
 from evorl.types import RunFailed, UserError
 
@@ -219,7 +220,10 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str,
         peers = [Peer(**one) for one in everyones]
         launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         if launcher_has_store:
-            launch = Launch(launch_name(store), store.compare_set("evorl/first", "", attempt).decode() != attempt)
+            # A process may train several times; the same training of a restarted attempt goes on with its directory.
+            training = store.add(f"evorl/trainings/{identity()}", 1)
+            first = store.compare_set(f"evorl/first/{training}", "", attempt).decode()
+            launch = Launch(f"{launch_name(store)}/{training}", first != attempt)
         backend = choose_backend([peer.gpu for peer in peers])
         joined = PrefixStore(f"evorl/{attempt}", store)
         dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
@@ -258,3 +262,23 @@ def shutdown() -> None:
     """Leave the process group; nothing can be exchanged any more."""
     if is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def own_world() -> Iterator[None]:
+    """Leave the process group in the end, so that this process can train again, and Accelerate's state as it was.
+
+    Raises UserError where the process has joined others before.
+    """
+    if is_initialized():
+        raise UserError(
+            "torch.distributed: this process has joined others already; let evorl do it, before an Accelerator or "
+            "init_process_group does"
+        )
+    unused = not AcceleratorState._shared_state
+    try:
+        yield
+    finally:
+        shutdown()
+        if unused:
+            AcceleratorState._reset_state(reset_partial_state=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.guard import Guard
-from evorl.system.plugins import import_from_here
+from evorl.system.plugins import SCRIPT, defined_in, import_from_here
 from evorl.types import UserError
 
 ATARI = "ALE/"
@@ -36,7 +37,7 @@ def make_vector(
     try:
         module, _, name = settings.id.rpartition(":")
         if module:
-            _register_class(import_from_here(module), name)
+            _register(import_from_here(module), name)
         elif settings.id.startswith(ATARI):
             importlib.import_module("ale_py")
         with warnings.catch_warnings():
@@ -64,7 +65,9 @@ def make_vector(
             ) from error
         raise UserError(f"environment.id: cannot make {settings.id!r}: {error}") from error
     except (gym.error.Error, ImportError) as error:
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
+        because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
+        because += " ".join(str(error).split())
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {because}") from error
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
     except UserError:
@@ -74,11 +77,19 @@ def make_vector(
         raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
 
 
-def _register_class(module: ModuleType, name: str) -> None:
-    """Let Gymnasium know an environment's class that a module has by this name, unless the name is registered."""
-    named = getattr(module, name, None)
-    if name not in gym.registry and isinstance(named, type) and issubclass(named, gym.Env):
-        gym.register(name, entry_point=f"{module.__name__}:{name}")
+def _register(module: ModuleType, name: str) -> None:
+    """Let Gymnasium know the class or function of a module that makes environments, unless the module has done so.
+
+    The name may be registered for another module's, which was trained on before in this process.
+    """
+    named, entry = defined_in(module, name), f"{module.__name__}:{name}"
+    if named is None or (isinstance(named, type) and not issubclass(named, gym.Env)):
+        return
+    known = gym.registry[name].entry_point if name in gym.registry else None
+    place, _, of_place = known.partition(":") if isinstance(known, str) else ("", "", "")
+    if known is None or (of_place == name and getattr(sys.modules.get(place), name, named) is not named):
+        gym.registry.pop(name, None)
+        gym.register(name, entry_point=entry)
 
 
 def _guarded(name: str, kwargs: Mapping[str, Any], settings: Environment) -> Guard:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from evorl.config import AnyConfig
+from evorl.runs.callbacks import LOGGED
 from evorl.runs.trackers.record import AgentRecord, Record
 
 SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
@@ -46,6 +47,7 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str]) -> Record:
         "fitness/elite": row["elite_fitness"],
         "time/updates_per_second": row["updates_per_second"],
         **{f"time/{name}": value for name, value in row["seconds"].items()},
+        **{f"callbacks/{name}": value for name, value in row.get(LOGGED, {}).items()},
         **{f"actors/{name}": value for name, value in row.get("actors", {}).items() if not name.startswith(PER_ACTOR)},
     }
     return Record(row["generation"], row["global_steps"], _finite(points), agents)

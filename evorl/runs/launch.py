@@ -152,7 +152,7 @@ def _check_environment_ranges(config: AnyConfig) -> None:
                 raise UserError(f"evolution.hyperparameters.{name}.{end}: {error}") from error
 
 
-def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
     """Return the exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + n for signal n."""
     keep_freed_memory()
     # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes.
@@ -167,10 +167,10 @@ def run_program(main: Callable[[Sequence[str]], None], arguments: Sequence[str])
     return code
 
 
-def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
     """Run `main`, say what went wrong, and give the exit code for it."""
     try:
-        with signal_handlers(), _warnings_on_one_line():
+        with signal_handlers(), warnings_on_one_line():
             main(arguments)
     except UserError as error:
         _report(error)
@@ -188,7 +188,7 @@ def _code_of(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) ->
 
 
 @contextlib.contextmanager
-def _warnings_on_one_line() -> Iterator[None]:
+def warnings_on_one_line() -> Iterator[None]:
     """Print each warning of ours in one line, and as often as it is given: Python prints equal ones once."""
     usual = warnings.formatwarning
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
 from evorl.records import Mutation
 from evorl.runs.header import from_here
+from evorl.runs.summary import STOPPED
+from evorl.system.plugins import SCRIPT
 
 Row = Mapping[str, Any]
 UNCHANGED = ("initial", "none")
@@ -30,10 +33,12 @@ def generation_line(row: Row, born: Sequence[Row], max_steps: int) -> str:
 
 def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]:
     """Return how a run ended, its best agent, and what can be done with its directory."""
-    where, target, steps = from_here(directory), config.training.target_fitness, config.training.max_steps
+    target, steps = config.training.target_fitness, config.training.max_steps
+    allow = " --allow-code" if ":" in config.environment.id + (config.network.factory or "") else ""
+    where = f"{from_here(directory)}{allow}"
     next_steps = [f"`evorl evaluate {where}`"] if summary["best_fitness"] is not None else []
     if summary["ended"] != "finished":
-        how = f"ended by {summary['ended']} after generation {summary['generations']}"
+        how = f"{_broken_off(summary)} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")
     elif summary["solved"]:
         how = f"solved: the mean {_measure(config)} is above {target:g} (evaluation.error {config.evaluation.error:g})"
@@ -41,7 +46,17 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]
         how = f"trained for {steps:,} steps" + ("" if target is None else f"; the target of {target:g} is not reached")
         next_steps.append(f"`evorl resume {where} training.max_steps={2 * steps}` to train longer")
     lines = [f"{how}; best: {_best(summary, _measure(config))}"]
+    if config.environment.id.startswith(SCRIPT):
+        # What a script defines no command can import.
+        again = f'the same call with run={{"name": "{directory.name}", "resume": "auto"}} to go on'
+        next_steps = [f'`evorl.load("{from_here(directory)}")`', again]
     return [*lines, f"next: {', '.join(next_steps)}"] if next_steps else lines
+
+
+def _broken_off(summary: Row) -> str:
+    if summary["ended"] == STOPPED:
+        return f"stopped ({on_one_line(str(summary['because']), 200)})"
+    return f"ended by {summary['ended']}"
 
 
 def _fitness(row: Row) -> str:

@@ -13,6 +13,7 @@ from evorl.config import AnyConfig
 from evorl.runs.curves import perturbed, record_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.lines import closing_lines, generation_line
+from evorl.runs.summary import STOPPED
 from evorl.runs.trackers import History, Trackers
 from evorl.runs.video import film_elite
 from evorl.runs.warn_once import WarnOnce
@@ -124,7 +125,7 @@ class Logger:
         except OSError as error:
             problem = reason(error, self._directory.path)
         self._trackers.finish(summary, self._directory.lineage.read())
-        if summary["ended"] == "finished" or summary["ended"] in Signals.__members__:
+        if summary["ended"] in ("finished", STOPPED, *Signals.__members__):
             for line in closing_lines(summary, self._config, self._directory.path):
                 say(line)
         return problem

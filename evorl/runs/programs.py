@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from evorl.algorithms import SETTINGS
 from evorl.config.shipped import ROOT
+from evorl.runs.callbacks import Callback
+from evorl.runs.run import Run
 from evorl.types import UserError
 
 ONLINE = ROOT / "demos" / "online.py"
 ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
 """What trains a run of an algorithm that learns from actor processes."""
-Main = Callable[[Sequence[str]], None]
+
+
+class Main(Protocol):
+    """The `main` of a demo."""
+
+    def __call__(self, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run: ...
 
 
 def program_for(data: Mapping[str, Any]) -> Path:

@@ -11,6 +11,7 @@ from evorl.envs.spaces import interface_to_json
 from evorl.envs.spec import EnvSpec
 from evorl.population.evaluation import EpisodeResults
 from evorl.runs.archive import Archive
+from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
 from evorl.runs.directory import RunDirectory
 from evorl.runs.elite import Score
 from evorl.runs.logger import Logger, Row
@@ -27,9 +28,17 @@ class Reporter:
     """Writes and says what becomes of a run, on the main process; on other ranks it does nothing."""
 
     def __init__(
-        self, config: AnyConfig, directory: RunDirectory, horizon: Horizon, warn_once: WarnOnce, *, is_main: bool
+        self,
+        config: AnyConfig,
+        directory: RunDirectory,
+        horizon: Horizon,
+        warn_once: WarnOnce,
+        callbacks: Sequence[Callback],
+        *,
+        is_main: bool,
     ) -> None:
         self._config = config
+        self._callbacks = callbacks
         self._horizon = horizon
         self._directory = directory
         self._warn_once = warn_once
@@ -68,10 +77,13 @@ class Reporter:
         seconds: Mapping[str, float],
         actors: Mapping[str, float] | None,
         archive: Archive,
-    ) -> None:
-        """Write the lines of a generation that has been counted; `results` [P, N] are those of its evaluation."""
+    ) -> Stop | None:
+        """Write the lines of a generation that has been counted; `results` [P, N] are those of its evaluation.
+
+        Return what a callback wants, if one wants the run to stop.
+        """
         if self._logger is None:
-            return
+            return None
         # Where no episode ends no step is left out of the count, so a generation that is not shortened has them all.
         if not counts.ended_episodes.any() and counts.steps.mean() >= self._horizon.steps * self._horizon.counted:
             self._warn_once(
@@ -87,8 +99,11 @@ class Reporter:
         row = generation_row(agents, scores, counts, known, progress.elite, seconds)
         row |= evaluation_row(results, fitness, archive.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}
+        logged, stop = call_each(self._callbacks, row, agents)
+        row |= {LOGGED: logged} if logged else {}
         self._logger.log(row, lineage_rows(agents, progress.generation), archive.payload)
         self._logger.enter("evolution")
+        return stop
 
     def end(self, summary: Row) -> str:
         """Write and say how the run ended; gives what could not be written, if anything."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -20,6 +20,7 @@ from evorl.population import Learner, initial_population
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.archive import Archive
+from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint_manager import CheckpointManager
 from evorl.runs.header import header
 from evorl.runs.host_directory import HostDirectory
@@ -42,8 +43,8 @@ class Run:
     """The surroundings of the training loop that concern all ranks: files, evolution, progress and the end.
 
     `agents` are the population that the next generation trains, the same on every rank: the initial one, or that of the
-    checkpoint from which a run is resumed. `generation` is the one that trains now, from 1. Only the main process
-    writes and speaks.
+    checkpoint from which a run is resumed. `generation` is the one that trains now, from 1. `summary` says how the run
+    ended, once it has. Only the main process writes and speaks, and calls `callbacks`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Run:
         algorithm: Algorithm,
         experience: Experience,
         stopwatch: Stopwatch,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Claim the run's directory, and restore the newest checkpoint in it. Raises UserError, on all ranks."""
         self.config = config
@@ -80,7 +82,10 @@ class Run:
         self.generation = self.progress.generation + 1
         self.progress.note_setup(config, placement)
         self._archive = Archive(config, self.progress.elite, elite)
-        self._reporter = Reporter(config, self._directory, self.horizon, self._warn_once, is_main=self.ranks.is_main)
+        is_main = self.ranks.is_main
+        self._reporter = Reporter(config, self._directory, self.horizon, self._warn_once, callbacks, is_main=is_main)
+        self.summary: Mapping[str, Any] = {}
+        self._stopped = ""
         self._training_seconds = 0.0
         self._unsaved = ""
         self._before = self.progress.wall_clock_seconds
@@ -92,8 +97,9 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Return whether the target is reached or the steps are used up; all ranks decide from the same numbers."""
-        return self.progress.solved or (self.progress.generation > 0 and self._generation.is_spent(self._steps_left))
+        """Return whether there is nothing left to train, or a callback stops the run; all ranks agree."""
+        spent = self.progress.generation > 0 and self._generation.is_spent(self._steps_left)
+        return self.progress.solved or spent or bool(self._stopped)
 
     @property
     def _steps_left(self) -> int:
@@ -118,10 +124,11 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        because = self._unsaved if error is None else exchange_reasons(error, self.ranks)
+        because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
-        summary = summary_of(self.progress, self.config, self.ranks.size, end_of(error, self._unsaved), because)
-        not_written = self._reporter.end(summary)
+        ended = end_of(error, self._unsaved, self._stopped)
+        self.summary = summary_of(self.progress, self.config, self.ranks.size, ended, because)
+        not_written = self._reporter.end(self.summary)
         self._directory.release()
         if error is None and (unsaved := self._unsaved or not_written):
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
@@ -173,7 +180,7 @@ class Run:
         """Count the generation and write its lines and curves, with its seconds up to here.
 
         `results` [P, N] are those of its evaluation, `actors` the figures of actor processes. The seconds of an
-        evolution appear in the next generation's lines.
+        evolution appear in the next generation's lines. Raises UserError, on all ranks, for a mistake of a callback.
         """
         progress = self.progress
         progress.generation = self.generation
@@ -182,7 +189,12 @@ class Run:
         progress.wall_clock_seconds = self._wall_clock_seconds()
         seconds = {"training": self._training_seconds, **self.stopwatch.seconds}
         self.stopwatch.clear()
-        self._reporter.record(trained, results, counts, progress, seconds, actors, self._archive)
+
+        def written() -> bytes:
+            stop = self._reporter.record(trained, results, counts, progress, seconds, actors, self._archive)
+            return b"" if stop is None else stop.reason.encode() or b"a callback"
+
+        self._stopped = self.ranks.from_main(written, "the main process's callbacks").decode()
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
         """Return the next generation's agents: on the main process, and none on other ranks.

@@ -11,6 +11,9 @@ from evorl.distributed.signals import Interrupted
 from evorl.runs.progress import Progress
 from evorl.types import RunFailed, UserError
 
+STOPPED = "stopped"
+"""The end of a run that a callback has stopped."""
+
 
 def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
     """Return what `summary.json` and the trackers keep of a run: `ended` says how in a word, `because` why, if told."""
@@ -30,16 +33,18 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
     }
 
 
-def end_of(error: BaseException | None, unsaved: str) -> str:
-    """Return in a word how a run ended: with an error, without its last checkpoint, or as it should."""
+def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
+    """Return in a word how a run ended: with an error, without its last checkpoint, by a callback, or as it should."""
     if error is None:
-        return "unsaved" if unsaved else "finished"
+        return "unsaved" if unsaved else STOPPED if stopped else "finished"
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
     return error.name if isinstance(error, Interrupted) else type(error).__name__
 
 
 def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
     """Return in one line why a run ends, and leave this rank's reason to the others, unless one of them prints it."""
-    if isinstance(error, Interrupted):
+    if isinstance(error, Interrupted | KeyboardInterrupt):
         # A launcher ends all ranks once one has ended.
         return ranks.last_words()
     known = isinstance(error, UserError | RunFailed)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
+
+from evorl.config.errors import shown
+from evorl.types import UserError
+
+SCRIPT = "__main__:"
+"""Before the name of what stands in a script or a notebook."""
 
 
 def import_from_here(module: str) -> ModuleType:
@@ -19,3 +26,24 @@ def import_from_here(module: str) -> ModuleType:
     except Exception as error:
         # Whatever the module itself does wrong; relative and empty names raise TypeError and ValueError.
         raise ImportError(f"{type(error).__name__} in {module!r}: {error}") from error
+
+
+def name_of(factory: Any) -> str:
+    """Return the `module:name` by which other processes find a class or function. Raises UserError where none can."""
+    module, name = getattr(factory, "__module__", None) or "", getattr(factory, "__qualname__", "")
+    if not isinstance(factory, type | FunctionType) or getattr(sys.modules.get(module), name, None) is not factory:
+        raise UserError(
+            f"environment: {shown(factory)} does not stand at the top of a module or script under its own name, where "
+            "other processes and a resumed run could find it"
+        )
+    return f"{module}:{name}"
+
+
+def defined_in(module: ModuleType, name: str) -> Any:
+    """Return the class or function that a module defines by this name; None where it defines none."""
+    found = getattr(module, name, None)
+    return found if isinstance(found, type) or _is_own_function(found, module) else None
+
+
+def _is_own_function(found: object, module: ModuleType) -> bool:
+    return isinstance(found, FunctionType) and found.__module__ == module.__name__

@@ -38,6 +38,11 @@ def started_at(pid: int) -> float:
         return 0.0
 
 
+def identity() -> str:
+    """Return a name for this process, which no other has."""
+    return f"{namespace()}/{os.getpid()}/{started_at(os.getpid()):g}"
+
+
 def launcher() -> str:
     """Return a name for the process that started this one."""
     return f"{namespace()}/{os.getppid()}/{started_at(os.getppid()):g}"

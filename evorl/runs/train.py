@@ -1,0 +1,160 @@
+"""`evorl.train`: a training in a script or a notebook, by the program that trains from the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evorl.config import AnyConfig
+from evorl.config.errors import shown
+from evorl.config.shipped import configuration_file, read_settings
+from evorl.distributed import own_world
+from evorl.distributed.signals import Interrupted, signal_handlers
+from evorl.runs.callbacks import Callback
+from evorl.runs.launch import warnings_on_one_line
+from evorl.runs.loaded import LoadedAgent, load
+from evorl.runs.programs import ASYNCHRONOUS, main_of, program_for
+from evorl.runs.read import RunRecord, read_run
+from evorl.system.background import end_background
+from evorl.system.memory import keep_freed_memory
+from evorl.system.plugins import SCRIPT, name_of
+from evorl.types import UserError
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that has ended: its directory, and its summary as `summary.json` has it, which says how it ended."""
+
+    path: Path
+    summary: Mapping[str, Any]
+
+    def load(self, *, agent: int | None = None, generation: int | None = None, seed: int = 0) -> LoadedAgent:
+        """Return the best agent, or another one, as `evorl.load` does; code that the configuration names may run."""
+        return load(self.path, agent=agent, generation=generation, allow_code=True, seed=seed)
+
+    def read(self) -> RunRecord:
+        """Return metrics and lineage as tables, as `evorl.read_run` does."""
+        return read_run(self.path)
+
+
+def train(
+    config: str | Path | Mapping[str, Any] | AnyConfig = "dqn",
+    *,
+    environment: str | Mapping[str, Any] | Callable[..., Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    **overrides: Any,
+) -> TrainedRun:
+    """Train a population and evolve it; return the run once it has ended, on every rank of the launch.
+
+    `config` is a shipped configuration such as `ppo`, a YAML file, or the settings themselves. `overrides` change them:
+    `population={"size": 8}` those keys of a section that it names, `**{"network.hidden_sizes": [64]}` one key.
+    `environment` may be a class of environments, or a function that makes one, if it stands at the top of a module or
+    of the script. The run knows it by the names of both, so whoever resumes or evaluates it must be able to import
+    them; what stands in a script or notebook can be resumed only by it, with `run={"name": NAME, "resume": "auto"}`.
+    `callbacks` are called with each `evorl.Generation`, on the main process, and may return an `evorl.Stop`.
+
+    Raises UserError for mistakes, RunFailed where a process is lost, and KeyboardInterrupt after Ctrl-C; the run can be
+    resumed then.
+    """
+    given = assignments(_with_environment(overrides, environment))
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as folder:
+        path = _file_of(config, Path(folder))
+        settings = read_settings(path, given)
+        _refuse_script_for_actors(settings)
+        main = main_of(program_for(settings))
+        try:
+            with _signals(), warnings_on_one_line(), own_world():
+                run = main(["--config", str(path), *given], callbacks)
+        finally:
+            end_background()
+    return TrainedRun(run.path, run.summary)
+
+
+def assignments(overrides: Mapping[str, Any]) -> list[str]:
+    """Return settings as the command line has them; a dotted key stands for all below it. Raises UserError."""
+    found: list[str] = []
+    for key, value in overrides.items():
+        if isinstance(value, Mapping) and value and "." not in key:
+            found += [f"{key}.{each}" for each in _leaves(value)]
+        else:
+            found.append(f"{key}={_text(key, value)}")
+    return found
+
+
+def _leaves(section: Mapping[str, Any]) -> list[str]:
+    return assignments({str(key): value for key, value in section.items()})
+
+
+def _text(key: str, value: Any) -> str:
+    """Return a value as YAML on one line. Raises UserError for what a file could not hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{key}: {shown(value)} is nothing that a configuration could hold") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a path, or a number or array of NumPy, as JSON has it. Raises TypeError for other objects."""
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[str, Any]:
+    """Return the settings with the environment; of a class or function, alone or as `id`, the name."""
+    if environment is None:
+        return dict(overrides)
+    if isinstance(environment, Mapping) and callable(environment.get("id")):
+        environment = {**environment, "id": name_of(environment["id"])}
+    return {**overrides, "environment": name_of(environment) if callable(environment) else environment}
+
+
+def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path) -> Path:
+    """Return the file of a configuration; settings are written into one in `folder`. Raises UserError."""
+    if isinstance(config, str | Path):
+        return configuration_file(str(config)).absolute()
+    path = folder / "config.yaml"
+    data = config if isinstance(config, Mapping) else config.model_dump(mode="json")
+    path.write_text(yaml.safe_dump(json.loads(_text("config", data)), sort_keys=False), encoding="utf-8")
+    return path
+
+
+def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:
+    """Raise UserError where processes of actors would need what stands in a script, which they do not run."""
+    section = settings.get("environment", {})
+    id = str(section.get("id", "") if isinstance(section, dict) else section)
+    if id.startswith(SCRIPT) and program_for(settings) == ASYNCHRONOUS:
+        raise UserError(
+            f"environment: {id.removeprefix(SCRIPT)} stands in the script or notebook itself, which the processes of "
+            "actors do not run; put it into a module of its own, and import it from there"
+        )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """End in order when this process is told to; Ctrl-C is Python's own in the end.
+
+    Handlers belong to the main thread, and to nobody at a prompt: there a process that is stuck must not be ended.
+    """
+    if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
+        yield
+        return
+    try:
+        with signal_handlers():
+            yield
+    except Interrupted as told:
+        if told.name == "SIGINT":
+            raise KeyboardInterrupt from told
+        raise

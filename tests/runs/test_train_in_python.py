@@ -1,0 +1,251 @@
+"""`evorl.train` and callbacks: the same training as from the command line, seen and stopped by functions."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from helpers.support import ROOT, SMALL, free_port, lines
+from helpers.support import train as train_demo
+
+import evorl
+from evorl.config import read_yaml
+from evorl.runs.callbacks import Generation
+from evorl.runs.curves import record_of
+from evorl.runs.train import assignments
+from evorl.types import UserError
+
+SHORT = {"max_steps": 70}
+
+
+class FiveSteps(gym.Env):
+    """An environment that is registered nowhere."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return self.observation_space.low.copy(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.observation_space.high.copy(), 1.0, not self.left, False, {}
+
+
+def make_five_steps(bonus=0.0):
+    return gym.wrappers.TransformReward(FiveSteps(), lambda reward: reward + bonus)
+
+
+def without_times(path):
+    return [
+        {key: value for key, value in row.items() if not re.search("second", key)}
+        for row in lines(path / "metrics.jsonl")
+    ]
+
+
+def test_it_trains_what_the_demo_trains(in_directory):
+    run = evorl.train(SMALL, training=SHORT, run={"name": "a"}, seed=3)
+    assert run.path == in_directory / "runs" / "a"
+    assert run.summary == json.loads((run.path / "summary.json").read_text())
+    assert train_demo("run.name=b", "training.max_steps=70", "seed=3") == 0
+    assert without_times(run.path) == without_times(run.path.parent / "b")
+    assert len(run.read().metrics) == run.summary["generations"]
+    action, _ = run.load().predict(np.zeros(4, dtype=np.float32))
+    assert action in (0, 1)
+
+
+def test_settings_may_be_a_mapping_or_a_configuration(in_directory):
+    data = read_yaml(SMALL)
+    first = evorl.train(data, training={"max_steps": 40}, run={"name": "a"}, seed=2)
+    config = first.load().config
+    again = evorl.train(config, run={"name": "b"})
+    assert without_times(first.path) == without_times(again.path)
+
+
+def test_sections_are_merged_and_dotted_keys_replace():
+    given = {
+        "population": {"size": np.int64(2)}, "algorithm": {"exploration": {"end": 0.1}, "name": "dqn"}, "seed": 1,
+        "replay": {"prioritised": {}}, "evolution.hyperparameters": {"gamma": {"min": 0.9, "max": 0.99}},
+    }  # fmt: skip
+    assert assignments(given) == [
+        "population.size=2", "algorithm.exploration.end=0.1", 'algorithm.name="dqn"', "seed=1",
+        "replay.prioritised={}", 'evolution.hyperparameters={"gamma": {"min": 0.9, "max": 0.99}}',
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"seed: <object object at .*> is nothing that a configuration could hold"):
+        assignments({"seed": object()})
+
+
+@pytest.mark.parametrize("environment", [FiveSteps, make_five_steps, {"id": make_five_steps, "kwargs": {"bonus": 1.0}}])
+def test_an_environment_may_be_a_class_or_a_function(environment, in_directory):
+    run = evorl.train(SMALL, environment=environment, training={"max_steps": 40}, run={"name": "a"})
+    name = "FiveSteps" if environment is FiveSteps else "make_five_steps"
+    assert run.read().config["environment"]["id"] == f"{__name__}:{name}"
+    assert run.summary["best_fitness"] == (10 if isinstance(environment, dict) else 5)
+    assert train_demo("run.name=a", "run.resume=auto", configuration=run.path / "config.yaml") == 0
+
+
+def test_an_environment_of_the_same_name_is_another_one(in_directory, tmp_path, monkeypatch):
+    """Gymnasium knows environments by their names alone."""
+    (tmp_path / "another_walk.py").write_text(
+        "from runs import test_train_in_python as t\n\n\nclass FiveSteps(t.FiveSteps):\n    def step(self, action):\n"
+        "        first, _, *rest = super().step(action)\n        return first, 3.0, *rest\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, best in (("runs.test_train_in_python", 5), ("another_walk", 15), ("runs.test_train_in_python", 5)):
+        id = f"{module}:FiveSteps"
+        assert evorl.train(SMALL, environment=id, training={"max_steps": 40}).summary["best_fitness"] == best
+
+
+def test_what_other_processes_could_not_find_is_refused():
+    class Local(FiveSteps):
+        pass
+
+    for environment in (Local, lambda: FiveSteps(), FiveSteps().step):
+        with pytest.raises(UserError, match="does not stand at the top of a module or script under its own name"):
+            evorl.train(SMALL, environment=environment)
+
+
+def test_actors_do_not_run_the_script():
+    with pytest.raises(UserError, match="Walk stands in the script or notebook itself, which the processes of actors"):
+        evorl.train("impala", environment="__main__:Walk")
+
+
+def test_a_mistake_is_an_exception():
+    with pytest.raises(UserError, match=r"algorithm.gama: unknown key; did you mean 'algorithm.gamma'"):
+        evorl.train(SMALL, algorithm={"gama": 0.9})
+
+
+def test_callbacks_see_each_generation_and_change_nothing(in_directory):
+    seen = []
+
+    def note(generation):
+        seen.append((generation.number, generation.row["fitness"], [agent.fitness for agent in generation.agents]))
+        generation.log("half", np.float32(generation.number / 2))
+        generation.log("none", float("nan"))
+
+    def meddle(generation):
+        generation.row["fitness"].clear()
+        for agent in generation.agents:
+            agent.hyperparameters.clear()
+            for roles in agent.tensors.values():
+                for tensor in roles["parameters"].values():
+                    tensor.zero_()
+
+    run = evorl.train(SMALL, callbacks=[meddle, note], run={"name": "a"}, training=SHORT)
+    assert [number for number, *_ in seen] == [1, 2]
+    assert all(row == own for _, row, own in seen)
+    rows = without_times(run.path)
+    assert [row.pop("logged") for row in rows] == [{"half": 0.5, "none": None}, {"half": 1.0, "none": None}]
+    alone = evorl.train(SMALL, run={"name": "b"}, training=SHORT)
+    assert rows == without_times(alone.path)
+    record = record_of(lines(run.path / "metrics.jsonl")[1], frozenset())
+    assert record.points["callbacks/half"] == 1.0
+    assert "callbacks/none" not in record.points
+
+
+def test_a_callback_stops_the_run_in_order(in_directory, capsys):
+    """Also in the middle of a run that can be resumed, and ends as if nobody had stopped it."""
+
+    def stop(generation):
+        return evorl.Stop("enough\nof it") if generation.number == 2 else None
+
+    run = evorl.train(SMALL, callbacks=[stop], run={"name": "a"})
+    assert (run.summary["ended"], run.summary["because"], run.summary["generations"]) == ("stopped", "enough\nof it", 2)
+    assert run.summary["solved"] is None
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2].startswith("stopped (enough\\nof it) after generation 2; best: a mean return of")
+    assert said[-1] == "next: `evorl evaluate runs/a`, `evorl resume runs/a` to go on"
+    resumed = evorl.train(SMALL, run={"name": "a", "resume": "auto"})
+    assert resumed.summary["ended"] == "finished"
+    assert without_times(resumed.path) == without_times(evorl.train(SMALL, run={"name": "b"}).path)
+
+
+def test_what_a_callback_may_not_do_is_said(in_directory):
+    def yes(generation):
+        return True
+
+    with pytest.raises(UserError, match=r"callbacks: yes returned True; return evorl\.Stop"):
+        evorl.train(SMALL, callbacks=[yes], run={"name": "a"})
+    with pytest.raises(UserError, match="x is logged as 'much', which is no number"):
+        Generation({"generation": 1}, []).log("x", "much")
+
+    def fails(generation):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        evorl.train(SMALL, callbacks=[fails], run={"name": "b"})
+    assert json.loads(Path("runs/b/summary.json").read_text())["because"] == "ZeroDivisionError: mine"
+
+
+def test_ctrl_c_ends_in_order_and_is_pythons_own(in_directory, capsys):
+    def interrupt(generation):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        evorl.train(SMALL, callbacks=[interrupt], run={"name": "a"})
+    assert json.loads(Path("runs/a/summary.json").read_text())["ended"] == "SIGINT"
+    assert "ended by SIGINT" in capsys.readouterr().err
+
+
+def test_at_a_prompt_ctrl_c_is_left_to_the_prompt(in_directory, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def interrupt(generation):
+        assert signal.getsignal(signal.SIGTERM) == before
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evorl.train(SMALL, callbacks=[interrupt], run={"name": "a"})
+    assert json.loads(Path("runs/a/summary.json").read_text())["ended"] == "SIGINT"
+
+
+SCRIPT = """
+import accelerate
+import evorl
+from runs.test_train_in_python import FiveSteps
+
+
+class Mine(FiveSteps):
+    pass
+
+
+def stop(generation):
+    return evorl.Stop("enough") if generation.number == 2 else None
+
+
+def train():
+    for _ in range(2):
+        run = evorl.train({small!r}, environment=Mine, callbacks=[stop])
+        assert (run.summary["because"], run.summary["ranks"], run.summary["generations"]) == ("enough", 2, 2)
+
+
+evorl.train({small!r}, environment=Mine, training={{"max_steps": 40}})
+accelerate.notebook_launcher(train, num_processes=2, use_port={port!r})
+evorl.train(
+    "impala", environment="CartPole-v1", evolution={{"steps": 512}}, training={{"max_steps": 512}},
+    evaluation={{"episodes": 1, "confirmation_episodes": 1}}, tracking={{"backends": []}}, population={{"size": 1}},
+)
+"""
+
+
+@pytest.mark.two_process
+def test_a_script_without_a_guard_trains_alone_on_two_ranks_and_with_actors(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(small=str(SMALL), port=str(free_port())))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, timeout=170, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    runs = sorted(path.name.rsplit("-20", 1)[0] for path in (tmp_path / "runs").iterdir())
+    assert runs == ["dqn-Mine", "dqn-Mine", "dqn-Mine", "impala-CartPole-v1"]
+    assert 'next: `evorl.load("runs/dqn-Mine-' in done.stderr
