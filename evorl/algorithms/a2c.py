@@ -38,13 +38,19 @@ class A2CSettings(AlgorithmSettings):
     sequence_length: Size = 16
     """Steps through which a recurrent agent's gradient flows; without recurrence it does not matter."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 7e-4
+    """The learning rate of Adam."""
     annealing: bool = False
     """Let the learning rate fall linearly to 0 at `training.max_steps`."""
     gamma: Fraction = 0.99
+    """The discount of a step."""
     gae_lambda: Fraction = 1.0
+    """The decay of generalised advantage estimates (arXiv 1506.02438); with 1 they are returns less the value."""
     entropy_coefficient: Weight = 0.01
+    """The weight of the policy's entropy in the loss."""
     value_coefficient: Weight = 0.5
+    """The weight of the value's error in the loss."""
     max_grad_norm: Positive | None = 0.5
+    """The norm to which an agent's gradient is clipped; null leaves it as it is."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     normalize_advantage: bool = False
     """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""

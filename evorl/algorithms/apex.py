@@ -29,7 +29,9 @@ class EpsilonLadder(Section):
     """Actor i of N takes random actions with probability `base` ** (1 + i / (N - 1) * `exponent`), section 4 there."""
 
     base: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """The probability of the first actor."""
     exponent: Weight = 7.0
+    """How fast it falls from actor to actor."""
 
     def rung(self, index: int, count: int) -> float:
         """Return the probability of actor `index` of `count`."""
@@ -40,7 +42,9 @@ class NoiseLadder(Section):
     """Actor i of N has noise of `low` to `high` times the scale, in equal ratios; a single one has it as it is."""
 
     low: Positive = 0.5
+    """The factor of the first actor."""
     high: Positive = 2.0
+    """The factor of the last actor."""
 
     def rung(self, index: int, count: int) -> float:
         """Return the factor of actor `index` of `count`."""

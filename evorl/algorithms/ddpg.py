@@ -27,6 +27,8 @@ from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Tensors
 
 
 class DDPGExploration(ActionNoise):
+    """Noise on actions, of which -1 and 1 are the bounds, and random actions before it."""
+
     noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
     scale: Weight = 0.2
 

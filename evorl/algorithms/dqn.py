@@ -35,6 +35,8 @@ TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Period
 
 
 class NoisyLayerSettings(Section):
+    """Layers whose weights have noise of a learned scale."""
+
     sigma: Positive = 0.5
     """The first scale of the noise, times the root of a layer's inputs."""
 
@@ -42,6 +44,7 @@ class NoisyLayerSettings(Section):
 class DQNSettings(ValueSettings):
     name: Literal["dqn"] = "dqn"
     double: bool = True
+    """Let the online network choose the action that the target network values (arXiv 1509.06461)."""
     dueling: bool = False
     """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
     learning_rate: Rate = 2e-3
@@ -51,6 +54,7 @@ class DQNSettings(ValueSettings):
     `target_period` updates (Mnih et al. 2015)."""
     tau: Rate = 2e-2
     target_period: Size | None = None
+    """Updates from one copy of the network to the target network to the next."""
     noisy: NoisyLayerSettings | None = None
     """Explore by noise on the weights of the last hidden layer and of the heads (arXiv 1706.10295)."""
     exploration: EpsilonGreedy = Field(

@@ -19,7 +19,9 @@ class EpsilonGreedy(Section):
     schedule: Literal["exponential", "linear"] = "exponential"
     """`exponential` multiplies it by `decay` in each step; `linear` is at the end after `steps` (Mnih et al. 2015)."""
     start: Fraction = 1.0
+    """The probability at first."""
     end: Fraction = 0.05
+    """The least probability."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.9995
     """The factor for each step of each of an agent's environments, over all ranks."""
     steps: Count | None = None

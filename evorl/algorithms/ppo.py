@@ -38,6 +38,7 @@ class PPOSettings(A2CSettings):
     value_clip: Positive | None = None
     """The same for the value."""
     target_kl: Positive | None = None
+    """The divergence from the policy that made a rollout at which an agent stops learning from it; null is none."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *A2CSettings.hyperparameters,

@@ -37,12 +37,15 @@ class ReplayedSettings(AlgorithmSettings):
     batch_size: Size = 256
     """Transitions in an agent's update, on each rank; see `split_batches`."""
     learning_rate: Rate = 1e-3
+    """The learning rate of Adam."""
     gamma: Fraction = 0.99
+    """The discount of a step."""
     learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
     """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
     tau: Rate = 5e-3
     """The share of the way that a target network follows in each of its updates."""
     max_grad_norm: Positive | None = None
+    """The norm to which a gradient of an agent is clipped; null leaves it as it is."""
     normalize_observations: bool = False
     """Shift and scale vectors by the running mean and variance of what the replay was given."""
 

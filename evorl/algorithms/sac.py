@@ -45,10 +45,12 @@ class SACSettings(ReplayedSettings):
     actor_learning_rate: Rate | None = None
     """Null is `learning_rate`."""
     initial_temperature: Positive = 1.0
+    """The first weight of the entropy, which is then learned."""
     target_entropy: Finite | None = None
     """The entropy that the temperature is learned for, in nats, of actions between -1 and 1. Null is -1 for each number
     of a `Box`, and `target_entropy_share` of the most that choices can have."""
     target_entropy_share: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """The share of the largest entropy of choices that is the target, where `target_entropy` is null."""
     exploration: SACExploration = SACExploration()
 
     hyperparameters: ClassVar[tuple[str, ...]] = (

@@ -30,8 +30,11 @@ class CategoricalSettings(Section):
     """The support of the distribution of returns (C51, arXiv 1707.06887), which must hold those there can be."""
 
     atoms: Atoms = 51
+    """The number of returns that have a probability."""
     v_min: Finite = -10.0
+    """The least of them."""
     v_max: Finite = 10.0
+    """The largest of them."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -44,6 +47,7 @@ class QuantileSettings(Section):
     """Quantile regression (arXiv 1710.10044); its defaults are the paper's."""
 
     quantiles: Atoms = 200
+    """The number of quantiles."""
     kappa: Weight = 1.0
     """The error up to which the loss is quadratic; with 0 it is linear everywhere."""
 

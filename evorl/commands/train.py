@@ -11,31 +11,23 @@ from pathlib import Path
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command, count, seed
 from evorl.commands.launching import launch_command
+from evorl.commands.words import add_words, file_and_assignments
 from evorl.config import validate
-from evorl.config.shipped import configuration_file, read_settings, shipped_names
+from evorl.config.shipped import read_settings
 from evorl.runs.launch import check
 from evorl.runs.programs import main_of, program_for
-from evorl.types import UserError
 
 
 def program_arguments(words: Sequence[str], seed: int | None, name: str | None) -> list[str]:
     """Return the arguments of the training program for what stands on the command line. Raises UserError."""
-    named = [word for word in words if "=" not in word]
-    if len(named) > 1:
-        raise UserError(f"train: one algorithm or file at a time, and not {' and '.join(map(repr, named[:3]))}")
-    given = [word for word in words if "=" in word]
+    file, given = file_and_assignments(words)
     given += [] if seed is None else [f"seed={seed}"]
     given += [] if name is None else [f"run.name={json.dumps(name, ensure_ascii=False)}"]
-    return ["--config", str(configuration_file(named[0] if named else "dqn").absolute()), *given]
+    return ["--config", str(file), *given]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="ALGORITHM | FILE | key.path=value",
-        help=f"a YAML file, or what is shipped: {', '.join(shipped_names())} (default: dqn); and settings to change",
-    )
+    add_words(parser)
     parser.add_argument("--processes", type=count, default=1, help="processes to train with (default: 1)")
     parser.add_argument("--seed", type=seed, help="short for seed=N")
     parser.add_argument("--name", help="the run's directory below runs/; short for run.name=NAME")

@@ -2,13 +2,14 @@
 
 from evorl.config.evolution import ArchitectureLimits, Evolution, Schedule, ScheduledMutation, Selection
 from evorl.config.fields import AlgorithmSettings, HyperparameterRange
+from evorl.config.network import Network
 from evorl.config.reader import override, read_yaml
 from evorl.config.schema import (
     AnyConfig,
     Config,
     Environment,
-    Network,
     check_name,
+    model_of,
     validate,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "ScheduledMutation",
     "Selection",
     "check_name",
+    "model_of",
     "override",
     "read_yaml",
     "validate",

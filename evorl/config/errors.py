@@ -101,10 +101,15 @@ def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
     name = location[-1] if section and location[-1] in section.model_fields else location[-2]
     if section is None or name not in section.model_fields:
         return "a number of at least 0"
+    return bounds_of(section.model_fields[name].annotation, section.model_fields[name].metadata) or "a finite number"
+
+
+def bounds_of(annotation: Any, metadata: Sequence[Any]) -> str:
+    """Return the range of a field in words; empty where it has none."""
     words = {Ge: "at least {0.ge:.10g}", Gt: "above {0.gt:.10g}", Le: "at most {0.le:.10g}", Lt: "below {0.lt:.10g}"}
-    constraints = _constraints(section.model_fields[name].annotation, section.model_fields[name].metadata)
+    constraints = _constraints(annotation, metadata)
     bounds = [text.format(item) for item in constraints for kind, text in words.items() if isinstance(item, kind)]
-    return " and ".join(bounds) or "a finite number"
+    return " and ".join(bounds)
 
 
 def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:

@@ -35,6 +35,8 @@ def _with_dotted_names(given: Any) -> Any:
 
 
 class Selection(Section):
+    """The choice of agents that the next generation is made from."""
+
     name: Text = "tournament"
     """`none` keeps every agent as it is: a pool of agents that learn side by side."""
     size: Size = 2
@@ -55,10 +57,15 @@ class Mutation(BaseModel):
     __pydantic_extra__: dict[str, Weight]
 
     none: Weight = 0.4
+    """The agent goes on as it is."""
     architecture: Weight = 0.2
+    """Units, channels, kernels or layers are added or removed."""
     parameters: Weight = 0.2
+    """Weights get noise."""
     activation: Weight = 0.0
+    """The activation is another of `architecture.activations`."""
     hyperparameters: Weight = 0.2
+    """A hyperparameter moves within its range."""
     new_layer: Fraction = 0.2
     """The share of architecture mutations that add or remove a layer rather than units."""
     strength: Positive = 0.02
@@ -79,13 +86,19 @@ class ArchitectureLimits(Section):
     """The limits of architecture mutations."""
 
     min_layers: Width = 1
+    """The fewest hidden layers."""
     max_layers: Width = 3
+    """The most hidden layers."""
     min_units: Width = 16
+    """The fewest units of a layer or a recurrent cell."""
     max_units: Width = 256
+    """The most units of a layer or a recurrent cell."""
     unit_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (16, 32)
     """The number of units that a mutation adds to a layer or a recurrent cell, or removes."""
     min_channels: Width = 8
+    """The fewest channels of a convolution."""
     max_channels: Width = 128
+    """The most channels of a convolution."""
     channel_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (8, 16)
     """The number of channels that a mutation adds to a convolution or removes."""
     max_convolutions: Width = 6
@@ -93,6 +106,7 @@ class ArchitectureLimits(Section):
     max_kernel: Width = 9
     """Mutations let kernels grow to this and shrink to 1."""
     activations: Annotated[tuple[Text, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
+    """The activations that mutations choose from."""
 
     @model_validator(mode="after")
     def _are_ranges(self) -> Self:
@@ -107,21 +121,31 @@ class ScheduledMutation(Section):
     """A mutation that is not drawn: its record as `lineage.jsonl` has it, and the generation after which it comes."""
 
     generation: Size
+    """The generation after which it comes."""
     kind: Text
+    """The kind of mutation."""
     target: Text = ""
+    """What it changes."""
     before: int | Finite | Text | None = None
+    """The value before it."""
     after: int | Finite | Text | None = None
+    """The value after it."""
 
 
 class Schedule(Section):
     """The course of one agent, which every agent of a run follows: its first settings, and then its mutations."""
 
     hyperparameters: dict[Text, Finite]
+    """The first hyperparameters."""
     architectures: dict[Text, Architecture]
+    """The first architecture of each network."""
     mutations: Annotated[tuple[ScheduledMutation, ...], Field(max_length=100_000)] = ()
+    """The mutations, in their order."""
 
 
 class Evolution(Section):
+    """The length of a generation, and how the next one's agents are made from its own."""
+
     steps: Count = 10_000
     """Environment steps of each agent in a generation, over all ranks."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0

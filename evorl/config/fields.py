@@ -88,12 +88,15 @@ class HyperparameterRange(Section):
     where `evolution.initial` is `sampled`."""
 
     min: Finite
+    """The least value."""
     max: Finite
+    """The largest value."""
     scale: Scale | None = None
     """`log` multiplies the value by `grow` or `shrink`, `one_minus_log` divides its distance from 1 by them, `linear`
     moves it by (factor - 1) of the range. Null is `one_minus_log` for what the algorithm counts as near one, such as
     `gamma`, and `log` for all else."""
     grow: Annotated[float, Field(gt=1, le=1e9)] = 1.2
+    """The factor of a move up."""
     shrink: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Null undoes `grow`, so that moves nobody selects lead nowhere: 1 / grow, or 2 - grow on a linear scale."""
     resample: Fraction = 0.0
@@ -133,6 +136,7 @@ class AlgorithmSettings(Section):
     """The settings that every algorithm has; the rest stands in the algorithm's file."""
 
     name: str = "dqn"
+    """The algorithm."""
     reward_clip: Positive | None = None
     """Agents learn from rewards clipped to ± this much; fitness and returns count the true ones."""
     split_batches: bool = False

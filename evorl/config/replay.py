@@ -13,7 +13,9 @@ class ImportanceExponent(Section):
     """The exponent of importance weights goes linearly from `start` to `end`."""
 
     start: Fraction = 0.4
+    """Its value at first."""
     end: Fraction = 1.0
+    """Its value in the end."""
     steps: Count | None = None
     """Environment steps of each agent, over all ranks, after which it is at its end; null is training.max_steps."""
 
@@ -25,9 +27,12 @@ class Prioritised(Section):
     """Priorities are (|error| + epsilon) to this power; 0 draws all alike."""
     importance_exponent: ImportanceExponent = ImportanceExponent()
     epsilon: Positive = 1e-6
+    """What is added to each error, so that all transitions can be drawn."""
 
 
 class Replay(Section):
+    """The replay of algorithms that learn from one; the others have none."""
+
     capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
     """Transitions kept, over all ranks and agents."""
     learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
@@ -27,27 +26,27 @@ from evorl.config.fields import (
     Count,
     Finite,
     HyperparameterRange,
-    Initialisation,
     Plain,
     Seconds,
     Section,
     Size,
     Text,
     Weight,
-    Width,
 )
+from evorl.config.network import Network
 from evorl.config.replay import Replay
 from evorl.types import UserError
 
-MAX_WEIGHTS = 2**28
-"""Between the first layers of a network; with its target and Adam's moments that is 4 GiB for each agent."""
 MAX_COPIES = 2**16
 
 
 class Run(Section):
+    """The run's directory, and how its processes compute and wait."""
+
     name: Text | None = None
     """The run's directory below `directory`; without it each run gets a fresh one."""
     directory: Path = Path("runs")
+    """The folder of runs."""
     resume: Literal["never", "auto"] = "never"
     """`auto` goes on from the newest checkpoint that is whole, where there is one."""
     timeout: Seconds = 300.0
@@ -74,10 +73,14 @@ class Run(Section):
 
 
 class Environment(Section):
+    """The environment that agents are trained in, and how it is stepped and seen."""
+
     id: Plain = "LunarLander-v3"
+    """A name that Gymnasium knows, or `package.module:NAME`, a name, class or function of a module of your own."""
     num_envs: Size = 8
     """Copies for each agent on each process that steps environments: a rank, or an actor."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
@@ -95,68 +98,18 @@ class Environment(Section):
     generation has twice as many steps of each environment as the longest episode that the environment allows."""
 
 
-class ConvolutionalLayer(Section):
-    """A convolution without bounds on the image, followed by the network's activation."""
-
-    channels: Annotated[int, Field(ge=1, le=4096)]
-    kernel: Annotated[int, Field(ge=1, le=64)]
-    stride: Annotated[int, Field(ge=1, le=64)] = 1
-
-
-class Network(Section):
-    name: Text = "standard"
-    hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
-    activation: Text = "relu"
-    layer_norm: bool | None = None
-    """Normalise hidden layers (arXiv 1607.06450). Null is what the algorithm takes: true for DQN, else false."""
-    initialisation: Initialisation | None = None
-    """Null is what the algorithm takes: `orthogonal` for actor-critics, `uniform` for DQN."""
-    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
-        ConvolutionalLayer(channels=32, kernel=8, stride=4),
-        ConvolutionalLayer(channels=64, kernel=4, stride=2),
-        ConvolutionalLayer(channels=64, kernel=3, stride=1),
-    )
-    """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
-    bf16: bool | None = None
-    """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null is
-    what Accelerate was asked for, by its `mixed_precision: bf16`."""
-    recurrent: Text | None = None
-    """A recurrent cell after the hidden layers: `lstm` or `gru`."""
-    recurrent_size: Width = 64
-    factory: Plain | None = None
-    """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
-    the width of a vector or the shape of an image."""
-
-    @model_validator(mode="after")
-    def _factory_where_it_belongs(self) -> Self:
-        if (self.name == "module") != (self.factory is not None):
-            raise ValueError("`factory` and `name: module` go together")
-        if self.name == "module" and self.recurrent:
-            raise ValueError(f"a module has no recurrent state; leave `recurrent: {self.recurrent}` out")
-        if self.name == "module" and self.initialisation:
-            raise ValueError(f"a module initialises itself; leave `initialisation: {self.initialisation}` out")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_into_memory(self) -> Self:
-        layers = pairwise(self.convolutions)
-        weights = {
-            "hidden_sizes": sum(before * after for before, after in pairwise(self.hidden_sizes)),
-            "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),
-        }
-        for name, count in weights.items():
-            if count > MAX_WEIGHTS:
-                raise ValueError(f"{name} have {count} weights between them; they may have at most {MAX_WEIGHTS}")
-        return self
-
-
 class PopulationSettings(Section):
+    """The agents and where they train."""
+
     size: Size = 4
+    """The number of agents; with 1 it still mutates, and nobody is selected."""
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
 
 
 class Evaluation(Section):
+    """The episodes that decide what agents are worth, without exploration."""
+
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None
@@ -178,26 +131,37 @@ class Evaluation(Section):
 
 
 class Training(Section):
+    """The length of a run, and when it ends before."""
+
     max_steps: Count = 1_000_000
     """Environment steps of each agent, over all ranks. The last generation has as many as are left, in whole rollouts;
     less than a tenth of a generation is left untrained."""
     target_fitness: Finite | None = None
+    """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null goes on."""
     compile: bool = False
     """Compile the gradients of losses by torch's Inductor: half a minute for each new layout of a stack, the first time
     on a machine."""
 
 
 class Tracking(Section):
+    """The trackers that are told of a run beside its own files."""
+
     backends: tuple[Text, ...] = ("wandb",)
+    """`wandb`, `tensorboard`, both or none."""
     project: Text = "evorl"
+    """W&B: the project that the run is in."""
     entity: Text | None = None
+    """W&B: the user or team that the project belongs to; null is W&B's own default."""
     mode: Literal["auto", "online", "offline"] = "auto"
     """W&B: `auto` is online where there is a key, else offline."""
     tags: tuple[Text, ...] = ()
+    """W&B: words by which the run can be found."""
     group: Text | None = None
     """W&B: the group that the run is shown in, such as the seeds of one configuration."""
     job_type: Text | None = None
+    """W&B: the kind of job, by which runs can be grouped."""
     notes: Text | None = None
+    """W&B: what stands beside the run."""
     video: bool = False
     """Film an episode of each new best agent: `videos/` in the run's directory, and W&B shows it. Needs `.[video]`."""
     interval: Seconds = 10.0
@@ -210,6 +174,8 @@ class Tracking(Section):
 
 
 class Checkpoint(Section):
+    """The checkpoints that a run can be resumed from."""
+
     keep: Size = 2
     """The number of newest checkpoints that stay; that of the generation with the best agent stays too."""
     max_replay_mb: Weight = 1024.0
@@ -223,9 +189,11 @@ class Config(Section, Generic[Settings]):
     """A whole experiment."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """The seed of all that is drawn at random."""
     run: Run = Run()
     environment: Environment = Environment()
     algorithm: Settings
+    """The algorithm, and the settings that it has for itself."""
     network: Network = Field(default=Network(), validate_default=True)
     actors: ActorSettings | None = Field(default=None, validate_default=True)
     """Of asynchronous algorithms; the others collect in the learner's own process."""
@@ -352,6 +320,11 @@ class Config(Section, Generic[Settings]):
 AnyConfig = Config[Any]
 
 
+def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
+    """Return the model of configurations whose algorithm has these settings."""
+    return Config[settings]  # type: ignore[valid-type]
+
+
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
     """Return the configuration that `data` describes; `algorithms` gives each algorithm's settings by its name.
 
@@ -361,7 +334,7 @@ def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSet
     name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
     if not isinstance(name, str) or name not in algorithms:
         raise UserError(f"algorithm.name: there is no algorithm {shown(name)}" + nearest(str(name), algorithms))
-    model = Config[algorithms[name]]  # type: ignore[valid-type]
+    model = model_of(algorithms[name])
     try:
         return model.model_validate({"algorithm": {"name": name}, **data})
     except ValidationError as error:

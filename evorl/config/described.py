@@ -1,0 +1,154 @@
+"""The keys of a configuration, read from its models: of each its sentence, its kind, its range and its default."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from evorl.config.errors import bounds_of, nearest
+from evorl.types import UserError
+
+WORDS: Mapping[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
+MARGIN = " " * 4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of a configuration: its path, what its value is, and the sentence that explains it.
+
+    `kind` says in words what it takes, with its range; `default` is its default as YAML, empty for a section that
+    cannot be null. The keys of a section follow it.
+    """
+
+    path: str
+    kind: str
+    default: str
+    sentence: str
+
+
+def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
+    """Return all keys of a model, each section followed by its own keys."""
+    found: list[Setting] = []
+    for name, field in model.model_fields.items():
+        inner, path = section_in(field.annotation), f"{prefix}{field.alias or name}"
+        sentence = sentences(model).get(name) or (own_sentence(inner) if inner else "")
+        default = "" if inner is field.annotation else _default(field)
+        found.append(Setting(path, _takes(field), default, sentence))
+        if inner is not None:
+            found += settings_of(inner, f"{path}.{_between(field.annotation)}")
+    return found
+
+
+def explained(settings: Sequence[Setting], key: str) -> list[str]:
+    """Return what there is to say of a key, and of all keys below it. Raises UserError where there is none."""
+    found = [each for each in settings if each.path == key or each.path.startswith(f"{key}.")]
+    if not found:
+        raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [each.path for each in settings]))
+    lines: list[str] = []
+    for each in found:
+        default = f" (default: {each.default})" if each.default else ""
+        lines.append(f"{each.path}: {each.kind}{default}")
+        lines += textwrap.wrap(each.sentence, 110, initial_indent=MARGIN, subsequent_indent=MARGIN)
+    return lines
+
+
+@cache
+def sentences(model: type[BaseModel]) -> Mapping[str, str]:
+    """Return the docstring of each field of a model, also of those that it inherits, on one line."""
+    found: dict[str, str] = {}
+    for part in reversed(model.__mro__):
+        for node, after in _pairs(part):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
+                text = after.value.value if isinstance(after.value, ast.Constant) else ""
+                found[node.target.id] = " ".join(str(text).split())
+    return found
+
+
+def own_sentence(model: type[BaseModel]) -> str:
+    """Return a model's docstring on one line; that of the nearest model that it extends where it has none."""
+    texts = (vars(part).get("__doc__") for part in model.__mro__ if part.__module__ != BaseModel.__module__)
+    return " ".join(next((text for text in texts if text), "").split())
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in an annotation, also inside `X | None`, `dict[str, X]` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(section_in, typing.get_args(annotation))), None)
+
+
+def _between(annotation: Any) -> str:
+    """Return what stands in a path between a field and the keys of its section: the name of an entry, if it has one."""
+    named = typing.get_origin(annotation) is dict or any(map(_between, typing.get_args(annotation)))
+    return "NAME." if named else ""
+
+
+def _pairs(model: type) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
+    """Yield the statements of a class, each with the one after it; none where there is no source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
+    except (OSError, TypeError, KeyError):
+        return
+    name = model.__name__.split("[")[0]
+    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), [])
+    yield from zip(body, [*body[1:], None], strict=True)
+
+
+def _takes(field: FieldInfo) -> str:
+    """Return in words what a field takes."""
+    kind = _kind(field.annotation).removesuffix(" or null")
+    takes = ", ".join(filter(None, (kind, bounds_of(field.annotation, field.metadata))))
+    return f"{takes}; or null" if type(None) in typing.get_args(field.annotation) else takes
+
+
+def _kind(annotation: Any) -> str:
+    """Return in words what an annotation takes."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is type(None):
+        return "null"
+    if origin is typing.Annotated:
+        return _kind(inner[0])
+    if origin is Literal:
+        return " or ".join(value if isinstance(value, str) else json.dumps(value) for value in inner)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_kind, inner)))
+    if origin is tuple:
+        return f"list of {_plural(inner[0])}"
+    if origin is dict:
+        return "mapping" if inner[1] is Any else f"{_plural(inner[1])} by name"
+    return WORDS.get(annotation, "section")
+
+
+def _plural(annotation: Any) -> str:
+    kind = _kind(annotation)
+    return kind if kind == WORDS[str] else f"{kind}s"
+
+
+def _default(field: FieldInfo) -> str:
+    """Return the default of a field as YAML on one line."""
+    if field.is_required():
+        return "none"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return value if isinstance(value, str) and value else json.dumps(_plain(value), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a default as JSON has it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value

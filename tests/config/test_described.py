@@ -1,0 +1,74 @@
+"""The keys of a configuration, explained from its models."""
+
+import pytest
+import yaml
+from helpers.support import ROOT, error_line
+
+from evorl.algorithms import SETTINGS
+from evorl.commands.command import run_command
+from evorl.config import model_of, override, read_yaml, validate
+from evorl.config.described import settings_of
+from evorl.config.documents import commented, page
+from evorl.config.shipped import TRAINING, shipped_names
+from evorl.runs.launch import run_program
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_key_has_a_sentence(name):
+    settings = settings_of(model_of(SETTINGS[name]))
+    assert [each.path for each in settings if len(each.sentence) < 10 or each.sentence[-1] not in ".:"] == []
+
+
+def test_the_page_is_what_the_models_say():
+    """`evorl config --markdown > docs/configuration.md` mends it."""
+    assert (ROOT / "docs" / "configuration.md").read_text() == page(SETTINGS)
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_whole_configuration_reads_as_what_it_shows(name, tmp_path):
+    config = validate(read_yaml(TRAINING / f"{name}.yaml"), SETTINGS)
+    text = commented(config.model_dump(mode="json"), settings_of(model_of(SETTINGS[config.algorithm.name])))
+    (tmp_path / "a.yaml").write_text(text)
+    assert validate(read_yaml(tmp_path / "a.yaml"), SETTINGS) == config
+    assert yaml.safe_load(text) == config.model_dump(mode="json"), "for other readers of YAML, too"
+    assert max(map(len, text.splitlines())) <= 200
+    assert "# Passes over each rollout.\n  epochs:" in text or config.algorithm.name != "ppo"
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("population.size", ["population.size: whole number, at least 1 and at most 1048576 (default: 4)"]),
+        ("run.resume", ["run.resume: never or auto (default: never)"]),
+        ("run.threads", ["run.threads: whole number, at least 1 and at most 1024; or null (default: null)"]),
+        ("network.hidden_sizes", ["network.hidden_sizes: list of whole numbers, at least 1 and", "[64, 64])"]),
+        ("replay.prioritised", ["section; or null (default: null)", "replay.prioritised.importance_exponent.end:"]),
+        ("evolution.hyperparameters", ["sections by name; or null", "evolution.hyperparameters.NAME.min: number"]),
+        ("algorithm.exploration", ["algorithm.exploration: section\n    Noisy layers explore by themselves"]),
+        ("environment.kwargs", ["environment.kwargs: mapping (default: {})"]),
+        (
+            "algorithm.target",
+            ["algorithm.target: polyak or periodic (default: polyak)", "`polyak`: the target"],
+        ),
+    ],
+)
+def test_a_key_is_explained(key, told, capsys):
+    run_command(["config", "--explain", key])
+    shown = capsys.readouterr().out
+    for words in told:
+        assert words in shown
+    assert all(line.startswith((key, "    ")) for line in shown.splitlines())
+
+
+def test_the_command_shows_what_a_command_line_stands_for(capsys):
+    run_command(["config", "ppo", "population.size=2", "training.max_steps=7"])
+    shown = yaml.safe_load(capsys.readouterr().out)
+    data = override(read_yaml(TRAINING / "ppo.yaml"), ["population.size=2", "training.max_steps=7"])
+    assert shown == validate(data, SETTINGS).model_dump(mode="json")
+
+
+def test_a_key_that_is_not_there_is_a_mistake(capsys):
+    assert run_program(run_command, ["config", "--explain", "algorithm.gama"]) == 2
+    assert "there is no key 'algorithm.gama'; did you mean 'algorithm.gamma'?" in error_line(capsys)
+    assert run_program(run_command, ["config", "ppo", "algorithm.clip=-1"]) == 2
+    assert "algorithm.clip: -1 is out of range" in error_line(capsys)
