@@ -11,8 +11,10 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-MAX_LETTERS = 900
-"""Letters of an error message in which a configuration's mistakes are told."""
+MAX_LETTERS = 450
+"""Letters in which one mistake of a configuration is told."""
+MAX_TOLD = 20_000
+"""Letters of an error message: more than all mistakes take that people make at once."""
 
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
@@ -40,11 +42,11 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
     # A default that is made of other settings has no value where those are wrong.
     found = [problem for problem in error.errors(include_url=False) if problem["type"] != "default_factory_not_called"]
     problems = sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
-    each = list(dict.fromkeys(on_one_line(_explanation(model, problem), MAX_LETTERS // 2) for problem in problems))
+    each = list(dict.fromkeys(on_one_line(_explanation(model, problem), MAX_LETTERS) for problem in problems))
     if len(each) == 1:
         return each[0]
     told = [f"({number}) {one}" for number, one in enumerate(each, 1)]
-    while sum(map(len, told)) > MAX_LETTERS:
+    while sum(map(len, told)) > MAX_TOLD - MAX_LETTERS:
         told.pop()
     rest = f" and {len(each) - len(told)} more" if len(told) < len(each) else ""
     return f"{len(each)} settings are wrong: {' '.join(told)}{rest}"
@@ -70,10 +72,11 @@ def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
 def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> str:
     if known is None:
         return ""
-    matches = difflib.get_close_matches(location[-1], list(known.model_fields), n=1, cutoff=0.5)
+    names = [field.alias or name for name, field in known.model_fields.items()]
+    matches = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
     if matches:
         return f"; did you mean '{'.'.join((*location[:-1], matches[0]))}'?"
-    return f"; known here: {', '.join(known.model_fields)}"
+    return f"; known here: {', '.join(names)}"
 
 
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:

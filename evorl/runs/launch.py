@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from evorl.actors.checks import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
-from evorl.config.errors import on_one_line
+from evorl.config.errors import MAX_TOLD, on_one_line
 from evorl.config.fields import ENVIRONMENT
 from evorl.config.options import asked_for_bf16, refuse_options
 from evorl.config.reader import plain_assignments
@@ -220,7 +220,7 @@ def _report(error: UserError) -> None:
     and gives it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
     """
     local = error.reported_elsewhere is None and is_initialized() and os.environ.get("WORLD_SIZE", "1") != "1"
-    line = on_one_line(str(error)) + (f" (on rank {os.environ['RANK']})" if local else "")
+    line = on_one_line(str(error), MAX_TOLD) + (f" (on rank {os.environ['RANK']})" if local else "")
     # Before the ranks have met, none of them knows who else has seen the mistake.
     if not error.reported_elsewhere and (is_initialized() or os.environ.get("RANK", "0") == "0"):
         _say(line)

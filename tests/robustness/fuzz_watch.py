@@ -18,7 +18,7 @@ GIT = ["git", "rev-parse", "--show-toplevel"]
 ASKS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
 CANARY = "canary-"
 ERROR = re.compile(r"(evorl[ a-z]*: )?error: ")
-LONGEST = 1200
+LONGEST = 20_200
 """Letters of an error message."""
 SHARED = "/dev/shm/pym-"
 """Memory of the environments' processes."""

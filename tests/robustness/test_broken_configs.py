@@ -6,6 +6,7 @@ import broken_configs
 import pytest
 from helpers.support import error_line, train
 
+from evorl.config.errors import MAX_TOLD
 from evorl.runs.launch import load_config
 from evorl.types import UserError
 
@@ -25,7 +26,7 @@ def test_a_broken_configuration_ends_with_one_line_and_code_2(breakage, in_direc
     assert train(*breakage.arguments, configuration="config.yaml") == 2
     error = error_line(capsys)
     assert error[:-1].isprintable()
-    assert len(error) < 1200
+    assert len(error) < MAX_TOLD + 200
     assert list(in_directory.iterdir()) == [path]
 
 
