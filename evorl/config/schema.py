@@ -11,9 +11,11 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import yaml
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -105,6 +107,15 @@ class PopulationSettings(Section):
     """The number of agents; with 1 it still mutates, and nobody is selected."""
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
+    from_: Annotated[Path | None, Field(alias="from")] = None
+    """The directory of a run whose agents are the first ones, with their weights, optimisers and hyperparameters; null
+    begins with new agents."""
+    from_agents: Literal["elite", "population"] = "elite"
+    """With `from`: all agents begin as copies of its elite, or as the agents of its newest checkpoint."""
+
+    @model_serializer(mode="wrap")
+    def _by_their_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"from" if name == "from_" else name: value for name, value in dump(self).items()}
 
 
 class Evaluation(Section):
@@ -249,6 +260,10 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}; take evolution.selection.size={size}"
+            )
+        if self.population.from_ is not None and self.evolution.schedule is not None:
+            raise ValueError(
+                "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
             )
         if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(

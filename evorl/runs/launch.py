@@ -83,9 +83,12 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
 
 
 def _in_place(config: AnyConfig) -> AnyConfig:
-    """Return the configuration with an absolute directory: an environment may change the working directory."""
+    """Return the configuration with absolute directories: an environment may change the working directory."""
     run = config.run.model_copy(update={"directory": config.run.directory.absolute()})
-    return config.model_copy(update={"run": run})
+    if (source := config.population.from_) is None:
+        return config.model_copy(update={"run": run})
+    population = config.population.model_copy(update={"from_": source.absolute()})
+    return config.model_copy(update={"run": run, "population": population})
 
 
 def _in_precision(config: AnyConfig, asked: bool) -> AnyConfig:

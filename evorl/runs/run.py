@@ -16,7 +16,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.envs.horizon import horizon
 from evorl.evolution import Context, evolve
-from evorl.population import Learner, initial_population
+from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.archive import Archive
@@ -31,6 +31,7 @@ from evorl.runs.replicas import drift_warning, gather_agents
 from evorl.runs.reporter import Reporter
 from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.threads import use_threads
+from evorl.runs.transfer import first_agents
 from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched
 from evorl.system.files import digest
@@ -73,7 +74,7 @@ class Run:
         restored = recovery.restore(self.horizon.carries_over)
         if restored is None:
             self.progress, elite = Progress(next_id=config.population.size), b""
-            self.agents = initial_population(config, algorithm)
+            self.agents = first_agents(config, algorithm, self.ranks)
         else:
             self.progress, self.agents, elite = restored.progress, restored.agents, restored.elite
             # A target that was reached may have been raised since.

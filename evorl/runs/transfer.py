@@ -1,0 +1,69 @@
+"""The first agents of a run: new ones, or those that another run has trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
+from evorl.config.fields import ENVIRONMENT
+from evorl.distributed import Ranks
+from evorl.population import check_agents, initial_population
+from evorl.records import INITIAL
+from evorl.runs.checkpoint import AGENTS, Checkpoints
+from evorl.runs.directory import load_elite
+from evorl.system.files import refuse_links
+from evorl.system.formats import decode_agents, encode_agents
+from evorl.types import Agent, UserError
+
+
+def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:
+    """Return the first generation, on all ranks: new agents, or those of `population.from`.
+
+    Raises UserError, on all ranks, where that has none that the algorithm could train.
+    """
+    source = config.population.from_
+    if source is None:
+        return initial_population(config, algorithm)
+    payload = ranks.from_main(lambda: encode_agents(_trained(config, algorithm, source)), "the agents of another run")
+    return decode_agents(payload, str(source))
+
+
+def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
+    """Return agents of a run as first ones: in their order, from the first again where there are too few.
+
+    They keep their weights, optimisers and hyperparameters, and what they have counted, such as their exploration.
+    """
+    where = f"population.from: {run}"
+    try:
+        found = _elite(run) if config.population.from_agents == "elite" else _newest(run)
+    except UserError as error:
+        raise UserError(f"population.from: {error}") from error
+    check_agents(found, algorithm, where)
+    agents = []
+    for id in range(config.population.size):
+        origin = found[id % len(found)]
+        own = {name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
+        agent = replace(origin.child(id), parent=None, fault=None)
+        agent.hyperparameters = own | config.first_environment_hyperparameters()
+        agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
+        agents.append(agent)
+    return agents
+
+
+def _elite(run: Path) -> list[Agent]:
+    refuse_links(run / "elite", run / "elite" / "agent.safetensors")
+    return [load_elite(run)[1]]
+
+
+def _newest(run: Path) -> list[Agent]:
+    """Return the agents of a run's newest checkpoint that is whole. Raises UserError where there is none."""
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    problem = "there is none"
+    for generation in reversed(checkpoints.generations()):
+        try:
+            return decode_agents(checkpoints.read(generation, AGENTS), str(checkpoints.path(generation) / AGENTS))
+        except UserError as error:
+            problem = str(error)
+    raise UserError(f"{run}: no checkpoint can be read: {problem}")

@@ -1,0 +1,112 @@
+"""Runs whose first agents another run has trained."""
+
+import re
+import shutil
+
+import gymnasium as gym
+import pytest
+import torch
+from helpers.support import algorithm, config, error_line, lines, train
+
+from evorl.commands.command import run_command
+from evorl.distributed import Ranks
+from evorl.runs.directory import load_elite
+from evorl.runs.transfer import first_agents
+from evorl.system.formats import decode_agents
+from evorl.types import UserError
+
+
+@pytest.fixture
+def source(trained_run, in_directory):
+    return shutil.copytree(trained_run, in_directory / "runs" / "before")
+
+
+def taken(source, *overrides):
+    asked = (f"population.from={source}", *overrides)
+    spaces = {"observations": gym.spaces.Box(-1.0, 1.0, (4,)), "actions": gym.spaces.Discrete(2)}
+    return first_agents(config(*asked), algorithm(*asked, **spaces), Ranks())
+
+
+def same_tensors(one, other):
+    assert one.architectures == other.architectures
+    for network, roles in one.tensors.items():
+        for role, named in roles.items():
+            for name, value in named.items():
+                assert torch.equal(value, other.tensors[network][role][name])
+
+
+def test_all_agents_begin_as_the_elite(source):
+    _, elite = load_elite(source)
+    agents = taken(source, "population.size=3")
+    assert [agent.id for agent in agents] == [0, 1, 2]
+    for agent in agents:
+        same_tensors(agent, elite)
+        assert (agent.hyperparameters, agent.state) == (elite.hyperparameters, elite.state)
+        assert (agent.parent, agent.parent_generation, agent.fitness) == (None, None, None)
+        assert str(agent.mutation) == f"initial (agent {elite.id} of before)"
+    first, second, _ = agents
+    next(iter(first.tensors["q"]["parameters"].values())).zero_()
+    same_tensors(second, elite)
+
+
+def test_they_may_be_the_whole_population_again_from_the_first_where_there_are_too_few(source):
+    newest = sorted((source / "checkpoints").iterdir())[-1]
+    there = decode_agents((newest / "agents.safetensors").read_bytes(), "there")
+    agents = taken(source, "population.from_agents=population", "population.size=6")
+    assert [str(agent.mutation) for agent in agents] == [
+        f"initial (agent {origin.id} of before)" for origin in [*there, *there[:2]]
+    ]
+    for agent, origin in zip(agents, there, strict=False):
+        same_tensors(agent, origin)
+    assert len(taken(source, "population.from_agents=population", "population.size=2")) == 2
+
+
+def test_a_run_goes_on_with_them_and_its_lineage_says_whose_they_were(source, capsys):
+    _, elite = load_elite(source)
+    asked = ("population.from=runs/before", "training.max_steps=40", "run.name=after")
+    assert train(*asked) == 0
+    run = source.parent / "after"
+    first = lines(run / "lineage.jsonl")[0]
+    assert first["mutation"] == {
+        "kind": "initial", "target": f"agent {elite.id} of before", "before": None, "after": None,
+    }  # fmt: skip
+    assert first["state"]["updates"]["q"] > elite.state.updates["q"]
+    capsys.readouterr()
+    run_command(["lineage", "runs/after"])
+    assert f"initial (agent {elite.id} of before)" in capsys.readouterr().out
+    assert f"from: {source}" in (run / "config.yaml").read_text()
+    shutil.rmtree(source)
+    assert train(*asked, "run.resume=auto", "training.max_steps=80") == 0, "what was taken stands in the checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("algorithm.noisy={}",), "population.from: .*before: agent .*"),
+        (("environment.id=Acrobot-v1",), "population.from: .*before: agent .*"),
+        (("network.recurrent=lstm", "algorithm={name: ppo}"), "population.from: .*before: agent .* has the "),
+    ],
+)
+def test_agents_that_the_run_could_not_train_are_refused(source, overrides, message, capsys):
+    assert train(f"population.from={source}", "run.name=after", *overrides) == 2
+    assert re.search(message, error_line(capsys))
+
+
+def test_what_is_no_run_or_damaged_is_refused(source, capsys):
+    assert train("population.from=runs/none", "run.name=a") == 2
+    assert "error: population.from: " in error_line(capsys)
+    for file in (source / "checkpoints").rglob("agents.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"population.from: .*no checkpoint can be read: .*agents.safetensors"):
+        taken(source, "population.from_agents=population")
+    elite = source / "elite" / "agent.safetensors"
+    elite.rename(source / "moved")
+    elite.symlink_to(source / "moved")
+    with pytest.raises(UserError, match=r"population.from: .*link"):
+        taken(source)
+
+
+def test_a_schedule_has_first_agents_of_its_own():
+    schedule = "evolution.schedule={hyperparameters: {}, architectures: {}}"
+    with pytest.raises(UserError, match=r"population.from: an agent that follows evolution.schedule"):
+        config("population.from=runs/x", schedule)
