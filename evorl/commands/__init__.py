@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 COMMANDS: Mapping[str, str] = {
     "train": "train a population of agents, and evolve it",
+    "tune": "train several seeds of one configuration, with their summary",
     "config": "a whole configuration with what its keys mean, or one key",
     "evaluate": "the best agent's return on fresh episodes",
     "export": "an agent as an ONNX file, checked against what it predicts",

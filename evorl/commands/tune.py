@@ -1,0 +1,157 @@
+"""`evorl tune`: train several seeds of one configuration, and say what they come to together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evorl.algorithms import SETTINGS
+from evorl.commands.command import Command, count, seed
+from evorl.commands.list import state_of
+from evorl.commands.words import add_words, file_and_assignments
+from evorl.config import validate
+from evorl.config.errors import on_one_line
+from evorl.config.shipped import PACKAGE, read_settings
+from evorl.report.statistics import interval
+from evorl.runs.launch import check
+from evorl.runs.read import read_run
+from evorl.system.console import aligned, say
+from evorl.types import RunFailed, UserError
+
+PIECE = 0.5
+"""Seconds between two looks at whether all have ended."""
+HEADINGS = ("seed", "run", "best", "episodes", "steps", "seconds", "state")
+
+
+@dataclass
+class Processes:
+    """The trainings that run at a time; those that are told to end do so by themselves, with what they have kept."""
+
+    running: set[subprocess.Popen[str]] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    over: bool = False
+
+    def train(self, number: int, command: Sequence[str]) -> int:
+        """Run a training, with its seed before each of its lines; gives its exit code, 1 where it was not begun."""
+        with self.lock:
+            if self.over:
+                return 1
+            # Before the working directory, so that none of its files is imported instead.
+            path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+            process = subprocess.Popen(
+                command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+            self.running.add(process)
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                say(f"seed {number} | {line.rstrip()}")
+        code = process.wait()
+        with self.lock:
+            self.running.discard(process)
+        return code
+
+    def end(self) -> None:
+        """Tell all trainings to end, and let none begin."""
+        with self.lock:
+            self.over = True
+            for process in self.running:
+                process.terminate()
+
+
+def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int) -> dict[int, int]:
+    """Return the exit code of each seed's command; so many `jobs` run at a time."""
+    processes = Processes()
+    with ThreadPoolExecutor(jobs) as pool:
+        begun = {number: pool.submit(processes.train, number, command) for number, command in commands}
+        try:
+            # In pieces: a signal that another thread receives does not end a wait.
+            while wait(begun.values(), PIECE).not_done:
+                pass
+            return {number: future.result() for number, future in begun.items()}
+        except BaseException:
+            processes.end()
+            raise
+
+
+def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
+    """Return a row for each seed's run, and what they come to together: the best agents' mean, and who is solved."""
+    rows, best, solved, targets = [], [], 0, 0
+    for number, path in runs:
+        record = read_run(path)
+        told = record.summary
+        reached = told.get("best_fitness")
+        shown = "-"
+        if isinstance(reached, int | float):
+            best.append(float(reached))
+            shown = f"{reached:.1f}"
+        targets += told.get("solved") is not None
+        solved += told.get("solved") is True
+        rows.append((
+            str(number), path.name, shown, str(told.get("best_fitness_episodes", "-")),
+            f"{told.get('agent_steps', 0):,}", f"{told.get('wall_clock_seconds', 0):.0f}", state_of(record),
+        ))  # fmt: skip
+    return [*map(on_one_line, aligned([HEADINGS, *rows])), _together(best, solved, targets, len(runs))]
+
+
+def _together(best: Sequence[float], solved: int, targets: int, number: int) -> str:
+    words = f"{len(best)} of {number} seeds have an agent"
+    if best:
+        mean = interval(best)
+        spread = "" if mean.low is None else f" (95 % interval {mean.low:.1f} to {mean.high:.1f})"
+        words = f"best agents of {len(best)} seeds: mean {mean.mean:.1f}{spread}"
+    return f"{words}; solved: {solved} of {number}" if targets else words
+
+
+def _seed_or_word(text: str) -> int | str:
+    """Return a seed, or a word that stands behind the seeds. Raises ValueError for a number that is no seed."""
+    return text if not text.lstrip("-").isdecimal() else seed(text)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add_words(parser)
+    parser.add_argument("--seeds", nargs="+", type=_seed_or_word, default=[1, 2, 3], help="default: 1 2 3")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="seeds to train at a time (default: 1)")
+    parser.add_argument("--name", help="of the runs, before -seed-N (default: the algorithm and the environment)")
+
+
+def _run(parsed: argparse.Namespace) -> None:
+    seeds = [each for each in parsed.seeds if isinstance(each, int)]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds: {seeds} are no different seeds; give some, such as --seeds 1 2 3")
+    file, given = file_and_assignments([*parsed.words, *(each for each in parsed.seeds if isinstance(each, str))])
+    settings = read_settings(file, given)
+    if "seed" in (word.partition("=")[0] for word in given):
+        raise UserError("seed: several are trained; give them as --seeds 1 2 3")
+    config = check(validate(settings, SETTINGS))
+    plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
+    name = parsed.name or config.run.name or plain
+    runs = [(number, config.run.directory / f"{name}-seed-{number}") for number in seeds]
+    program = [sys.executable, "-P", "-m", "evorl", "train", str(file), *given]
+    commands = [
+        (number, [*program, f"seed={number}", f"run.name={json.dumps(path.name)}", "run.resume=auto"])
+        for number, path in runs
+    ]
+    codes = train_each(commands, min(parsed.jobs, len(seeds)))
+    print("\n".join(summary_lines([(number, path) for number, path in runs if (path / "config.yaml").is_file()])))
+    if failed := [str(number) for number, code in codes.items() if code]:
+        raise RunFailed(f"seed {', '.join(failed)} did not come to its end; the same command goes on where it stopped")
+
+
+COMMAND = Command(
+    run=_run,
+    arguments=_arguments,
+    examples=(
+        "evorl tune ppo --seeds 1 2 3 environment=CartPole-v1 training.target_fitness=475",
+        "evorl tune my.yaml --seeds 1 2 3 4 5 --jobs 2 --name wide 'network.hidden_sizes=[256,256]'",
+    ),
+)
