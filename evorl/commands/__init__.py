@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, str] = {
     "lineage": "the ancestors of the best agent, and what made each of its parent",
     "watch": "look at an agent that plays, in a window or a film",
     "clean": "remove checkpoints, which only a resumed run needs",
+    "completion": "what bash, zsh or fish needs to complete commands and options",
     "resume": "go on with a run, further than it went if so asked",
     "replay": "train one agent on the schedule of a run's best one, as seed=N says",
 }

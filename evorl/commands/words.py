@@ -9,11 +9,14 @@ from pathlib import Path
 from evorl.config.shipped import configuration_file, shipped_names
 from evorl.types import UserError
 
+WORDS = "words"
+"""Where a parser keeps them."""
+
 
 def add_words(parser: argparse.ArgumentParser) -> None:
     """Add what names a configuration."""
     parser.add_argument(
-        "words",
+        WORDS,
         nargs="*",
         metavar="ALGORITHM | FILE | key.path=value",
         help=f"a YAML file, or what is shipped: {', '.join(shipped_names())} (default: dqn); and settings to change",
