@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
 
 from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
 from evorl.distributed import Placement
+from evorl.envs.spec import EnvSpec
 from evorl.replay import Pace
 from evorl.system.provenance import multiplies_bfloat16
 
 SLOW = "network.bf16: this machine has no units for bfloat16, so updates take longer than with mixed_precision: 'no'"
 
 
-def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int, directory: Path) -> list[str]:
+def header(
+    config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, *, threads: int, directory: Path
+) -> list[str]:
     """Return the lines that say who trains where with how many `threads`, and what an update of a new agent is."""
     ranks, size = placement.ranks.size, config.population.size
     where = "on 1 rank"
@@ -29,10 +36,21 @@ def header(config: AnyConfig, placement: Placement, pace: Pace, *, threads: int,
     return [
         f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
         f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {from_here(directory)}",
+        f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
+        + (", some of which may be forbidden" if interface.masked else ""),
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *([SLOW] if slow else []),
     ]
+
+
+def short(space: gym.Space[Any]) -> str:
+    """Return a space in words, without bounds."""
+    if isinstance(space, gym.spaces.Dict):
+        return "{" + ", ".join(f"{name}: {short(inner)}" for name, inner in space.spaces.items()) + "}"
+    if isinstance(space, gym.spaces.Tuple):
+        return "(" + ", ".join(map(short, space.spaces)) + ")"
+    return f"Box{space.shape} of {space.dtype}" if isinstance(space, gym.spaces.Box) else on_one_line(str(space), 80)
 
 
 def from_here(directory: Path) -> Path:

@@ -117,9 +117,10 @@ class Run:
 
     def __enter__(self) -> Self:
         pace = self.algorithm.pace(self.placement.copies)
-        lines = header(self.config, self.placement, pace, threads=self._threads, directory=self.path)
+        interface = self.algorithm.interface
+        lines = header(self.config, self.placement, interface, pace, threads=self._threads, directory=self.path)
         steps, elite = self.progress.agent_steps, self._archive.payload
-        self._reporter.begin(lines, self.algorithm.interface, steps, elite)
+        self._reporter.begin(lines, interface, steps, elite)
         return self
 
     def __exit__(

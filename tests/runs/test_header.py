@@ -3,22 +3,24 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
 import torch
-from helpers.support import algorithm, config, train
+from helpers.support import algorithm, config, interface, train
 
 from evorl.distributed import Placement
+from evorl.envs.spec import EnvSpec, observation_specs
 from evorl.runs.header import header
 
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
 
 
-def header_of(*overrides, ranks=1, threads=1, device="cpu"):
+def header_of(*overrides, ranks=1, threads=1, device="cpu", seen=None):
     settings = config("environment.num_envs=8", *overrides)
     world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
     placement = Placement(world, settings.population.placement, settings.population.size)
     pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
-    return header(settings, placement, pace, threads=threads, directory=Path("runs/x"))
+    return header(settings, placement, seen or interface(), pace, threads=threads, directory=Path("runs/x"))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,30 @@ def header_of(*overrides, ranks=1, threads=1, device="cpu"):
 )  # fmt: skip
 def test_who_trains_where(overrides, ranks, line):
     assert header_of(*overrides, ranks=ranks)[0] == line
+
+
+SPACES = [
+    (
+        gym.spaces.Box(-1, 1, (8,)), gym.spaces.Discrete(4), False,
+        "observations: Box(8,) of float32; actions: Discrete(4)",
+    ),
+    (
+        gym.spaces.Dict(camera=gym.spaces.Box(0, 255, (4, 4, 3), "uint8"), gear=gym.spaces.Discrete(5)),
+        gym.spaces.MultiDiscrete([3, 2]), True,
+        "observations: {camera: Box(4, 4, 3) of uint8, gear: Discrete(5)}; actions: MultiDiscrete([3 2]), some of "
+        "which may be forbidden",
+    ),
+    (
+        gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (1,))]), gym.spaces.Box(-1, 1, (2,)), False,
+        "observations: (Discrete(2), Box(1,) of float32); actions: Box(2,) of float32",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("observation", "action", "masked", "line"), SPACES)
+def test_spaces_are_named(observation, action, masked, line):
+    seen = EnvSpec("CartPole-v1", observation_specs(observation), action, masked, observation)
+    assert header_of(seen=seen)[1] == line
 
 
 def test_devices_and_threads_are_named():
@@ -65,14 +91,14 @@ def test_devices_and_threads_are_named():
     ],
 )  # fmt: skip
 def test_how_much_and_how_often_agents_learn(overrides, ranks, line):
-    assert header_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
+    assert header_of(f"algorithm={overrides}", ranks=ranks)[2] == f"each update: {line} of an agent"
 
 
 def test_a_run_says_it_once_with_the_steps_that_it_makes(in_directory, capsys):
     assert train("run.name=a", "algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70") == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if " in runs/a" in line] == lines[:1]
-    assert "a generation has 48 steps of each environment" in lines[2], "two environments, whole rollouts"
+    assert "a generation has 48 steps of each environment" in lines[3], "two environments, whole rollouts"
 
 
 def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_path, monkeypatch):

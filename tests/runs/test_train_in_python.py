@@ -226,6 +226,7 @@ def train():
     for _ in range(2):
         run = evorl.train({small!r}, environment=Mine, callbacks=[stop])
         assert (run.summary["because"], run.summary["ranks"], run.summary["generations"]) == ("enough", 2, 2)
+        assert [row["ranks"] for row in run.read().metrics] == [2, 2]
 
 
 evorl.train({small!r}, environment=Mine, training={{"max_steps": 40}})
