@@ -23,6 +23,7 @@ from evorl.runs.directory import load_elite
 from evorl.runs.launch import check
 from evorl.runs.threads import use_threads
 from evorl.runs.trust import refuse_code
+from evorl.system.console import digits
 
 PURPOSE = "evaluation of the elite"
 """A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed."""
@@ -81,8 +82,8 @@ def _run(parsed: argparse.Namespace) -> None:
         return
     print(
         f"agent {result['agent']} of {on_one_line(str(result['run']))}: "
-        f"mean return {result['mean']:.1f} ± {result['std']:.1f} "
-        f"(min {result['min']:.1f}, max {result['max']:.1f}) over {result['episodes']} fresh episodes"
+        f"mean return {digits(result['mean'])} ± {digits(result['std'])} "
+        f"(min {digits(result['min'])}, max {digits(result['max'])}) over {result['episodes']} fresh episodes"
         + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
     )
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from evorl.commands.command import Command, add_run
 from evorl.config.errors import on_one_line
 from evorl.runs.ancestry import SAME, Stage, ancestry
-from evorl.system.console import aligned
+from evorl.system.console import aligned, digits
 
 HEADINGS = ("agent", "generations", "fitness", "what made it")
 
@@ -22,7 +22,7 @@ def rows_of(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
         first, last = own[0], own[-1]
         lived = f"{first.generation}" if first is last else f"{first.generation} to {last.generation}"
         scores = [stage.fitness for stage in (first, last) if stage.fitness is not None]
-        fitness = " to ".join(f"{score:.1f}" for score in dict.fromkeys(scores)) or "-"
+        fitness = " to ".join(digits(score) for score in dict.fromkeys(scores)) or "-"
         born = "" if first.mutation == SAME else str(first.mutation)
         rows.append((f"#{number}", lived, fitness, on_one_line(born)))
     return rows

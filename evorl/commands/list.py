@@ -9,7 +9,7 @@ from typing import Any
 from evorl.commands.command import Command
 from evorl.config.errors import on_one_line
 from evorl.runs.read import RunRecord, read_run
-from evorl.system.console import aligned
+from evorl.system.console import aligned, digits
 from evorl.system.files import is_locked, size_of
 from evorl.types import UserError
 
@@ -34,7 +34,7 @@ def _row(path: Path) -> tuple[str, ...]:
         _setting(run, "environment", "id"),
         _setting(run, "algorithm", "name"),
         str(run.config.get("seed", "?")),
-        f"{best:.1f}" if isinstance(best, int | float) else "-",
+        digits(best) if isinstance(best, int | float) else "-",
         f"{steps:,}" if isinstance(steps, int) else "-",
         state_of(run),
         _megabytes(path),

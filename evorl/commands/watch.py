@@ -15,6 +15,7 @@ from evorl.commands.evaluate import seeds_of
 from evorl.runs.loaded import load
 from evorl.runs.trust import refuse_code
 from evorl.runs.video import Image, check_video, play, write_video
+from evorl.system.console import digits
 from evorl.types import UserError
 
 
@@ -51,8 +52,10 @@ def _run(parsed: argparse.Namespace) -> None:
     else:
         shown = write_video(parsed.video, images())
         print(f"{parsed.video}: {shown} frames")
-    each = ", ".join(f"{value:.1f}" for value in returns)
-    print(f"agent {agent.agent.id}: mean return {np.mean(returns):.1f} over {len(returns)} episodes ({each})")
+    each = ", ".join(digits(value) for value in returns)
+    print(
+        f"agent {agent.agent.id}: mean return {digits(float(np.mean(returns)))} over {len(returns)} episodes ({each})"
+    )
 
 
 COMMAND = Command(

@@ -35,10 +35,8 @@ def make_vector(
     `differing` has, where copies differ, the keyword arguments of each that replace those of the configuration.
     """
     try:
-        module, _, name = settings.id.rpartition(":")
-        if module:
-            _register(import_from_here(module), name)
-        elif settings.id.startswith(ATARI):
+        name = _known_name(settings)
+        if settings.id.startswith(ATARI):
             importlib.import_module("ale_py")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -75,6 +73,14 @@ def make_vector(
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
+
+
+def _known_name(settings: Environment) -> str:
+    """Return the name by which Gymnasium knows an environment, having it told by the user's module if there is one."""
+    module, _, name = settings.id.rpartition(":")
+    if module:
+        _register(import_from_here(module), name)
+    return name
 
 
 def _register(module: ModuleType, name: str) -> None:
@@ -116,8 +122,11 @@ def discard(vector: VectorEnv[Any, Any, Any]) -> None:
 
 def for_evaluation(settings: Environment) -> Environment:
     """Return the environment as it is evaluated: where it can be, in copies that each take a seed of their own."""
-    name = settings.id.rpartition(":")[2]
-    spec = None if name.startswith(ATARI) else gym.spec(name)
+    try:
+        name = _known_name(settings)
+        spec = None if name.startswith(ATARI) else gym.spec(name)
+    except (gym.error.Error, ImportError) as error:
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
     # Native implementations other than Atari's take one seed for all copies.
     single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
     mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization

@@ -10,6 +10,7 @@ import yaml
 from evorl.report.data import Drawn
 from evorl.report.effects import effects
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
+from evorl.system.console import digits
 
 PICTURE = "lineage.png"
 
@@ -23,7 +24,7 @@ def card(run: Drawn, settings: Mapping[str, Any], files: Sequence[str]) -> str:
     environment, algorithm = str(run.setting("environment.id")), str(run.setting("algorithm.name"))
     best = "–"
     if last.elite_fitness is not None:
-        best = f"{last.elite_fitness:.1f} ± {last.elite_std or 0:.1f} over {last.elite_episodes} fresh episodes"
+        best = f"{digits(last.elite_fitness)} ± {digits(last.elite_std or 0)} over {last.elite_episodes} fresh episodes"
     parts = [
         f"---\n{yaml.safe_dump(_head(run, environment, algorithm), sort_keys=False)}---",
         f"# {_plain(algorithm)} on {_plain(environment)}",

@@ -11,6 +11,7 @@ from evorl.report.data import Drawn, born_by
 from evorl.report.effects import Effect
 from evorl.report.statistics import Interval, interval
 from evorl.report.style import look
+from evorl.system.console import digits
 
 Fact = tuple[str, str]
 PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
@@ -22,8 +23,8 @@ def badges(run: Drawn) -> list[tuple[str, str, str]]:
     target = run.setting("training.target_fitness")
     best, more = "–", "no agent yet"
     if last.elite_fitness is not None:
-        best = f"{last.elite_fitness:.1f}"
-        more = f"± {last.elite_std or 0:.1f} over {last.elite_episodes} fresh episodes"
+        best = digits(last.elite_fitness)
+        more = f"± {digits(last.elite_std or 0)} over {last.elite_episodes} fresh episodes"
     aim = f"target {target:g}" if isinstance(target, int | float) else "no target"
     return [
         (state(run), "state", aim),
@@ -69,7 +70,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
     for before, life in zip([None, *run.winner], run.winner, strict=False):
         kind = born_by(life, before)
         changed = "" if kind == "none" else str(life.mutation)[:120]
-        fitness = "–" if life.fitness is None else f"{life.fitness:.1f}"
+        fitness = "–" if life.fitness is None else digits(life.fitness)
         shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
         rows.append({**shown, "colour": look(kind).colour, "steps": short(run.steps[life.generation])})
     return rows
@@ -104,9 +105,9 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
             {
                 "label": group.label,
                 "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
-                "best": "–" if mean is None else f"{mean.mean:.1f}",
+                "best": "–" if mean is None else digits(mean.mean),
                 "interval": "–" if mean is None else ends(mean),
-                "each": ", ".join("–" if value is None else f"{value:.1f}" for value in best),
+                "each": ", ".join("–" if value is None else digits(value) for value in best),
                 "steps": ", ".join(short(run.generations[-1].agent_steps) for run in group.runs),
                 "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
             }

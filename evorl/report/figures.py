@@ -13,6 +13,7 @@ from evorl.report.data import Drawn, born_by
 from evorl.report.effects import Effect
 from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
 from evorl.runs.ancestry import Stage
+from evorl.system.console import digits
 
 Figure = dict[str, Any]
 INK = "$ink"
@@ -317,7 +318,7 @@ def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
 
 
 def _about(life: Stage, run: Drawn) -> str:
-    fitness = "none" if life.fitness is None else f"{life.fitness:.1f}"
+    fitness = "none" if life.fitness is None else digits(life.fitness)
     shapes = [f"{name}: {' · '.join(map(str, one.hidden_sizes))}" for name, one in life.architectures.items()]
     made = "" if life.parent is None else f", from #{life.parent}"
     lines = [f"agent #{life.id}{made}, generation {life.generation}", str(life.mutation), f"fitness {fitness}", *shapes]

@@ -14,7 +14,7 @@ from evorl.config.errors import on_one_line
 from evorl.records import Mutation
 from evorl.runs.directory import load_elite
 from evorl.runs.history import JsonLines
-from evorl.system.console import aligned
+from evorl.system.console import aligned, digits
 from evorl.types import Architecture, UserError
 
 
@@ -129,7 +129,7 @@ def table(stages: Sequence[Stage]) -> list[str]:
     ]
     rows = [("generation", "agent", "fitness", *names, "what changed")]
     for stage in stages:
-        fitness = "-" if stage.fitness is None else f"{stage.fitness:.1f}"
+        fitness = "-" if stage.fitness is None else digits(stage.fitness)
         values = (f"{stage.hyperparameters.get(name, float('nan')):.4g}" for name in names)
         changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation))
         rows.append((str(stage.generation), str(stage.id), fitness, *values, changed))

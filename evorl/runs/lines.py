@@ -11,6 +11,7 @@ from evorl.config.errors import on_one_line
 from evorl.records import Mutation
 from evorl.runs.header import from_here
 from evorl.runs.summary import STOPPED
+from evorl.system.console import digits
 from evorl.system.plugins import SCRIPT
 
 Row = Mapping[str, Any]
@@ -63,13 +64,13 @@ def _fitness(row: Row) -> str:
     if row["best_fitness"] is None:
         return "no agent has a fitness"
     place = row["fitness"].index(row["best_fitness"])
-    best = f"best {_number(row['best_fitness'])} (#{row['agents'][place]}{_terms(row, place)})"
-    return f"{best}, mean {_number(row['mean_fitness'])}"
+    best = f"best {digits(row['best_fitness'])} (#{row['agents'][place]}{_terms(row, place)})"
+    return f"{best}, mean {digits(row['mean_fitness'])}"
 
 
 def _terms(row: Row, place: int) -> str:
     """Return what the fitness of an agent is made of, where that is more than its return."""
-    return "".join(f", {name} {_number(values[place])}" for name, values in row.get("terms", {}).items())
+    return "".join(f", {name} {digits(values[place])}" for name, values in row.get("terms", {}).items())
 
 
 def _measure(config: AnyConfig) -> str:
@@ -81,7 +82,7 @@ def _measure(config: AnyConfig) -> str:
 def _best(summary: Row, measure: str) -> str:
     if summary["best_fitness"] is None:
         return "no agent yet"
-    spread = f"{_number(summary['best_fitness'])} ± {_number(summary['best_fitness_std'])}"
+    spread = f"{digits(summary['best_fitness'])} ± {digits(summary['best_fitness_std'])}"
     return f"a mean {measure} of {spread} over {summary['best_fitness_episodes']} episodes"
 
 
@@ -96,8 +97,3 @@ def _short(steps: int) -> str:
         if steps >= size:
             return f"{steps / size:.3g}{unit}"
     return str(steps)
-
-
-def _number(value: float) -> str:
-    """Return a return with a sensible number of digits."""
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -48,6 +49,9 @@ def play(
     The return is null until an episode ends. Nothing is seen in mode `human`, which shows a window of its own. Raises
     UserError where the environment cannot be shown.
     """
+    if mode == "rgb_array":
+        # SDL, which draws for Gymnasium, complains where there is no display.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     settings, sees = _shown(settings, mode)
     vector = make_vector(settings, 1)
     rate = float((vector.metadata or {}).get("render_fps") or 30)

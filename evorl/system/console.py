@@ -45,6 +45,11 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+def digits(value: float) -> str:
+    """Return a return or a fitness with as many digits as are of use, also where returns are below 1."""
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
 def say(line: str) -> None:
     """Print a line on stderr."""
     Terminal().write(f"{line}\n")

@@ -8,14 +8,17 @@ import shutil
 import pytest
 from helpers.support import error_line, lines
 
-from evorl.commands import watch
+from evorl.commands import evaluate, watch
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.lineage import rows_of
+from evorl.config import Environment
+from evorl.envs.vector import for_evaluation
 from evorl.records import Mutation
 from evorl.runs.ancestry import SAME, Stage
 from evorl.runs.launch import run_program
 from evorl.system import extras
+from evorl.types import UserError
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_lineage_has_a_row_for_each_ancestor(run, capsys):
         Stage(2, 3, None, None, SAME, {}, {}, 2.0),
         Stage(3, 7, 3, 2, change, {}, {}, None),
     ]
-    assert rows_of(stages) == [("#3", "1 to 2", "1.0 to 2.0", "initial"), ("#7", "3", "-", str(change))]
+    assert rows_of(stages) == [("#3", "1 to 2", "1 to 2", "initial"), ("#7", "3", "-", str(change))]
 
 
 def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
@@ -139,3 +142,18 @@ def test_code_is_not_run_to_watch(run, capsys):
     assert run_program(run_command, ["watch", "runs/a", "--video", "a.mp4"]) == 2
     assert "add --allow-code if you trust this run" in error_line(capsys)
     assert json.loads((run / "environment.json").read_text())["environment"] == "CartPole-v1"
+
+
+def test_returns_below_one_are_shown_by_their_digits(trained_run, monkeypatch, capsys):
+    found = {"run": "a", "agent": 3, "episodes": 5, "mean": 0.9421, "std": 0.0141, "min": -0.5, "max": 12.3456}
+    monkeypatch.setattr(evaluate, "evaluate_elite", lambda *_: found)
+    run_command(["evaluate", str(trained_run)])
+    told = "agent 3 of a: mean return 0.942 ± 0.0141 (min -0.5, max 12.3) over 5 fresh episodes\n"
+    assert capsys.readouterr().out == told
+
+
+def test_a_class_of_the_users_is_known_to_what_only_evaluates(in_directory):
+    (in_directory / "door_of_mine.py").write_text("import gymnasium as gym\nclass Door(gym.Env):\n    pass\n")
+    assert for_evaluation(Environment(id="door_of_mine:Door")).vectorization == "auto"
+    with pytest.raises(UserError, match=r"environment\.id: cannot make 'no_such_module:Door': No module named"):
+        for_evaluation(Environment(id="no_such_module:Door"))

@@ -153,7 +153,9 @@ class WeightsAndBiases:
         if not elite.is_dir():
             return
         artifact = self._wandb.Artifact(f"{run_id(self._directory)}-elite", type="model")
-        artifact.add_dir(str(elite))
+        # `add_dir` would say so on the terminal.
+        for path in sorted(elite.iterdir()):
+            artifact.add_file(str(path))
         with artifact.new_file("config.yaml") as file:
             yaml.safe_dump(self._settings, file, sort_keys=False)
         self._run.log_artifact(artifact, aliases=["elite"])
