@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evorl.commands import COMMANDS
+from evorl.commands.overview import HELP, overview
 from evorl.config import check_name
 from evorl.config.errors import shown
 from evorl.config.reader import plain_assignments
@@ -50,7 +51,7 @@ def parser_of(name: str) -> Parser:
 def run_command(arguments: Sequence[str]) -> None:
     """Run the command that a command line asks for. Raises UserError."""
     name, *rest = arguments or ["--help"]
-    if name in ("-h", "--help"):
+    if name in HELP:
         print(overview())
         return
     parser = parser_of(name)
@@ -59,15 +60,6 @@ def run_command(arguments: Sequence[str]) -> None:
         command_named(name).run(parsed)
     except OSError as error:
         raise UserError(reason(error, getattr(parsed, "run", Path()))) from error
-
-
-def overview() -> str:
-    """Return the help of all commands together."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name.ljust(width)}  {purpose}" for name, purpose in COMMANDS.items()]
-    return "\n".join(
-        ["usage: evorl COMMAND ...", "", *lines, "", "`evorl COMMAND --help` has the arguments and examples of each."]
-    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

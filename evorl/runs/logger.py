@@ -57,19 +57,26 @@ class Logger:
         self._config = config
         self._last_id = max((row.get("id", -1) for row in directory.lineage.read()), default=-1)
         self._phase = ""
+        self._recent = ""
         self._speed = ""
 
     def advance(self, steps: int, watched: Watched | None) -> None:
         """Show so many more steps of each agent on the bar, and now and then how those who are `watched` do."""
         self._reach(self._bar.n + steps)
         self._bar.update(steps)
-        if watched is not None and (points := self._within.advance(steps * self._config.population.size, watched)):
-            self._trackers.log_within(*points)
+        if watched is not None and (found := self._within.advance(steps * self._config.population.size, watched)):
+            step, points = found
+            self._trackers.log_within(step, points)
+            # Of this generation, which may be the first and take minutes, rather than of the one before.
+            self._speed = _speed(points["charts/SPS"])
+            if "charts/episodic_return" in points:
+                self._recent = f"return {points['charts/episodic_return']:.4g}"
+            self._show()
 
     def enter(self, phase: str) -> None:
         """Show which phase of a generation the run is in."""
-        self._phase = phase
-        self._bar.set_postfix_str(", ".join(part for part in (phase, self._speed) if part))
+        self._phase, self._recent = phase, ""
+        self._show()
 
     def log(self, row: Row, lineage: Sequence[Row], elite: bytes) -> None:
         """Write a generation's lines, then the elite's file if it is a new one, then the curves and the bar."""
@@ -98,7 +105,7 @@ class Logger:
         self._last_id = max(self._last_id, *(agent["id"] for agent in lineage))
         self._reach(row["agent_steps"])
         self._bar.n = row["agent_steps"]
-        self._speed = f"{row['env_steps_per_second']:,.0f} steps/s of all agents"
+        self._speed = _speed(row["env_steps_per_second"])
         self._bar.clear()
         say(generation_line(row, born, self._config.training.max_steps))
         self._bar.refresh()
@@ -130,6 +137,10 @@ class Logger:
                 say(line)
         return problem
 
+    def _show(self) -> None:
+        """Show the phase, the return of the last episodes within it, and the speed."""
+        self._bar.set_postfix_str(", ".join(filter(None, (self._phase, self._recent, self._speed))))
+
     def _reach(self, steps: float) -> None:
         """Let the bar have room for so many steps: the last generation may end beyond `training.max_steps`."""
         self._bar.total = max(self._bar.total or 0.0, steps)
@@ -142,3 +153,8 @@ class Logger:
         except Exception as error:  # Whatever stands in a file that others may have changed.
             self._warn_once("history", f"{metrics.path}: a line is not as it was written: {error!r}")
             return ()
+
+
+def _speed(steps_per_second: float) -> str:
+    """Return a speed as the bar shows it."""
+    return f"{steps_per_second:,.0f} steps/s of all agents"

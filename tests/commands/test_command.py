@@ -4,14 +4,17 @@ import importlib
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from helpers.support import error_line
+from helpers.support import ROOT, error_line
 
 from evorl import commands
 from evorl.commands import COMMANDS
 from evorl.commands.command import command_named, parser_of, run_command
+from evorl.commands.overview import EXAMPLES
 from evorl.runs.launch import Answered, run_program
 
 
@@ -38,6 +41,24 @@ def test_the_help_of_all_lists_each(capsys):
         run_command(arguments)
         shown = capsys.readouterr().out
         assert all(re.search(rf"^  {name} +\S", shown, re.MULTILINE) for name in COMMANDS)
+
+
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys; sys.argv = ['evorl', '--help']; from evorl.cli import main; main(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    shown, loaded = done.stdout[:-1].rsplit("\n", 1)
+    assert loaded == "False"
+    for example in EXAMPLES:
+        assert example in shown
+        parser_of(example.split()[1]).parse_intermixed_args(shlex.split(example)[2:])
+
+
+def test_importing_evorl_does_not_wait_for_torch():
+    code = "import sys, evorl; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False False\n"
 
 
 @pytest.mark.parametrize(
