@@ -23,7 +23,7 @@ from evorl.config.shipped import PACKAGE, read_settings
 from evorl.report.statistics import interval
 from evorl.runs.launch import check
 from evorl.runs.read import read_run
-from evorl.system.console import aligned, say
+from evorl.system.console import aligned, digits, say
 from evorl.types import RunFailed, UserError
 
 PIECE = 0.5
@@ -93,7 +93,7 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
         shown = "-"
         if isinstance(reached, int | float):
             best.append(float(reached))
-            shown = f"{reached:.1f}"
+            shown = digits(reached)
         targets += told.get("solved") is not None
         solved += told.get("solved") is True
         rows.append((
@@ -107,8 +107,8 @@ def _together(best: Sequence[float], solved: int, targets: int, number: int) -> 
     words = f"{len(best)} of {number} seeds have an agent"
     if best:
         mean = interval(best)
-        spread = "" if mean.low is None else f" (95 % interval {mean.low:.1f} to {mean.high:.1f})"
-        words = f"best agents of {len(best)} seeds: mean {mean.mean:.1f}{spread}"
+        spread = "" if mean.low is None else f" (95 % interval {digits(mean.low)} to {digits(mean.high)})"
+        words = f"best agents of {len(best)} seeds: mean {digits(mean.mean)}{spread}"
     return f"{words}; solved: {solved} of {number}" if targets else words
 
 

@@ -63,9 +63,7 @@ def make_vector(
             ) from error
         raise UserError(f"environment.id: cannot make {settings.id!r}: {error}") from error
     except (gym.error.Error, ImportError) as error:
-        because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
-        because += " ".join(str(error).split())
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {because}") from error
+        raise _cannot_make(settings, error) from error
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
     except UserError:
@@ -73,6 +71,12 @@ def make_vector(
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
+
+
+def _cannot_make(settings: Environment, error: Exception) -> UserError:
+    """Return the error of an environment that Gymnasium or its module does not have."""
+    because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
+    return UserError(f"environment.id: cannot make {settings.id!r}: {because}{' '.join(str(error).split())}")
 
 
 def _known_name(settings: Environment) -> str:
@@ -126,7 +130,7 @@ def for_evaluation(settings: Environment) -> Environment:
         name = _known_name(settings)
         spec = None if name.startswith(ATARI) else gym.spec(name)
     except (gym.error.Error, ImportError) as error:
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {' '.join(str(error).split())}") from error
+        raise _cannot_make(settings, error) from error
     # Native implementations other than Atari's take one seed for all copies.
     single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
     mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization

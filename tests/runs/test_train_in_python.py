@@ -11,13 +11,15 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import ROOT, SMALL, free_port, lines
+from helpers.support import ROOT, SMALL, error_line, free_port, lines
 from helpers.support import train as train_demo
 
 import evorl
+from evorl.commands.command import run_command
 from evorl.config import read_yaml
 from evorl.runs.callbacks import Generation
 from evorl.runs.curves import record_of
+from evorl.runs.launch import run_program
 from evorl.runs.train import assignments
 from evorl.types import UserError
 
@@ -111,6 +113,18 @@ def test_what_other_processes_could_not_find_is_refused():
     for environment in (Local, lambda: FiveSteps(), FiveSteps().step):
         with pytest.raises(UserError, match="does not stand at the top of a module or script under its own name"):
             evorl.train(SMALL, environment=environment)
+
+
+def test_what_a_script_alone_knows_no_command_evaluates(in_directory, monkeypatch, capsys):
+    walk = type("Walk", (FiveSteps,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Walk", walk, raising=False)
+    run = evorl.train(SMALL, environment=walk, training={"max_steps": 40}, run={"name": "a"})
+    assert 'next: `evorl.load("runs/a")`, the same call with run={"name": "a"' in capsys.readouterr().err
+    assert run.load().predict(np.zeros(2, dtype=np.float32))[0] in (0, 1)
+    gym.registry.pop("Walk")
+    monkeypatch.delattr(sys.modules["__main__"], "Walk")
+    assert run_program(run_command, ["evaluate", "runs/a", "--allow-code"]) == 2
+    assert "cannot make '__main__:Walk': it is known to the script alone that trains it" in error_line(capsys)
 
 
 def test_actors_do_not_run_the_script():
