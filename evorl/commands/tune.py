@@ -106,9 +106,9 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
 def _together(best: Sequence[float], solved: int, targets: int, number: int) -> str:
     words = f"{len(best)} of {number} seeds have an agent"
     if best:
-        mean = interval(best)
-        spread = "" if mean.low is None else f" (95 % interval {digits(mean.low)} to {digits(mean.high)})"
-        words = f"best agents of {len(best)} seeds: mean {digits(mean.mean)}{spread}"
+        _, mean, low, high = interval(best)
+        spread = "" if low is None or high is None else f" (95 % interval {digits(low)} to {digits(high)})"
+        words = f"best agents of {len(best)} seeds: mean {digits(mean)}{spread}"
     return f"{words}; solved: {solved} of {number}" if targets else words
 
 

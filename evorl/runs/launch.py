@@ -39,6 +39,10 @@ REPORT_AFTER = 15.0
 """Seconds that a rank waits for another to report a mistake."""
 WRAPPED_EXIT = str(Path("wandb", "sdk", "lib", "exit_hooks.py"))
 USAGE = "[--config FILE] [key.path=value ...]"
+EXAMPLES = """examples:
+  python %(prog)s --config my.yaml population.size=8 run.name=my-run
+  accelerate launch --config_file accelerate.yaml %(prog)s --config my.yaml
+"""
 
 
 class Answered(SystemExit):
@@ -61,7 +65,12 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     A program that is `asynchronous` trains algorithms that learn from actor processes, one that is not the others.
     """
     refuse_options()
-    parser = Parser(usage=f"%(prog)s {USAGE}", description="Train and evolve a population of agents.")
+    parser = Parser(
+        usage=f"%(prog)s {USAGE}",
+        description="Train and evolve a population of agents.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))

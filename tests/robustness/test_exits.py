@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,7 +67,9 @@ def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path):
 
 def test_help_is_an_answer_and_no_failure(capsys):
     assert train("--help") == 0
-    assert "usage:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "usage:" in shown
+    assert re.search(r"^examples:\n  python \S+ --config my.yaml population.size=8", shown, re.MULTILINE)
 
 
 @pytest.fixture
