@@ -127,7 +127,7 @@ def starts(*given):
 
 
 def says_much(*given):
-    print("error: " + "x" * 2000, file=sys.stderr)
+    print("error: " + "x" * 30_000, file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -152,7 +152,7 @@ BROKEN = {
     removes: "writes outside the run: os.remove",
     connects: "asks the network",
     starts: "starts a program",
-    says_much: "an error of 2007 letters",
+    says_much: "an error of 30007 letters",
     says_it_twice: "exit code 2 with 2 lines of error",
     clears_the_screen: "letters on the terminal that cannot be printed",
     dies: "the process ended with -9",
