@@ -44,8 +44,11 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]
     elif summary["solved"]:
         how = f"solved: the mean {_measure(config)} is above {target:g} (evaluation.error {config.evaluation.error:g})"
     else:
-        how = f"trained for {steps:,} steps" + ("" if target is None else f"; the target of {target:g} is not reached")
-        next_steps.append(f"`evorl resume {where} training.max_steps={2 * steps}` to train longer")
+        done = summary["agent_steps"]
+        how = f"trained for {done:,} steps" + ("" if target is None else f"; the target of {target:g} is not reached")
+        # A resumed run may have had more steps before than it is asked for now.
+        longer = 2 * max(steps, round(done, -3))
+        next_steps.append(f"`evorl resume {where} training.max_steps={longer}` to train longer")
     lines = [f"{how}; best: {_best(summary, _measure(config))}"]
     if config.environment.id.startswith(SCRIPT):
         # What a script defines no command can import.

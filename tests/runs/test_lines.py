@@ -45,7 +45,13 @@ ENDS = {
     "solved": (
         {"solved": True}, 200, ["solved: the mean return is above 200", "231.6 ± 72.2 over 120", "evorl evaluate r/a"],
     ),
-    "steps": ({}, None, ["trained for 400,000 steps;", "`evorl resume r/a training.max_steps=800000` to train longer"]),
+    "steps": (
+        {"agent_steps": 400_021}, None,
+        ["trained for 400,021 steps;", "`evorl resume r/a training.max_steps=800000` to train longer"],
+    ),
+    "asked for less than before": (
+        {"agent_steps": 1_000_010}, None, ["trained for 1,000,010 steps;", "training.max_steps=2000000` to"],
+    ),
     "not solved": ({"solved": False}, 300, ["the target of 300 is not reached"]),
     "a signal": ({"ended": "SIGINT"}, None, ["ended by SIGINT after generation 5", "`evorl resume r/a` to go on"]),
     "nothing": ({"ended": "SIGTERM", "best_fitness": None}, None, ["best: no agent yet", "next: `evorl resume r/a`"]),
