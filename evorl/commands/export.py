@@ -36,7 +36,8 @@ def _run(parsed: argparse.Namespace) -> None:
     loaded, output = in_float32(found), parsed.output or parsed.run / "agent.onnx"
     difference = write_onnx(loaded, output, facts_of(loaded))
     exact = "" if loaded is found else "; it multiplies in float32, where the agent has learned in bfloat16"
-    print(f"{output}: agent {loaded.agent.id}, within {difference:.1g} of what `predict` gives{exact}")
+    close = f"within {difference:.1g} of what" if difference else "exactly what"
+    print(f"{output}: agent {loaded.agent.id}, {close} `predict` gives{exact}")
 
 
 COMMAND = Command(

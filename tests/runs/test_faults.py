@@ -334,7 +334,7 @@ def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
             while not (tmp_path / "runs" / "a" / "checkpoints" / "generation-000001").is_dir():
                 assert process.poll() is None
             process.terminate()
-        _, error = process.communicate(timeout=15)
+        _, error = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == code

@@ -199,6 +199,15 @@ def test_what_a_callback_may_not_do_is_said(in_directory):
     assert json.loads(Path("runs/b/summary.json").read_text())["because"] == "ZeroDivisionError: mine"
 
 
+@pytest.fixture
+def _ctrl_c():
+    """Ctrl-C as at a terminal: what a shell runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_ends_in_order_and_is_pythons_own(in_directory, capsys):
     def interrupt(generation):
         os.kill(os.getpid(), signal.SIGINT)
