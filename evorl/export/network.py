@@ -29,7 +29,7 @@ STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
 
 @dataclass(frozen=True)
 class Reading:
-    """How an input becomes a part of the observation: the `first` of its categories, and which numbers are seen."""
+    """Say how an input becomes a part of the observation: the `first` of its categories, and which numbers are seen."""
 
     first: Tensor | None
     seen: Tensor | None

@@ -28,7 +28,7 @@ Purpose = Literal["generation", "confirmation", "target"]
 
 @dataclass(frozen=True)
 class EpisodeResults:
-    """What every agent came to in its episodes: returns, steps and reports, each [P, episodes]."""
+    """Hold what every agent came to in its episodes: returns, steps and reports, each [P, episodes]."""
 
     returns: NDArray[np.float64]
     steps: NDArray[np.float64]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Look(NamedTuple):
-    """How what began with one kind of mutation is drawn: its words, colour, and symbols of plotly and matplotlib."""
+    """Say how what began with one kind of mutation is drawn: words, colour, symbols of plotly and matplotlib."""
 
     words: str
     colour: str

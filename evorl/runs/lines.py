@@ -46,7 +46,7 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]
     else:
         done = summary["agent_steps"]
         how = f"trained for {done:,} steps" + ("" if target is None else f"; the target of {target:g} is not reached")
-        # A resumed run may have had more steps before than it is asked for now.
+        # `training.max_steps` may be below the steps that a run has taken by the time it is resumed.
         longer = 2 * max(steps, round(done, -3))
         next_steps.append(f"`evorl resume {where} training.max_steps={longer}` to train longer")
     lines = [f"{how}; best: {_best(summary, _measure(config))}"]

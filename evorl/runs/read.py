@@ -24,7 +24,7 @@ MAX_COLUMNS = 10_000
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run's directory tells: tables as lists of rows, which `columns` turns into arrays.
+    """Hold what a run's directory tells: tables as lists of rows, which `columns` turns into arrays.
 
     `metrics` has a row for each generation, `lineage` one for each agent and generation, in the order of the files.
     `config` is the configuration as it was written, `elite` describes the best agent so far. `summary` says how the run

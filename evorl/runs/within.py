@@ -10,7 +10,7 @@ from evorl.runs.trackers.record import Points
 
 
 class Watched(Protocol):
-    """What collects experience: a rank's environments, or its actors."""
+    """Collects experience: a rank's environments, or its actors."""
 
     def recent(self) -> Recent | None:
         """Return means over the episodes that ended since the last call, and none where none did."""

@@ -38,10 +38,10 @@ from corruption import train
 from lossy_disk import UNSYNCED, Call, Entries, Tree, World, Write, torn
 
 STEPS = 40
-"""The steps of a generation. All of them count, since no episode of MountainCar ends in them."""
+"""The steps of a generation. All of them count, since environments are reset in the step that ends an episode."""
 SETTINGS = (
     "checkpoint.keep=2", "evaluation.max_steps=20", "replay.capacity=500", "algorithm.learn_step=8",
-    f"evolution.steps={STEPS}", "environment.id=MountainCar-v0",
+    f"evolution.steps={STEPS}", "environment.vectorization=sync",
 )  # fmt: skip
 NAME = "run"
 KILLS = ("killed", "killed in a write")

@@ -330,11 +330,12 @@ def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
     variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
     try:
+        sign = "checkpoints/generation-000001" if how == "signal" else "config.yaml"
+        while not (tmp_path / "runs" / "a" / sign).exists():
+            assert process.poll() is None
         if how == "signal":
-            while not (tmp_path / "runs" / "a" / "checkpoints" / "generation-000001").is_dir():
-                assert process.poll() is None
             process.terminate()
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=15)
     finally:
         process.kill()
     assert process.returncode == code
