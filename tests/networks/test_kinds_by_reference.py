@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -310,6 +311,18 @@ def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack
     gradients = [torch.autograd.grad((found * weights).sum(), list(mine.values())) for found in (one_by_one, joined)]
     assert all(gradient.any() for gradient in gradients[0])
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 255), (0, 100), (10, 250)])
+def test_bytes_of_an_image_are_read_from_its_bounds(low, high):
+    algorithm = made("ppo", observations=gym.spaces.Box(low, high, (2, 12, 12), np.uint8))
+    together = population(varied(algorithm), algorithm)
+    network = together.policy.stacks[0].networks["policy"]
+    encoder = network.network.images["observation"]
+    images = torch.randint(low, high + 1, (1, 7, 2, 12, 12), dtype=torch.uint8)
+    numbers = (images.float() - low) / (high - low)
+    expected = encoder.forward(network.layout, network.leaves, numbers)
+    torch.testing.assert_close(encoder.forward(network.layout, network.leaves, images), expected)
 
 
 @pytest.mark.parametrize("cell", CELLS)
