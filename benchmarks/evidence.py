@@ -71,6 +71,7 @@ SHARED = (
     "evaluation.episodes=5",
     "evaluation.confirmation_episodes=20",
     "evolution.initial=sampled",
+    "evolution.selection.archive=1000",
     "evolution.architecture.min_units=32",
     "evolution.architecture.max_units=128",
 )
@@ -89,13 +90,13 @@ TASKS = {
             "environment.id=CartPole-v1",
             "algorithm.rollout_steps=128",
             "evolution.steps=3072",
-            "training.max_steps=30000",
+            "training.max_steps=30720",
         ),
     ),
     "acrobot": Task(
-        "ppo.yaml", (*RANGES, "environment.id=Acrobot-v1", "evolution.steps=4096", "training.max_steps=40000")
+        "ppo.yaml", (*RANGES, "environment.id=Acrobot-v1", "evolution.steps=4096", "training.max_steps=40960")
     ),
-    "lunar_lander": Task("ppo.yaml", (*RANGES, "evolution.steps=8192", "training.max_steps=98000")),
+    "lunar_lander": Task("ppo.yaml", (*RANGES, "evolution.steps=8192", "training.max_steps=98304")),
     "cartpole_dqn": Task(
         "dqn.yaml",
         (
@@ -132,13 +133,14 @@ ARMS = {
     "hyperparameters": Arm((mutations(none=0.2, hyperparameters=0.8),), seeds=8),
     "selection": Arm((mutations(none=1),), seeds=8),
     "pool": Arm((mutations(none=1), NO_SELECTION), seeds=6, scores_members=True),
+    "pool_of_sizes": Arm((mutations(none=0.8, architecture=0.2), NO_SELECTION), seeds=8, scores_members=True),
     "shipped": Arm((mutations(none=1), NO_SELECTION, "evolution.initial=configured"), seeds=6, scores_members=True),
     "low": Arm((mutations(none=0.2, hyperparameters=0.8), *LOW), seeds=8),
     "low_pool": Arm((mutations(none=1), NO_SELECTION, *LOW), seeds=8),
     "low_small_moves": Arm((OF_PPO_YAML, *LOW, *SMALL_MOVES), seeds=6),
     "low_rare_moves": Arm((OF_PPO_YAML, *LOW), seeds=6),
 }
-PRIMARY = ("full", "hyperparameters", "selection", "pool", "shipped")
+PRIMARY = ("full", "hyperparameters", "selection", "pool", "pool_of_sizes", "shipped")
 Job = tuple[str, str, int]
 """The names of a task and of an arm, and a seed."""
 
@@ -202,8 +204,8 @@ def train(job: Job, directory: Path) -> dict[str, Any]:
 def course(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Return what became of the run generation by generation.
 
-    `steps` and `evaluation_steps` are those of all agents so far, `incumbent` is the mean return of the agent that the
-    run would hand out, by episodes that did not choose it.
+    `steps` and `evaluation_steps` are those of all agents so far, `incumbent` is the run's own estimate of the mean
+    return of the agent that it would hand out: those of its episodes that confirmed it, at most 20.
     """
     evaluated = 0
     result: dict[str, list[float | None]] = defaultdict(list)
@@ -220,7 +222,7 @@ def course(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
 def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """Return of each kind of mutation how many children it made, and what mean share of their generation they beat.
 
-    Ties count half. The initial agents and those that go on as they are do not count.
+    Ties count half. The initial agents, those that go on as they are and copies from the archive do not count.
     """
     generations: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     for line in lines:
@@ -230,7 +232,8 @@ def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
         known = [agent["fitness"] for agent in agents.values() if agent["fitness"] is not None]
         for id, agent in agents.items():
             before = generations.get(number - 1)
-            if before is None or id in before or agent["fitness"] is None:
+            copied = agent["mutation"]["target"] == "archive"
+            if before is None or id in before or copied or agent["fitness"] is None:
                 continue
             beaten = sum((agent["fitness"] > other) + 0.5 * (agent["fitness"] == other) for other in known) - 0.5
             shares[agent["mutation"]["kind"]].append(beaten / max(1, len(known) - 1))
@@ -261,7 +264,7 @@ def score_members(run: Path, seed: int) -> list[float]:
 
 def revision() -> str:
     return subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
     ).stdout.strip()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +34,30 @@ ENDS = {
     "cartpole_dqn": (22.14, 475.0),
 }
 """The mean returns of a random policy and of a solved task, which are 0 and 1 as scores."""
+PRIMARY = ("cartpole", "acrobot", "lunar_lander")
+"""The tasks over which the primary comparison is made."""
 COMPARED = (
     ("low", "low_pool"),
     ("low", "low_small_moves"),
+    ("low", "low_rare_moves"),
+    ("low_rare_moves", "low_small_moves"),
     ("low_small_moves", "low_pool"),
     ("low_rare_moves", "low_pool"),
+    ("low", "pool"),
     ("full", "pool"),
+    ("full", "pool_of_sizes"),
     ("hyperparameters", "pool"),
     ("selection", "pool"),
     ("hyperparameters", "selection"),
     ("full", "hyperparameters"),
+    ("full", "shipped"),
     ("hyperparameters", "shipped"),
+    ("selection", "shipped"),
     ("pool", "shipped"),
 )
 COLOURS = {
-    "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "shipped": "0.5", "low": "C4",
-    "low_pool": "C5", "low_small_moves": "C6", "low_rare_moves": "C8",
+    "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "pool_of_sizes": "C9", "shipped": "0.5",
+    "low": "C4", "low_pool": "C5", "low_small_moves": "C6", "low_rare_moves": "C8",
 }  # fmt: skip
 Line = Mapping[str, Any]
 Runs = Mapping[tuple[str, str], Sequence[Line]]
@@ -81,7 +89,7 @@ def area(line: Line, until: float) -> float:
 
 
 def steps_to_solve(line: Line) -> float:
-    """Return the steps until the agent that would be handed out solves the task; infinity if it never does."""
+    """Return the steps until the run estimates its agent to solve the task; infinity if it never does."""
     solved = normalised(line["incumbent"], line["task"]) >= 1
     return float(used(line)[solved.argmax()]) if solved.any() else float("inf")
 
@@ -92,8 +100,8 @@ def arms_of(runs: Runs, task: str) -> list[str]:
 
 def summary_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
     """Yield a row for each task and arm."""
-    yield "| task | arm | runs | score | worst, best | mean over steps | steps until solved, millions | CPU s |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| task | arm | runs | score | worst, best | solved | mean over steps | million steps to 1 | CPU s |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for task in ENDS:
         lines = [line for arm in arms_of(runs, task) for line in runs[task, arm]]
         until = min((used(line)[-1] for line in lines), default=0.0)
@@ -104,29 +112,43 @@ def summary_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
             areas = bootstrap(interquartile_mean, [np.array([area(line, until) for line in own])], rng=rng)
             solved = sorted(steps_to_solve(line) for line in own)
             middle = solved[(len(solved) - 1) // 2]
-            when = f"{middle / 1e6:.2f}" if np.isfinite(middle) else "-"
+            when = f"{middle / 1e6:.2f}" if np.isfinite(middle) else "none"
             yield (
                 f"| {task} | `{arm}` | {len(own)} | {shown(estimate)} | {scores.min():.2f}, {scores.max():.2f} | "
-                f"{shown(areas)} | {when} ({sum(map(np.isfinite, solved))} of {len(own)}) | "
+                f"{sum(scores >= 1)} | {shown(areas)} | {when} | "
                 f"{np.median([line['cpu_seconds'] for line in own]):.0f} |"
             )
+    for arm in COLOURS:
+        if all((task, arm) in runs for task in PRIMARY):
+            groups = [np.array([score(line) for line in runs[task, arm]]) for task in PRIMARY]
+            count = sum(int(sum(scores >= 1)) for scores in groups)
+            estimate = bootstrap(interquartile_mean, groups, rng=rng)
+            yield f"| all | `{arm}` | {sum(map(len, groups))} | {shown(estimate)} | | {count} | | | |"
 
 
 def comparison_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
-    """Yield the probability of improvement of one arm over another, on each task alone."""
+    """Yield the probability of improvement of one arm over another, over all tasks and on each alone."""
     yield "| task | arm | over | runs | by the score | by the mean over steps |"
     yield "|---|---|---|---|---|---|"
-    for task in ENDS:
+    for name, tasks in (("all", PRIMARY), *((task, (task,)) for task in ENDS)):
         for pair in COMPARED:
-            if any((task, arm) not in runs for arm in pair):
+            if any((task, arm) not in runs for arm in pair for task in tasks):
                 continue
-            ours, theirs = (runs[task, arm] for arm in pair)
-            until = min(used(line)[-1] for line in (*ours, *theirs))
+            compared = [[runs[task, arm] for task in tasks] for arm in pair]
             columns = []
-            for measure in (score, lambda line, until=until: area(line, until)):
-                groups = [[np.array([measure(line) for line in lines])] for lines in (ours, theirs)]
+            for measure in (score, _area_that_all_have(compared)):
+                groups = [[np.array([measure(line) for line in lines]) for lines in arm] for arm in compared]
                 columns.append(shown(bootstrap(probability_of_improvement, *groups, rng=rng)))
-            yield f"| {task} | `{pair[0]}` | `{pair[1]}` | {len(ours)}, {len(theirs)} | {columns[0]} | {columns[1]} |"
+            counts = ", ".join(str(sum(map(len, arm))) for arm in compared)
+            yield f"| {name} | `{pair[0]}` | `{pair[1]}` | {counts} | {columns[0]} | {columns[1]} |"
+
+
+def _area_that_all_have(compared: Sequence[Sequence[Sequence[Line]]]) -> Callable[[Line], float]:
+    """Return the mean score over the steps that all runs of a task have taken."""
+    until: dict[str, float] = {}
+    for line in (line for arm in compared for lines in arm for line in lines):
+        until[line["task"]] = min(used(line)[-1], until.get(line["task"], np.inf))
+    return lambda line: area(line, until[line["task"]])
 
 
 def search_table(runs: Runs) -> Iterator[str]:
