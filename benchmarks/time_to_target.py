@@ -1,0 +1,115 @@
+"""Train on LunarLander until the agent handed out lands, with this trainer and its peers, and append lines of JSON.
+
+    python benchmarks/time_to_target.py --peers V/bin/python --runs runs/time [--data FILE]
+
+Each run is a command of its own, from whose start the time counts, on one core with one thread. Two run at a time, on
+two cores. Each system has the settings that it ships, and goes on until an agent's mean return of 200 is confirmed by
+fresh episodes, or 15 minutes are over. The agent is then scored over about 100 more. Runs that have a line are not
+repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "benchmarks" / "data" / "time_to_target.jsonl"
+SYSTEMS = ("evorl", "agilerl", "sb3")
+HELD_OUT_SEED = 2**40
+
+
+def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str], core: int) -> dict[str, Any]:
+    """Return the line of one run of `evorl train ppo`."""
+    name = f"seed-{seed}"
+    settings = [f"seed={seed}", f"run.directory={runs}", "training.target_fitness=200", "training.max_steps=10000000"]
+    command = [sys.executable, "-m", "evorl", "train", "ppo", "--name", name, "tracking.backends=[]", *settings]
+    started = time.perf_counter()
+    with (runs / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(on(core, command), stdout=log, stderr=log, env=environment, cwd=ROOT)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait(60)
+    took = time.perf_counter() - started
+    summary = json.loads((runs / name / "summary.json").read_text())
+    arguments = ["evaluate", str(runs / name), "--episodes", "100", "--seed", str(HELD_OUT_SEED + seed), "--json"]
+    said = subprocess.check_output(on(core, [sys.executable, "-m", "evorl", *arguments]), env=environment, cwd=ROOT)
+    return {
+        "system": "evorl",
+        "seed": seed,
+        "reached": summary["solved"],
+        "seconds": round(took, 1),
+        "steps": summary["global_steps"],
+        "score": round(json.loads(said)["mean"], 1),
+    }
+
+
+def peer(
+    system: str, seed: int, seconds: float, python: Path, environment: Mapping[str, str], core: int
+) -> dict[str, Any]:
+    """Return the line that a peer's script prints."""
+    script = ROOT / "benchmarks" / "baselines" / f"{system}_to_target.py"
+    command = [str(python), str(script), "--seed", str(seed), "--seconds", str(seconds)]
+    said = subprocess.check_output(on(core, command), env=environment, text=True, stderr=subprocess.DEVNULL)
+    line: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return line
+
+
+def on(core: int, command: list[str]) -> list[str]:
+    return ["taskset", "-c", str(core), *command]
+
+
+def jobs(seeds: int, done: set[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Yield systems in turns, so that what the machine does meanwhile meets all of them."""
+    for seed in range(1, seeds + 1):
+        yield from ((system, seed) for system in SYSTEMS if (system, seed) not in done)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, required=True, help="the Python that has the peers, as their scripts say")
+    parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=900.0, help="the longest time of a run")
+    parser.add_argument("--cores", type=int, nargs="+", default=[0, 1], help="a run at a time on each")
+    parsed = parser.parse_args()
+    parsed.runs.mkdir(parents=True, exist_ok=True)
+    parsed.data.touch()
+    done = {(line["system"], line["seed"]) for line in map(json.loads, parsed.data.read_text().splitlines())}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in parsed.cores:
+        cores.put(core)
+
+    def run(job: tuple[str, int]) -> None:
+        system, seed = job
+        core = cores.get()
+        try:
+            if system == "evorl":
+                line = evorl(seed, parsed.seconds, parsed.runs.resolve(), environment, core)
+            else:
+                line = peer(system, seed, parsed.seconds, parsed.peers, environment, core)
+        finally:
+            cores.put(core)
+        with parsed.data.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+    with ThreadPoolExecutor(len(parsed.cores)) as pool:
+        list(pool.map(run, jobs(parsed.seeds, done)))
+
+
+if __name__ == "__main__":
+    main()
