@@ -8,7 +8,6 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -34,8 +33,8 @@ class A3CDataParallelSettings(AsynchronousSettings):
     rollout_steps: Size = 4
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 4
     entropy_scales: Annotated[tuple[Weight, ...], Field(min_length=1, max_length=4096)] = (1.0,)
-    """Actor i multiplies each agent's entropy coefficient by entry i; behind the last one it begins anew. Actors are
-    counted over all ranks."""
+    """Actor i multiplies each agent's entropy coefficient by entry i; behind the last one it begins anew. Counted are
+    all actors of an agent, on every rank that holds it."""
 
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
@@ -48,6 +47,8 @@ class A3CSettings(A3CDataParallelSettings):
     rollout_steps: Size = 20
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
     """Gradients that are averaged for an update, on each rank; with 1 each is applied as it arrives."""
+    passes: Literal[1] = 1
+    """A gradient is applied once."""
     grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts whose gradients an actor averages before it sends them."""
     weigh_by_staleness: bool = False
@@ -109,7 +110,7 @@ class A3CDataParallel(Asynchronous):
         next_value = torch.where(each["truncated"], each["next_value"], each["value"].roll(-1, 0))
         next_value[-1] = each["next_value"][-1]
         found = self.targets(Segment(**{**each, "next_value": next_value}), stack.hyperparameters)
-        return replace(batch, columns={**columns, **{name: in_batch(values) for name, values in found.items()}})
+        return self.with_columns(batch, {name: in_batch(values) for name, values in found.items()})
 
 
 class A3C(A3CDataParallel):

@@ -5,6 +5,7 @@ The losses are those of A2C and its relatives. Axes: T steps of a rollout, P age
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,7 +16,9 @@ from evorl.config.fields import Size
 from evorl.distributed import Placement
 from evorl.replay import Pace
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
+from evorl.replay.scaling import normalized
 from evorl.system.timing import Stopwatch
+from evorl.types import Batch, Tensors
 
 
 class AsynchronousSettings(A2CSettings):
@@ -69,6 +72,12 @@ class Asynchronous(A2C):
         """Return what of the rollouts that this rank receives is learned from at a time, and how often."""
         settings: AsynchronousSettings = self.settings
         return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self._normalized)
+
+    def with_columns(self, batch: Batch, found: Tensors) -> Batch:
+        """Return the batch with `found` as further columns [P, B], of which advantages are scaled if that is set."""
+        if self.settings.normalize_advantage:
+            found = {**found, "advantage": normalized(found["advantage"], batch.weight)}
+        return replace(batch, columns={**batch.columns, **found})
 
 
 def in_time(values: Tensor, steps: int) -> Tensor:

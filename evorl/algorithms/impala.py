@@ -20,7 +20,6 @@ from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stacked import Stack
 from evorl.replay.received import ReceivedSettings
-from evorl.replay.scaling import normalized
 from evorl.types import Batch, Tensors
 
 
@@ -87,9 +86,7 @@ class IMPALA(Asynchronous):
             hparams["c_clip"],
         )
         found = {"advantage": in_batch(advantage), "return": in_batch(target), "log_ratio": log_ratio}
-        if self.settings.normalize_advantage:
-            found["advantage"] = normalized(found["advantage"], batch.weight)
-        return replace(batch, columns={**columns, **found})
+        return self.with_columns(batch, found)
 
     def target_log_prob(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
         """Return the log-probability [P, B] of the actions under the policy whose values are wanted."""

@@ -101,6 +101,12 @@ class NetworkLearner:
         norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         return norms
 
+    def scale(self, factor: Tensor) -> None:
+        """Multiply each agent's gradient by its factor [P]."""
+        each = factor.unsqueeze(-1)
+        for row in self._rows:
+            row *= each
+
     def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:
         """Update the agents that are `active` [P], or all, by `gradient` and rates [P]; targets follow.
 
@@ -113,9 +119,7 @@ class NetworkLearner:
             for row in self._rows:
                 row.masked_fill_(stopped, 0.0)
         if clip is not None:
-            each = clip.unsqueeze(-1)
-            for row in self._rows:
-                row *= each
+            self.scale(clip)
         self.adam.step(parameters.flat, gradient, rate, active)
         if self.target is not None and self.rule is not None:
             if active is not None or self.rule.changes or not len(self._pull):
@@ -281,10 +285,11 @@ class Learner:
             if loss.limit is not None:
                 own = self._healthy[index] if active[index] is None else active[index]
                 active[index] = own * (divergence <= loss.limit)
-            clip = None if limit is None else (limit(stack) / norms.clamp(min=1e-12)).clamp(max=1.0)
+            clip = None if limit is None else _share_within(limit(stack), norms)
             network.step(stack, objective.learning_rate(stack), active[index], clip)
             if reported:
-                self._add_metrics(index, objective, {**metrics[index], "gradient_norm": norms}, active[index])
+                # A gradient that others have computed comes with the norm that it had for them.
+                self._add_metrics(index, objective, {"gradient_norm": norms, **metrics[index]}, active[index])
         return [loss.errors for loss in losses]
 
     def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
@@ -334,6 +339,11 @@ def _means(loss: Loss, weight: Tensor) -> Tensors:
     return dict(zip(values, means.unbind(1), strict=True))
 
 
+def _share_within(limit: Tensor, norms: Tensor) -> Tensor:
+    """Return the factors [P] that bring gradients of these norms [P] down to a limit [P]."""
+    return (limit / norms.clamp(min=1e-12)).clamp(max=1.0)
+
+
 def _given_loss(batch: Batch) -> Loss:
     """Return the loss [P, 1] that a batch brings together with its gradients."""
     columns = dict(batch.columns)
@@ -341,11 +351,18 @@ def _given_loss(batch: Batch) -> Loss:
 
 
 def compute_gradients(learner: Learner, batch: Batch) -> Batch:
-    """Return the gradients of a batch as a batch for another learner, by an algorithm that has one objective."""
+    """Return the gradients of a batch as a batch for another learner, by an algorithm that has one objective.
+
+    They are clipped here, so that a weight that the other learner gives them is not undone by clipping.
+    """
     policy = learner.policy
     (objective,) = policy.algorithm.objectives
     parts = [batch.part(stack.members, stack.recurrent_units) for stack in policy.stacks]
     losses = learner.losses(objective, parts)
     means = [_means(loss, part.weight) for loss, part in zip(losses, parts, strict=True)]
+    for stack, own, reported in zip(policy.stacks, learner.networks, means, strict=True):
+        reported["gradient_norm"] = norms = own[objective.network].norms()
+        if objective.max_grad_norm is not None:
+            own[objective.network].scale(_share_within(objective.max_grad_norm(stack), norms))
     metrics = {name: policy.joined([each[name] for each in means]) for name in means[0]}
     return gradient_batch({objective.network: learner.gradients[objective.network]}, metrics)

@@ -68,7 +68,7 @@ class ReceivedGradients:
 
     def extend(self, slot: GradientMemory) -> None:
         """Take a copy of what an actor computed."""
-        weight = 1 / (1 + slot.staleness) if self._settings.weighed else 1.0
+        weight = staleness_weight(slot.staleness) if self._settings.weighed else 1.0
         with self._stopwatch("receiving"):
             gradients = {name: values.to(self._device) * weight for name, values in slot.gradients.items()}
             columns = {name: values.to(self._device, copy=True) for name, values in slot.metrics.items()}
@@ -99,6 +99,11 @@ class ReceivedGradients:
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
         """Nothing outlasts a generation."""
+
+
+def staleness_weight(staleness: int) -> float:
+    """Return the weight of a gradient whose parameters are so many updates behind."""
+    return 1 / (1 + staleness)
 
 
 def gradient_batch(gradients: Tensors, metrics: Mapping[str, Tensor]) -> Batch:
