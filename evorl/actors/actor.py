@@ -55,8 +55,10 @@ class Actor:
         self._memory = SharedMemory(memory)
         self._environments = Environments(config.environment, context["agents"], config.environment.num_envs)
         self._algorithm = make_algorithm(config, self._environments.interface)
-        count = context["ranks"] * self._actors.count
-        own = self._algorithm.actor_state(self._rank * self._actors.count + index, count)
+        copies, count = context["copies"], self._actors.count
+        # Actors explore differently among those of the same agents.
+        before = self._rank * count if copies > 1 else 0
+        own = self._algorithm.actor_state(before + index, copies * count)
         self._own_state = {name: torch.full((context["agents"],), value).double() for name, value in own.items()}
         self._generation = -1
         self._since_fetch = 0

@@ -39,16 +39,17 @@ class Actors:
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
         self._board = Board(self._settings.count)
-        self._memory = SharedMemory()
+        self._memories = [SharedMemory() for _ in range(self._settings.count)]
         context = {
             "config": config.to_yaml(),
             "agents": placement.local_size,
             "rank": placement.ranks.rank,
-            "ranks": placement.ranks.size,
+            "copies": placement.copies,
             "max_staleness": self._bound,
         }
         self._kind = KINDS[config.algorithm.sends]
-        self._supervisor = Supervisor(self._settings, context, self._board, self._memory.descriptor)
+        slots = [memory.descriptor for memory in self._memories]
+        self._supervisor = Supervisor(self._settings, context, self._board, slots)
         self._slots: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
@@ -68,7 +69,8 @@ class Actors:
         """End all actors."""
         self._supervisor.close()
         self._board.memory.close()
-        self._memory.close()
+        for memory in self._memories:
+            memory.close()
 
     @property
     def processes(self) -> list[int]:
@@ -78,22 +80,25 @@ class Actors:
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
         """Let actors act with these agents, for so many steps of this rank's environments."""
         count, queue = self._settings.count, self._settings.queue
-        make, numbers = self._kind.slot(policy, self._config), range(count * queue)
-        size, first = slot_size(make) * len(numbers), not self._supervisor.started
+        make, first = self._kind.slot(policy, self._config), not self._supervisor.started
+        size = slot_size(make)
         if first:
-            check_memory(size, len(numbers), self._placement)
-        self._memory.grow(size)
-        self._slots = slots(self._memory, make, numbers)
+            check_memory(size * count * queue, count * queue, self._placement)
+        for actor, memory in enumerate(self._memories):
+            memory.grow(size * queue)
+            self._slots |= slots(memory, make, range(actor * queue, (actor + 1) * queue))
         self._generation, self._published, self._turn = generation, policy.version, 0
         self._left = steps // self.sent_steps
         flat, states = self._published_of(policy)
-        self._board.describe(Description(generation, policy.agents, carries_over), len(flat), len(states))
-        self._board.publish(flat, states, policy.version)
+        # Actors that share parameters may still be about to publish those of the last generation.
+        with self._board.locked(self._supervisor.look):
+            self._board.describe(Description(generation, policy.agents, carries_over), len(flat), len(states))
+            self._board.publish(flat, states, policy.version)
         if first:
             self._supervisor.start()
         self.publish(policy)
         if first and not self._settings.lockstep:
-            for number in numbers:
+            for number in self._slots:
                 self._supervisor.hand_out(number // queue, number)
         self._figures.begin()
 
@@ -124,7 +129,8 @@ class Actors:
         lockstep = self._settings.lockstep
         if lockstep and self._supervisor.busy:
             return
-        if policy.version != self._published and not self._kind.shared:
+        # Before the first update only what acting changes is new, as are the statistics of observations.
+        if (policy.version != self._published or not policy.version) and not self._kind.shared:
             self._published = policy.version
             self._board.publish(*self._published_of(policy), policy.version)
         if lockstep:
@@ -141,7 +147,8 @@ class Actors:
             return
         flat, states = self._board.empty()
         self._board.fetch(flat, states, self._generation)
-        read_state(learner, flat.to(learner.policy.flat.device), states[len(learner.policy.acting_states()) :])
+        device = learner.policy.flat.device
+        read_state(learner, flat.to(device), states[len(learner.policy.acting_states()) :].to(device))
 
     def _published_of(self, policy: Policy) -> tuple[Tensor, list[Tensor]]:
         """Return what actors are to have of a policy: parameters [D], and acting states [P].

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -98,13 +98,27 @@ class Board:
             time.sleep(0.001)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from doing this; the system gives the lock back where one of them is killed."""
-        fcntl.lockf(self.memory.descriptor, fcntl.LOCK_EX)
+    def locked(self, look: Callable[[], None] | None = None) -> Iterator[None]:
+        """Keep other processes from doing this; the system gives the lock back where one of them is killed.
+
+        While another has the lock, `look` is called again and again, to kill it if it hangs.
+        """
+        while look is not None and not self._try_lock():
+            look()
+            time.sleep(0.001)
+        if look is None:
+            fcntl.lockf(self.memory.descriptor, fcntl.LOCK_EX)
         try:
             yield
         finally:
             fcntl.lockf(self.memory.descriptor, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.lockf(self.memory.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
 
     def empty(self) -> tuple[Tensor, Tensor]:
         """Return room for the parameters [D] and acting states [S, P] of the generation whose description was read."""

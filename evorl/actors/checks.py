@@ -21,7 +21,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
     waiting = actors.count * actors.queue
-    behind: int = math.ceil(waiting * steps * pace.updates / pace.steps)
+    behind: int = math.ceil(waiting * steps * pace.updates * _most_updates(config) / pace.steps)
     if actors.max_staleness is None:
         return 2 * behind
     if actors.max_staleness < behind:
@@ -31,6 +31,14 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
             "fewer actors"
         )
     return actors.max_staleness
+
+
+def _most_updates(config: AnyConfig) -> float:
+    """Return by how much evolution may raise the updates that an agent makes for a step."""
+    evolved = config.evolution.hyperparameters or {}
+    if "learn_step" not in evolved:
+        return 1.0
+    return max(1.0, float(config.algorithm.learn_step / evolved["learn_step"].min))
 
 
 def warn_of_cores(count: int, ranks: Ranks) -> None:

@@ -6,7 +6,7 @@ Axes: T steps of a rollout, P agents, E environments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -19,9 +19,9 @@ from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spec import ObservationSpec, choices
 from evorl.population import Learner, Policy
-from evorl.population.learner import compute_gradients
+from evorl.population.learner import COMMON, compute_gradients
 from evorl.population.shared import read_state, write_state
-from evorl.replay.gradients import GradientMemory
+from evorl.replay.gradients import GradientMemory, staleness_weight
 from evorl.replay.n_step import make_windows
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.ring import Empty, Field
@@ -171,10 +171,17 @@ class UpdateCollector(GradientCollector):
             if newest - version > acting.max_staleness:
                 return
             read_state(self._learner, acting.flat, acting.states[self._names :])
-            self._learner.update(batch)
+            self._learner.update(self._weighed(batch, newest - version))
             write_state(self._learner, acting.flat, acting.states[self._names :])
             acting.version = newest + 1
             acting.board.publish(acting.flat, list(acting.states), acting.version)
+
+    def _weighed(self, batch: Batch, staleness: int) -> Batch:
+        """Return gradients as the learner weighs its copy of them."""
+        if not self._acting.config.algorithm.weigh_by_staleness:
+            return batch
+        gradients = {name: values * staleness_weight(staleness) for name, values in batch.gradients.items()}
+        return replace(batch, gradients=gradients)
 
 
 def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
@@ -184,7 +191,7 @@ def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gradie
         name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
         for name in algorithm.networks
     }
-    return lambda empty: GradientMemory(sizes, ("loss", *algorithm.metrics), agents, empty)
+    return lambda empty: GradientMemory(sizes, (*COMMON, *algorithm.metrics), agents, empty)
 
 
 def rollout_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
@@ -257,10 +264,13 @@ def note_counts(slot: Slot, environments: Environments) -> None:
 
 
 def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable[int]) -> dict[int, Slot]:
-    """Return the slots of these numbers, which a rank and its actors find at the same places of their memory."""
+    """Return an actor's slots of these numbers, which it and its rank find at the same places of its own memory.
+
+    No other actor writes there: one that is still in the last generation, whose slots had another size, would write
+    into the slots of others.
+    """
     size = slot_size(make)
-    # What an actor fills is made anew by nobody else, so each makes its own only.
-    return {number: make(memory.arena(number * size).empty) for number in numbers}
+    return {number: make(memory.arena(place * size).empty) for place, number in enumerate(numbers)}
 
 
 def slot_size(make: Callable[[Empty], Slot]) -> int:

@@ -116,9 +116,11 @@ def _fork(connection: socket.socket, run: Callable[[], None]) -> int:
     server = os.getpid()
     process = os.fork()
     if process:
+        _lead_group(process)
         return process
     code = 1
     try:
+        _lead_group(0)
         connection.close()
         die_with_parent(server)
         run()
@@ -133,10 +135,19 @@ def _fork(connection: socket.socket, run: Callable[[], None]) -> int:
 
 
 def _end(process: int) -> None:
-    """Kill a process of ours, which nobody else has waited for, so that the number is still its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGKILL)
+    """Kill an actor, which nobody else has waited for, so that the number is still its own, with its processes.
+
+    Those of its environments hold its pipe, too: one that hangs would keep it from ending.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
     os.waitpid(process, 0)
+
+
+def _lead_group(process: int) -> None:
+    """Let an actor lead a group of processes; it and the server both see to that, as either may be the first."""
+    with contextlib.suppress(OSError):
+        os.setpgid(process, process)
 
 
 def _received(connection: socket.socket, size: int) -> bytes | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
+import struct
+import termios
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +24,9 @@ LOOK_EVERY = 0.5
 """Seconds between two looks at whether actors live."""
 STARTING = 60.0
 """Seconds that an actor may take for its environments, before its first step."""
+
+
+COUNT = struct.Struct("i")
 
 
 class Message(NamedTuple):
@@ -72,8 +78,10 @@ class ActorProcess:
 class Supervisor:
     """Starts the actors of a rank, and others in place of those that die or hang, which get their slots."""
 
-    def __init__(self, settings: ActorSettings, context: Mapping[str, object], board: Board, slots: int) -> None:
-        """`context` is what the actors' process reads at its start; `slots` is the descriptor of the slots' memory."""
+    def __init__(
+        self, settings: ActorSettings, context: Mapping[str, object], board: Board, slots: Sequence[int]
+    ) -> None:
+        """`context` is what the actors' process reads at its start; `slots` are descriptors of each actor's slots."""
         self._settings = settings
         self._server = ActorServer(context)
         self._board = board
@@ -97,8 +105,8 @@ class Supervisor:
 
     @property
     def waiting(self) -> int:
-        """Return how many actors are known to have sent what was not received yet."""
-        return len(self._ready)
+        """Return how many messages of actors were not received yet."""
+        return sum(_unread(actor.reader) for actor in self._actors) // MESSAGE.size
 
     @property
     def processes(self) -> list[int]:
@@ -144,14 +152,14 @@ class Supervisor:
         if self._settings.lockstep:
             first = next(actor for actor in self._actors if actor.slots)
             while not any(key.data is first for key, _ in self._selector.select(LOOK_EVERY)):
-                self._look()
+                self.look()
             return first
         while not self._ready:
             self._ready.extend(key.data for key, _ in self._selector.select(LOOK_EVERY))
-            self._look()
+            self.look()
         return self._ready.popleft()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Kill actors that have something to do and have not made a step for too long."""
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY:
@@ -166,7 +174,10 @@ class Supervisor:
     def _end(self, actor: ActorProcess) -> None:
         """Kill an actor if it lives; what it has sent until then can still be received."""
         if actor.process:
-            self._server.end(actor.process)
+            try:
+                self._server.end(actor.process)
+            except OSError as error:
+                raise RunFailed(f"actors cannot be ended: {error}") from error
             actor.process = 0
 
     def _replace(self, actor: ActorProcess) -> None:
@@ -187,7 +198,7 @@ class Supervisor:
         theirs_in, writer = os.pipe()
         reader, theirs_out = os.pipe()
         try:
-            descriptors = [self._board.memory.descriptor, self._slots, theirs_in, theirs_out]
+            descriptors = [self._board.memory.descriptor, self._slots[index], theirs_in, theirs_out]
             process = self._server.start(index, attempt, descriptors)
         except OSError as error:
             raise RunFailed(f"actors cannot be started: {error}") from error
@@ -206,6 +217,12 @@ def _tell(actor: ActorProcess, slot: int) -> None:
     # An actor that has ended shows at the other pipe.
     with contextlib.suppress(BrokenPipeError):
         os.write(actor.writer, NUMBER.pack(slot))
+
+
+def _unread(reader: int) -> int:
+    """Return the bytes in a pipe."""
+    (count,) = COUNT.unpack(fcntl.ioctl(reader, termios.FIONREAD, bytes(COUNT.size)))
+    return int(count)
 
 
 def _rest(reader: int) -> str:

@@ -8,89 +8,12 @@ import time
 
 import psutil
 import pytest
+from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
 
-from evorl.actors import Actors
 from evorl.actors.checks import warn_of_cores
-from evorl.algorithms import make_algorithm
-from evorl.distributed import Placement, Ranks
-from evorl.envs import Environments
-from evorl.population import Learner, Policy, initial_population
-from evorl.randomness import torch_generator
-from evorl.system.timing import Stopwatch
+from evorl.distributed import Ranks
 from evorl.types import RunFailed, UserError
-
-SETTINGS = (
-    "algorithm={name: impala, rollout_steps: 5}", "population.size=2", "environment={id: CartPole-v1, num_envs: 2}",
-    "network={hidden_sizes: [16]}",
-)  # fmt: skip
-
-
-class Learning:
-    """A learner and its actors, in their first generation."""
-
-    def __init__(self, *overrides):
-        self.config = config(*SETTINGS, *overrides)
-        placement = Placement(Ranks(), "replicated", 2)
-        one = Environments(config(*SETTINGS).environment, 1, 1)
-        self.algorithm = make_algorithm(self.config, one.interface)
-        self.experience = self.algorithm.experience(placement, True, Stopwatch())
-        self.agents = initial_population(self.config, self.algorithm)
-        self.actors = Actors(self.config, placement, self.algorithm)
-        self.placement = placement
-        self.begin(1)
-
-    def begin(self, generation):
-        generator = torch_generator(0, generation=generation, rank=0, purpose="test")
-        self.policy = Policy(self.agents, self.algorithm, generator)
-        self.learner = Learner(self.policy)
-        self.experience.begin(self.policy, generation)
-        self.actors.begin(self.policy, generation, False, 1000)
-
-    def learn(self, rollouts):
-        for _ in range(rollouts):
-            slot = self.actors.receive(self.policy)
-            self.experience.extend(slot)
-            self.actors.release(slot)
-            for batch in self.experience.batches():
-                self.experience.observe(batch, self.learner.update(batch))
-            self.actors.publish(self.policy)
-
-    def learn_from(self, actor):
-        """Learn until something comes from one of the actors."""
-        before = self.received_from(actor)
-        while self.received_from(actor) == before:
-            self.learn(1)
-
-    def received_from(self, actor):
-        return self.actors._figures._steps[actor]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.actors.close()
-
-
-def all_gone(processes, within=5.0):
-    """Whether none of these processes is there any more, after some seconds at most."""
-    until = time.monotonic() + within
-    while any(map(is_there, processes)) and time.monotonic() < until:
-        time.sleep(0.02)
-    return not any(map(is_there, processes))
-
-
-def descendants():
-    """The processes below this one, by their numbers."""
-    return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def is_there(process):
-    """Whether a process runs; one that has ended may stay in the table until it is asked how."""
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
@@ -202,6 +125,7 @@ def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_d
         (["algorithm={name: dqn}", "actors={count: 2}"], "actors: dqn collects in the learner's own process"),
         (["algorithm={name: impala, sequence_length: 4}"], "sequence_length: actors send whole rollouts"),
         (["algorithm={name: impala, split_batches: true}"], "algorithm.split_batches"),
+        (["algorithm={name: a3c, passes: 2}"], "algorithm.passes"),
     ],
 )
 def test_settings_that_mean_nothing_with_actors_are_refused(settings, message):

@@ -132,6 +132,26 @@ class Empty(gym.Env):
 
 
 gym.register("Outside-v0", entry_point=Outside)
+
+
+class Hanging(gym.Env):
+    """Does not come back from its third step."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3:
+            time.sleep(3600)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+gym.register("Hanging-v0", entry_point=Hanging)
 gym.register("Empty-v0", entry_point=Empty)
 gym.register("Failing-v0", entry_point=Failing)
 gym.register("Parted-v0", entry_point=Parted)

@@ -1,0 +1,168 @@
+"""What actors and their learner know of each other, also where one of them hangs."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.kinds import made, rollout_batch
+from helpers.learning import Learning, all_gone, descendants
+from helpers.support import agent, config, population
+
+from evorl.actors.actor import Actor
+from evorl.actors.board import Board
+from evorl.actors.checks import max_staleness
+from evorl.actors.memory import SharedMemory
+from evorl.algorithms import make_algorithm
+from evorl.envs import Environments
+from evorl.types import RunFailed
+
+APEX = (
+    "algorithm={name: apex_dqn}", "replay={prioritised: {}, learning_starts: 10000}", "environment.id=CartPole-v1",
+)  # fmt: skip
+SHARED = "algorithm={name: a3c_shared, rollout_steps: 5}"
+
+
+@pytest.mark.parametrize("name", ["impala", "appo", "a3c_data_parallel", "a3c"])
+def test_advantages_are_scaled_where_that_is_set(name):
+    found = {}
+    for scaled in ("false", "true"):
+        settings = ("rollout_steps=6", "sequence_length=6", f"normalize_advantage={scaled}")
+        algorithm = made(name, *(f"algorithm.{each}" for each in settings))
+        together = population([agent(id=id, dqn=algorithm) for id in range(2)], algorithm)
+        (stack,) = together.policy.stacks
+        batch = rollout_batch(algorithm, together.policy.agents, size=4, length=6)
+        never = torch.zeros(batch.weight.shape, dtype=torch.bool)
+        numbers = {name: batch.columns[of] for name, of in (("reward", "advantage"), ("next_value", "return"))}
+        flags = {"terminated": never, "truncated": never, "valid": ~never, "entropy_scale": torch.ones(never.shape)}
+        batch = replace(batch, columns={**batch.columns, **numbers, **flags})
+        outputs = stack.networks["policy"](batch.observation, batch.recurrent)
+        likelihood = algorithm.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
+        found[scaled] = algorithm.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
+    scaled, bare = (found[each]["advantage"] for each in ("true", "false"))
+    assert scaled.mean(-1).abs().max() < 1e-5 < bare.mean(-1).abs().max()
+    torch.testing.assert_close(scaled.var(-1, correction=0), torch.ones(2), rtol=1e-3, atol=0)
+
+
+def test_actors_weigh_their_gradients_as_the_learner_does():
+    """The learner makes the updates of shared parameters, too; each gradient but the first is one update behind."""
+    found = []
+    for weighed in ("false", "true"):
+        shared = f"algorithm={{name: a3c_shared, rollout_steps: 5, weigh_by_staleness: {weighed}}}"
+        with Learning(shared, "actors={count: 2, lockstep: true, fetch_steps: 1000, max_staleness: 9}") as learning:
+            learning.learn(4)
+            heard = learning.policy.flat.detach().clone()
+            learning.actors.end(learning.learner)
+            found.append(learning.policy.flat.detach().clone())
+        torch.testing.assert_close(heard, found[-1])
+    assert not torch.allclose(*found)
+
+
+@pytest.mark.parametrize(("copies", "rungs"), [(1, (0, 1)), (4, (4 / 7, 5 / 7))])
+def test_actors_explore_differently_among_those_of_the_same_agents(copies, rungs):
+    """The third of four ranks with two actors each. Where ranks hold agents of their own, these have just two."""
+    apex = config(*APEX, "actors.count=2")
+    context = {"config": apex.to_yaml(), "agents": 1, "rank": 2, "copies": copies, "max_staleness": 9}
+    board, memory = Board(2), SharedMemory()
+    actors = [Actor(context, index, 0, board.memory.descriptor, memory.descriptor) for index in range(2)]
+    rates = [actor._own_state["epsilon"].item() for actor in actors]
+    assert rates == pytest.approx([0.4 ** (1 + 7 * rung) for rung in rungs])
+
+
+def test_actors_see_what_acting_changes_before_the_first_update():
+    ddpg = ("algorithm={name: apex_ddpg}", "environment.id=Pendulum-v1")
+    with Learning(*APEX, *ddpg) as learning:
+        learning.learn(6)
+        assert learning.policy.version == 0
+        flat, states = learning.actors._board.empty()
+        assert learning.actors._board.fetch(flat, states, 1) == 0
+        names = list(learning.algorithm.initial_state())
+        assert states[names.index("steps")].tolist() == [6 * 16 * 2] * 2
+
+
+def test_the_bound_on_staleness_is_one_that_evolution_cannot_come_to():
+    bounds = []
+    for learn_step in (32, 8, 4):
+        apex = config(*APEX, f"algorithm.learn_step={learn_step}", "actors={queue: 2}", "environment.num_envs=8")
+        one = Environments(apex.environment, 1, 1)
+        bounds.append(max_staleness(apex, make_algorithm(apex, one.interface), 1))
+    # Agents may come to one update for 4 steps, of which there are 16 * 8 in each of two rollouts.
+    assert bounds == [2 * 2 * 16 * 8 // 4] * 3
+
+
+def test_the_depth_of_the_queue_is_what_waits_in_it():
+    with Learning("actors={queue: 5}") as learning:
+        learning.learn(1)
+        until = time.monotonic() + 10
+        while learning.actors._supervisor.waiting < 5 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert learning.actors._supervisor.waiting == 5
+        learning.actors.receive(learning.policy)
+        assert learning.actors._supervisor.waiting == 4
+
+
+def test_no_actor_writes_into_the_slots_of_another_that_are_larger_now():
+    with Learning("algorithm={name: a3c, rollout_steps: 5}", "actors={count: 2, lockstep: true}") as learning:
+        late = learning.actors._slots[2]
+        wider = replace(learning.agents[0].architectures["policy"], hidden_sizes=(64,))
+        learning.agents = [agent(wider, id=id, dqn=learning.algorithm) for id in (7, 8)]
+        learning.begin(2)
+        others = [learning.actors._slots[number] for number in (0, 1)]
+        before = [{name: values.clone() for name, values in slot.gradients.items()} for slot in others]
+        for values in (*late.gradients.values(), late.counts):
+            values.fill_(-9)
+        assert before[0]["policy"].numel() > late.gradients["policy"].numel()
+        for slot, kept in zip(others, before, strict=True):
+            torch.testing.assert_close(slot.gradients, kept)
+
+
+def test_a_generation_begins_once_no_actor_is_about_to_publish_the_last_one():
+    """Also where that actor hangs: it is killed then."""
+    with Learning(SHARED, "actors={count: 2, timeout: 1}") as learning:
+        learning.learn(4)
+        board, looks = learning.actors._board, []
+        holder = os.fork()
+        if holder == 0:
+            with board.locked():
+                time.sleep(60)
+            os._exit(0)
+        time.sleep(0.3)
+        look = learning.actors._supervisor.look
+
+        def counted():
+            looks.append(board.generation)
+            if len(looks) == 100:
+                os.kill(holder, signal.SIGKILL)
+                os.waitpid(holder, 0)
+            look()
+
+        learning.actors._supervisor.look = counted
+        learning.begin(2)
+        assert len(looks) >= 100
+        assert set(looks) == {1}
+        assert board.generation == 2
+
+
+def test_an_actor_whose_environments_process_hangs_is_replaced_and_leaves_nothing():
+    others = descendants()
+    hanging = "environment={id: 'helpers.faults:Hanging-v0', num_envs: 2, vectorization: async}"
+    with Learning(hanging, "actors={timeout: 2, max_restarts: 0}") as learning:
+        until, family = time.monotonic() + 30, set()
+        # The process that forks actors, an actor, and one for each of its environments.
+        while len(family) < 2 + 2 * 2 and time.monotonic() < until:
+            family = descendants() - others
+            time.sleep(0.01)
+        with pytest.raises(RunFailed, match="actor 0 ended 1 times"):
+            learning.learn(1000)
+    assert len(family) == 6
+    assert all_gone(family)
+
+
+def test_the_end_of_the_process_that_forks_actors_is_told():
+    with Learning("actors={count: 2}") as learning:
+        learning.learn(2)
+        os.kill(learning.actors._supervisor._server._process.pid, signal.SIGKILL)
+        with pytest.raises(RunFailed, match="actors cannot be ended"):
+            learning.learn(1000)
