@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.guard import Guard
 from evorl.system.plugins import SCRIPT, defined_in, import_from_here
+from evorl.system.processes import die_with_parent
 from evorl.types import UserError
 
 ATARI = "ALE/"
@@ -48,11 +49,11 @@ def make_vector(
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
             vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
             if differing:
-                makers = [partial(_guarded, name, {**settings.kwargs, **own}, settings) for own in differing]
+                makers = [partial(_made, name, {**settings.kwargs, **own}, settings, os.getpid()) for own in differing]
                 kind: Callable[..., VectorEnv[Any, Any, Any]] = AsyncVectorEnv if mode == "async" else SyncVectorEnv
                 return kind(makers, **vector)
             another = partial(gym.make, gym.spec(name), **settings.kwargs)
-            guard = partial(Guard, make=another, restarts=settings.max_restarts)
+            guard = partial(_guarded, make=another, restarts=settings.max_restarts, parent=os.getpid())
             return gym.make_vec(
                 name, copies, vectorization_mode=mode, vector_kwargs=vector, wrappers=[guard], **settings.kwargs
             )
@@ -102,9 +103,16 @@ def _register(module: ModuleType, name: str) -> None:
         gym.register(name, entry_point=entry)
 
 
-def _guarded(name: str, kwargs: Mapping[str, Any], settings: Environment) -> Guard:
+def _made(name: str, kwargs: Mapping[str, Any], settings: Environment, parent: int) -> Guard:
     make = partial(gym.make, gym.spec(name), **kwargs)
-    return Guard(make(), make=make, restarts=settings.max_restarts)
+    return _guarded(make(), make, settings.max_restarts, parent)
+
+
+def _guarded(env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]], restarts: int, parent: int) -> Guard:
+    """Guard an environment. One with a process of its own ends with its `parent`, even if it hangs."""
+    if os.getpid() != parent and os.getppid() == parent:
+        die_with_parent(parent)
+    return Guard(env, make, restarts)
 
 
 def discard(vector: VectorEnv[Any, Any, Any]) -> None:

@@ -22,6 +22,7 @@ from evorl.types import RunFailed
 APEX = (
     "algorithm={name: apex_dqn}", "replay={prioritised: {}, learning_starts: 10000}", "environment.id=CartPole-v1",
 )  # fmt: skip
+HANGING = "environment={id: 'helpers.faults:Hanging-v0', num_envs: 2, vectorization: async}"
 SHARED = "algorithm={name: a3c_shared, rollout_steps: 5}"
 
 
@@ -147,8 +148,7 @@ def test_a_generation_begins_once_no_actor_is_about_to_publish_the_last_one():
 
 def test_an_actor_whose_environments_process_hangs_is_replaced_and_leaves_nothing():
     others = descendants()
-    hanging = "environment={id: 'helpers.faults:Hanging-v0', num_envs: 2, vectorization: async}"
-    with Learning(hanging, "actors={timeout: 2, max_restarts: 0}") as learning:
+    with Learning(HANGING, "actors={timeout: 2, max_restarts: 0}") as learning:
         until, family = time.monotonic() + 30, set()
         # The process that forks actors, an actor, and one for each of its environments.
         while len(family) < 2 + 2 * 2 and time.monotonic() < until:
