@@ -46,11 +46,15 @@ class APPO(IMPALA):
     metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")
     target_rule = Periodic("target_period")
 
-    def target_log_prob(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """Return the log-probability [P, B] of the actions under the target network."""
+    def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of the actions and values, both [P, B], by the target network.
+
+        Values that had been fitted to a batch in earlier passes would leave nothing of its advantages in later ones.
+        """
         outputs = stack.targets["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
-        return self.distribution.log_prob(outputs, mask, batch.columns["unclipped_action"])
+        log_prob = self.distribution.log_prob(outputs, mask, batch.columns["unclipped_action"])
+        return log_prob, outputs["value"].squeeze(-1)
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
         """Return the clipped surrogate and its derivative by the log-probability, both [P, B]."""

@@ -62,7 +62,8 @@ class IMPALA(Asynchronous):
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
         """Return the batch with V-trace's columns `advantage` and `return` [P, B]."""
         columns, hparams = batch.columns, stack.hyperparameters
-        log_ratio = self.target_log_prob(stack, batch, likelihood) - columns["log_prob"]
+        log_prob, value = self.targets_of(stack, batch, likelihood, value)
+        log_ratio = log_prob - columns["log_prob"]
         given = {name: columns[name] for name in ("reward", "next_value", "terminated", "truncated", "valid")}
         given |= {"log_ratio": log_ratio, "value": value.detach()}
         steps = self.settings.rollout_steps
@@ -88,9 +89,9 @@ class IMPALA(Asynchronous):
         found = {"advantage": in_batch(advantage), "return": in_batch(target), "log_ratio": log_ratio}
         return self.with_columns(batch, found)
 
-    def target_log_prob(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensor:
-        """Return the log-probability [P, B] of the actions under the policy whose values are wanted."""
-        return likelihood.log_prob.detach()
+    def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities of the actions and values, both [P, B], of what V-trace is towards."""
+        return likelihood.log_prob.detach(), value
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Return the importance weight [P, B] of each action, 1 where it was taken by the policy that learns."""

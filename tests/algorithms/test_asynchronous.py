@@ -106,6 +106,11 @@ def test_appo_values_actions_by_the_target_network_and_not_by_the_policy():
     found = with_targets(appo, batch, stack, outputs)["log_ratio"]
     torch.testing.assert_close(found, expected)
     assert found.abs().max() > 1e-3, "agents are meant to have targets of their own"
+    # What earlier passes over a batch have done to the policy's values leaves its advantages as they were.
+    fitted = {**outputs, "value": outputs["value"] + torch.randn_like(outputs["value"])}
+    before, after = (with_targets(appo, batch, stack, given) for given in (outputs, fitted))
+    for name in ("advantage", "return"):
+        torch.testing.assert_close(after[name], before[name])
 
 
 def test_an_actor_has_its_own_share_of_the_entropy():
