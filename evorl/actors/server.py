@@ -139,8 +139,10 @@ def _end(process: int) -> None:
 
     Those of its environments hold its pipe, too: one that hangs would keep it from ending.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
+    # Without a group of its own only the actor would be left to kill, and waiting for it must not last for ever.
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
 
 
