@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -38,9 +39,10 @@ class Heartbeat:
         Background(self._go_on, "heartbeats").start()
 
     def missing(self) -> str:
-        """Return in words which of the others failed to come; of those on this machine, the stopped ones are ended.
+        """Return in words which of the others failed to come; of those on this machine, the stopped ones will be ended.
 
-        A stopped process heeds nothing else, and its launcher would wait for it for another 30 seconds.
+        A stopped process heeds nothing else, and its launcher would wait for it for another 30 seconds. It is ended
+        together with this process, as the launcher ends all others at the first end, before they could say a word.
         """
         with contextlib.suppress(RuntimeError):
             before = self._read()
@@ -52,7 +54,8 @@ class Heartbeat:
                     words.append(f"rank {rank} on {beat['host']} ended: {beat['last_words']}")
                 elif beat == before[rank]:
                     words.append(f"rank {rank} on {beat['host']} has sent no heartbeat for {SILENT:g} s or more")
-                    self._end(beat)
+                    if beat["processes"] == self._processes:
+                        atexit.register(end_sibling, beat["pid"], beat["started_at"])
                 elif beat["waits_for"] is None:
                     words.append(f"rank {rank} on {beat['host']} lives but did not come")
             return " and ".join(words) or "another rank died"
@@ -70,10 +73,6 @@ class Heartbeat:
             reasons = {rank: beat["last_words"] for rank, beat in self._read().items()}
             return "; ".join(f"rank {rank}: {words}" for rank, words in reasons.items() if words)
         return ""
-
-    def _end(self, beat: dict[str, Any]) -> None:
-        if beat["processes"] == self._processes:
-            end_sibling(beat["pid"], beat["started_at"])
 
     def _read(self) -> dict[int, dict[str, Any]]:
         """Return the last heartbeat of every other rank that has ever sent one."""

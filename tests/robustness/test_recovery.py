@@ -42,14 +42,19 @@ def die(self, *arguments):
     if "{how}" == "stop" and self.ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
-begin = Run.__enter__
+begin, end = Run.__enter__, Run.__exit__
 
 def begun(self):
     if self.ranks.is_main:
         print("training at", time.time(), flush=True)
     return begin(self)
 
-Run.record, Run.__enter__ = die, begun
+def ended(self, *error):
+    end(self, *error)
+    if "{how}" == "stop" and self.ranks.is_main:
+        time.sleep(3)  # A busy machine takes long to come to the report, and the launcher must not end it before.
+
+Run.record, Run.__enter__, Run.__exit__ = die, begun, ended
 sys.exit(run_program(online.main, sys.argv[1:]))
 """
 
