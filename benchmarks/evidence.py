@@ -116,6 +116,8 @@ def mutations(**weights: float) -> str:
 
 
 NO_SELECTION = "evolution.selection.name=none"
+AS_SHIPPED = ("evolution.initial=configured", "algorithm.learning_rate=5e-4")
+"""As ppo.yaml had it when the protocol was fixed."""
 LOW = (
     "evolution.initial=configured",
     "algorithm.learning_rate=5e-5",
@@ -134,7 +136,7 @@ ARMS = {
     "selection": Arm((mutations(none=1),), seeds=8),
     "pool": Arm((mutations(none=1), NO_SELECTION), seeds=6, scores_members=True),
     "pool_of_sizes": Arm((mutations(none=0.8, architecture=0.2), NO_SELECTION), seeds=8, scores_members=True),
-    "shipped": Arm((mutations(none=1), NO_SELECTION, "evolution.initial=configured"), seeds=6, scores_members=True),
+    "shipped": Arm((mutations(none=1), NO_SELECTION, *AS_SHIPPED), seeds=6, scores_members=True),
     "low": Arm((mutations(none=0.2, hyperparameters=0.8), *LOW), seeds=8),
     "low_pool": Arm((mutations(none=1), NO_SELECTION, *LOW), seeds=8),
     "low_small_moves": Arm((OF_PPO_YAML, *LOW, *SMALL_MOVES), seeds=6),
