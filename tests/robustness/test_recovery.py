@@ -53,6 +53,7 @@ def ended(self, *error):
     end(self, *error)
     if "{how}" == "stop" and self.ranks.is_main:
         time.sleep(3)  # A busy machine takes long to come to the report, and the launcher must not end it before.
+        print("ending at", time.time(), flush=True)
 
 Run.record, Run.__enter__, Run.__exit__ = die, begun, ended
 sys.exit(run_program(online.main, sys.argv[1:]))
@@ -91,6 +92,8 @@ def test_a_rank_that_hangs_is_named_and_ends_the_job_in_time(tmp_path):
     assert len(lines) == 1, done.stderr[-3000:]
     assert re.search(r"rank 0 waited for .*, but rank 1 on .* has sent no heartbeat .*8 s, run.timeout", lines[0])
     assert time.monotonic() - started < 90
+    (ending,) = re.findall(r"ending at ([\d.]+)", done.stdout)
+    assert time.time() - float(ending) < 25, "the launcher waited for the rank that hangs, as it does for 30 s"
 
 
 @pytest.fixture(autouse=True)
