@@ -4,8 +4,8 @@
 
 Each run is a command of its own, from whose start the time counts, on one core with one thread. Two run at a time, on
 two cores. Each system has the settings that it ships, and goes on until an agent's mean return of 200 is confirmed by
-fresh episodes, or 15 minutes are over. The agent is then scored over about 100 more. Runs that have a line are not
-repeated.
+fresh episodes, or 15 minutes are over. The agent is then scored over about 100 more. A peer that raises has its error
+in its line. Runs that have a line are not repeated.
 """
 
 from __future__ import annotations
@@ -56,13 +56,21 @@ def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str],
 
 
 def peer(
-    system: str, seed: int, seconds: float, python: Path, environment: Mapping[str, str], core: int
+    system: str, seed: int, seconds: float, runs: Path, python: Path, environment: Mapping[str, str], core: int
 ) -> dict[str, Any]:
-    """Return the line that a peer's script prints."""
+    """Return the line that a peer's script prints, or after how long it ended with which error."""
     script = ROOT / "benchmarks" / "baselines" / f"{system}_to_target.py"
     command = [str(python), str(script), "--seed", str(seed), "--seconds", str(seconds)]
-    said = subprocess.check_output(on(core, command), env=environment, text=True, stderr=subprocess.DEVNULL)
-    line: dict[str, Any] = json.loads(said.splitlines()[-1])
+    started = time.perf_counter()
+    with (runs / f"{system}-{seed}.log").open("w+") as log:
+        ended = subprocess.run(on(core, command), env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
+        took = time.perf_counter() - started
+        log.seek(0)
+        errors = log.read().splitlines()
+    if ended.returncode:
+        error = errors[-1] if errors else f"exit code {ended.returncode}"
+        return {"system": system, "seed": seed, "reached": False, "seconds": round(took, 1), "error": error}
+    line: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return line
 
 
@@ -100,7 +108,7 @@ def main() -> None:
             if system == "evorl":
                 line = evorl(seed, parsed.seconds, parsed.runs.resolve(), environment, core)
             else:
-                line = peer(system, seed, parsed.seconds, parsed.peers, environment, core)
+                line = peer(system, seed, parsed.seconds, parsed.runs, parsed.peers, environment, core)
         finally:
             cores.put(core)
         with parsed.data.open("a") as file:
