@@ -24,7 +24,13 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data" / "time_to_target.jsonl"
-SYSTEMS = ("evorl", "agilerl", "sb3")
+PEERS = {
+    "agilerl": ("agilerl_to_target.py",),
+    "agilerl_same_networks": ("agilerl_to_target.py", "--architecture", "0"),
+    "sb3": ("sb3_to_target.py",),
+}
+"""The script of each peer and its arguments."""
+SYSTEMS = ("evorl", *PEERS)
 HELD_OUT_SEED = 2**40
 
 
@@ -59,8 +65,9 @@ def peer(
     system: str, seed: int, seconds: float, runs: Path, python: Path, environment: Mapping[str, str], core: int
 ) -> dict[str, Any]:
     """Return the line that a peer's script prints, or after how long it ended with which error."""
-    script = ROOT / "benchmarks" / "baselines" / f"{system}_to_target.py"
-    command = [str(python), str(script), "--seed", str(seed), "--seconds", str(seconds)]
+    script, *arguments = PEERS[system]
+    program = str(ROOT / "benchmarks" / "baselines" / script)
+    command = [str(python), program, "--seed", str(seed), "--seconds", str(seconds), *arguments]
     started = time.perf_counter()
     with (runs / f"{system}-{seed}.log").open("w+") as log:
         ended = subprocess.run(on(core, command), env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
