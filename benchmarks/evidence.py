@@ -137,6 +137,7 @@ ARMS = {
     "pool": Arm((mutations(none=1), NO_SELECTION), seeds=6, scores_members=True),
     "pool_of_sizes": Arm((mutations(none=0.8, architecture=0.2), NO_SELECTION), seeds=8, scores_members=True),
     "shipped": Arm((mutations(none=1), NO_SELECTION, *AS_SHIPPED), seeds=6, scores_members=True),
+    "burn_in": Arm((mutations(none=0.2, hyperparameters=0.8), "evolution.burn_in=4"), seeds=8),
     "low": Arm((mutations(none=0.2, hyperparameters=0.8), *LOW), seeds=8),
     "low_pool": Arm((mutations(none=1), NO_SELECTION, *LOW), seeds=8),
     "low_small_moves": Arm((OF_PPO_YAML, *LOW, *SMALL_MOVES), seeds=6),
@@ -154,6 +155,7 @@ def plan() -> Iterator[Job]:
         [("cartpole", arm) for arm in ("low", "low_pool", "low_small_moves", "low_rare_moves")],
         [(task, arm) for task in ("cartpole", "acrobot") for arm in PRIMARY],
         [("lunar_lander", arm) for arm in PRIMARY],
+        [("lunar_lander", "burn_in")],
         [("cartpole_dqn", arm) for arm in ("hyperparameters", "selection", "pool")],
     ]
     for stage in stages:

@@ -49,6 +49,8 @@ COMPARED = (
     ("hyperparameters", "pool"),
     ("selection", "pool"),
     ("hyperparameters", "selection"),
+    ("burn_in", "hyperparameters"),
+    ("burn_in", "pool"),
     ("full", "hyperparameters"),
     ("full", "shipped"),
     ("hyperparameters", "shipped"),
@@ -58,6 +60,7 @@ COMPARED = (
 COLOURS = {
     "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "pool_of_sizes": "C9", "shipped": "0.5",
     "low": "C4", "low_pool": "C5", "low_small_moves": "C6", "low_rare_moves": "C8",
+    "burn_in": "k",
 }  # fmt: skip
 Line = Mapping[str, Any]
 Runs = Mapping[tuple[str, str], Sequence[Line]]
