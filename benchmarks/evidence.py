@@ -1,6 +1,7 @@
 """Train the arms of the protocol in docs/evidence.md, and append a line of JSON for each run.
 
     python benchmarks/evidence.py --runs runs/evidence [--data benchmarks/data/evidence.jsonl] [--until 18:30]
+    python benchmarks/evidence.py --runs runs/evidence --data FILE --jobs lunar_lander-{burn_in,pool}-{9,10,11}
 
 Runs that have a line are not repeated, so that it can be ended and started again at any time. Each run is a process of
 its own, `demos/online.py` with one thread. Its agent is scored on fresh episodes, and so are all agents of a pool.
@@ -165,6 +166,12 @@ def plan() -> Iterator[Job]:
                     yield task, arm, seed
 
 
+def job_of(name: str) -> Job:
+    """Return the run that a directory's name stands for."""
+    task, arm, seed = name.split("-")
+    return task, arm, int(seed)
+
+
 def train(job: Job, directory: Path) -> dict[str, Any]:
     """Return the line of one run: how it was made, its course, and the scores of what it came to."""
     task, arm, seed = job
@@ -294,12 +301,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--jobs", nargs="+", metavar="TASK-ARM-SEED", help="the runs, in place of the protocol's")
     parser.add_argument("--until", help="begin no run after this time of day, as HH:MM")
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     parsed.runs.mkdir(parents=True, exist_ok=True)
     done = {(line["task"], line["arm"], line["seed"]) for line in read_lines(parsed.data)}
-    for job in plan():
+    for job in map(job_of, parsed.jobs) if parsed.jobs else plan():
         if parsed.until and datetime.now().strftime("%H:%M") >= parsed.until:
             break
         if job not in done:
