@@ -270,6 +270,6 @@ def test_a_script_without_a_guard_trains_alone_on_two_ranks_and_with_actors(tmp_
         [sys.executable, str(script)], cwd=tmp_path, env=environment, timeout=170, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    runs = sorted(path.name.rsplit("-20", 1)[0] for path in (tmp_path / "runs").iterdir())
+    runs = sorted(re.sub(r"-\d{8}-\d{6}.*", "", path.name) for path in (tmp_path / "runs").iterdir())
     assert runs == ["dqn-Mine", "dqn-Mine", "dqn-Mine", "impala-CartPole-v1"]
     assert 'next: `evorl.load("runs/dqn-Mine-' in done.stderr
