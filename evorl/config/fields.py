@@ -95,18 +95,20 @@ class HyperparameterRange(Section):
     """`log` multiplies the value by `grow` or `shrink`, `one_minus_log` divides its distance from 1 by them, `linear`
     moves it by (factor - 1) of the range. Null is `one_minus_log` for what the algorithm counts as near one, such as
     `gamma`, and `log` for all else."""
-    grow: Annotated[float, Field(gt=1, le=1e9)] = 1.2
-    """The factor of a move up."""
+    grow: Annotated[float, Field(gt=1, le=1e9)] | None = None
+    """The factor of a move up. Null is 2, and on a linear scale 1.2, where 2 would be the whole range."""
     shrink: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Null undoes `grow`, so that moves nobody selects lead nowhere: 1 / grow, or 2 - grow on a linear scale."""
-    resample: Fraction = 0.0
+    resample: Fraction = 0.25
     """The share of moves that draw a new value from the whole range (population-based training, arXiv 1711.09846)."""
 
     @property
     def factors(self) -> tuple[float, float]:
         """Return the factors of a move up and of a move down."""
-        undoing = 2 - self.grow if self.scale == "linear" else 1 / self.grow
-        return self.grow, undoing if self.shrink is None else self.shrink
+        linear = self.scale == "linear"
+        up = self.grow if self.grow is not None else 1.2 if linear else 2.0
+        undoing = 2 - up if linear else 1 / up
+        return up, undoing if self.shrink is None else self.shrink
 
     def at(self, share: float) -> float:
         """Return the value at a share of the way from `min` to `max` on the range's scale."""

@@ -184,8 +184,8 @@ def test_numbers_near_one_are_turned_by_their_distance_from_one():
         span = span.evolution.hyperparameters[name]
         assert span.scale == "one_minus_log"
         up, down = (perturbed(0.98, span, factor) for factor in span.factors)
-        assert 1 - up == pytest.approx(0.02 / 1.2)
-        assert 1 - down == pytest.approx(0.02 * 1.2)
+        assert 1 - up == pytest.approx(0.02 / 2)
+        assert 1 - down == pytest.approx(0.02 * 2)
         assert [perturbed(1.0, span, factor) for factor in span.factors] == [0.999, 0.999], "a first value may be 1"
     other = config("evolution.hyperparameters={gamma: {min: 0.8, max: 1, scale: linear}, tau: {min: 1e-3, max: 1e-2}}")
     scales = {name: span.scale for name, span in other.evolution.hyperparameters.items()}
@@ -194,11 +194,11 @@ def test_numbers_near_one_are_turned_by_their_distance_from_one():
 
 def test_integers_do_not_stick():
     """int(4 * 1.2) == 4, for ever; the value underneath moves on."""
-    span = HyperparameterRange(min=1, max=120)
+    span = HyperparameterRange(min=1, max=120, grow=1.2)
     value = 4.0
     seen = []
     for _ in range(10):
-        value = perturbed(value, span, span.grow)
+        value = perturbed(value, span, span.factors[0])
         seen.append(round(value))
     assert seen[-1] == 25
     assert seen == sorted(seen)
@@ -236,12 +236,14 @@ def test_resampled_and_first_values_are_drawn_evenly_on_the_scale(scale):
         assert np.abs(share - np.arange(2000) / 2000).max() < 1.63 / np.sqrt(2000)
 
 
-def test_a_quarter_of_moves_is_drawn_anew_and_the_rest_are_steps():
-    span = HyperparameterRange(min=1e-4, max=1e-2, scale="log", resample=0.25)
+def test_a_quarter_of_moves_is_drawn_anew_and_the_rest_are_by_a_factor_of_two_where_nothing_is_said():
+    """Moves by 1.2 alone did not find a better learning rate from a bad one (docs/evidence.md)."""
+    span = HyperparameterRange(min=1e-4, max=1e-2, scale="log")
     here = SimpleNamespace(settings=SimpleNamespace(hyperparameters={"learning_rate": span}))
     values = walk(here, "learning_rate", 1e-3, 4000, np.random.default_rng(0))
     ratios = np.abs(np.log(values[1:] / values[:-1]))
-    assert np.isclose(ratios, np.log(1.2)).mean() == pytest.approx(0.75, abs=0.05)
+    clipped = np.isin(values[1:], [1e-4, 1e-2])
+    assert np.isclose(ratios, np.log(2))[~clipped].mean() == pytest.approx(0.75, abs=0.05)
 
 
 def test_first_agents_are_drawn_from_the_limits_of_what_may_mutate():
@@ -286,9 +288,10 @@ def test_without_selection_only_what_is_lost_is_replaced():
 def test_linear_scale_moves_by_a_share_of_the_range():
     span = HyperparameterRange(min=0.0, max=2.0, scale="linear", grow=1.25)
     assert span.factors == (1.25, 0.75)
-    assert perturbed(0.0, span, span.grow) == pytest.approx(0.5)
+    assert perturbed(0.0, span, span.factors[0]) == pytest.approx(0.5)
     assert perturbed(1.0, span, span.factors[1]) == pytest.approx(0.5)
-    assert perturbed(1.9, span, span.grow) == 2.0
+    assert perturbed(1.9, span, span.factors[0]) == 2.0
+    assert HyperparameterRange(min=0.0, max=2.0, scale="linear").factors == pytest.approx((1.2, 0.8))
 
 
 def test_evolution_is_a_function_of_its_generator():

@@ -1,0 +1,148 @@
+"""Train shipped configurations with other defaults of evolution, and append a line of JSON for each run.
+
+    python benchmarks/defaults.py --configs dqn a2c --arms small_moves larger_moves --seeds 1 2 3
+    python benchmarks/defaults.py --table
+
+Runs that have a line are not repeated. Each run ends by its target or its budget, as `benchmarks/learning.py` trains
+it, with one process and one thread. `--table` compares the arms of each configuration by the steps until it is solved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from learning import ROOT, train
+from score_statistics import bootstrap, probability_of_improvement
+
+from evorl.algorithms import SETTINGS
+from evorl.config import AnyConfig, read_yaml, validate
+
+DATA = ROOT / "benchmarks" / "data" / "defaults.jsonl"
+SMALL = {"grow": 1.2, "resample": 0.0}
+LARGER = {"grow": 2.0, "resample": 0.25}
+Arm = Callable[[AnyConfig], list[str]]
+"""Gives the settings of an arm for a configuration."""
+Found = dict[str, dict[str, dict[int, dict[str, Any]]]]
+"""Runs by configuration, arm and seed."""
+
+
+def ranges(config: AnyConfig, moves: Mapping[str, float], least_rate: float | None = None) -> str:
+    """Return the setting of the configuration's ranges with these moves, and maybe another least learning rate."""
+    found = config.evolution.hyperparameters or {}
+    changed = {name: {**range.model_dump(exclude={"shrink"}), **moves} for name, range in found.items()}
+    if least_rate is not None:
+        changed["learning_rate"]["min"] = least_rate
+    return f"evolution.hyperparameters={json.dumps(changed)}"
+
+
+def moving(moves: Mapping[str, float], *others: str) -> Arm:
+    """Return the arm with these moves and other settings."""
+    return lambda config: [ranges(config, moves), *others]
+
+
+def without(kind: str) -> Arm:
+    """Return the arm with small moves in which agents go on as they are instead of a kind of mutation."""
+
+    def settings(config: AnyConfig) -> list[str]:
+        weights = config.evolution.mutation.weights()
+        changed = [f"evolution.mutation.{kind}=0", f"evolution.mutation.none={weights['none'] + weights[kind]}"]
+        return [ranges(config, SMALL), *changed]
+
+    return settings
+
+
+def low(moves: Mapping[str, float]) -> Arm:
+    """Return the arm whose initial agents have a tenth of the learning rate, in a range that goes to a fiftieth."""
+
+    def settings(config: AnyConfig) -> list[str]:
+        rate = config.algorithm.first_hyperparameters()["learning_rate"]
+        return [f"algorithm.learning_rate={rate / 10:g}", ranges(config, moves, rate / 50)]
+
+    return settings
+
+
+ARMS: Mapping[str, Arm] = {
+    "small_moves": moving(SMALL),
+    "larger_moves": moving(LARGER),
+    "no_moves": without("hyperparameters"),
+    "no_architecture": without("architecture"),
+    "no_parameters": without("parameters"),
+    "sampled": moving(SMALL, "evolution.initial=sampled"),
+    "low_small_moves": low(SMALL),
+    "low_larger_moves": low(LARGER),
+}
+
+
+def read(data: Path) -> Found:
+    """Return the runs that have a line."""
+    found: Found = defaultdict(lambda: defaultdict(dict))
+    for line in data.read_text().splitlines() if data.exists() else ():
+        run = json.loads(line)
+        found[run["config"]][run["arm"]][run["seed"]] = run
+    return found
+
+
+def run_missing(configs: Sequence[str], arms: Sequence[str], seeds: Sequence[int], data: Path) -> None:
+    """Train what has no line, seed by seed, so that what is there is balanced whenever time ends."""
+    for seed in seeds:
+        for name in configs:
+            path = ROOT / "configs" / "training" / f"{name}.yaml"
+            config = validate(read_yaml(path), SETTINGS)
+            for arm in arms:
+                if seed in read(data)[name][arm]:
+                    continue
+                settings = [*ARMS[arm](config), "run.threads=1"]
+                with tempfile.TemporaryDirectory() as directory:
+                    result = train(path, seed, 1, settings, Path(directory))
+                with data.open("a") as file:
+                    file.write(json.dumps({"config": name, "arm": arm, **result}) + "\n")
+
+
+def steps(runs: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
+    """Return the steps of each agent, in whole thousands, until each run was solved; more than any where it was not.
+
+    Generations that end with an episode differ by a few steps, which are not to decide.
+    """
+    return np.array([round(run["agent_steps"] / 1000) if run["solved"] else np.inf for run in runs.values()])
+
+
+def row(name: str, arm: str, arms: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
+    """Return a row of the table: an arm's runs, and the probability of fewer steps than with small moves."""
+    runs, other = arms[arm], "low_small_moves" if arm.startswith("low_") else "small_moves"
+    better = ""
+    if arm != other:
+        # Steps that are infinite have an order, which is all that is asked for.
+        pair = [-steps(runs)], [-steps(arms[other])]
+        found = bootstrap(probability_of_improvement, *pair, rng=np.random.default_rng(0))
+        better = f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+    listed = " ".join("not" if np.isinf(value) else f"{value:.0f}" for value in steps(runs))
+    seconds = median(run["seconds"] for run in runs.values())
+    fresh = median(run["fresh"]["mean"] for run in runs.values())
+    return f"| {name} | `{arm}` | {listed} | {median(steps(runs)):.0f} | {better} | {seconds:.0f} | {fresh:.1f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--configs", nargs="+", default=["dqn"])
+    parser.add_argument("--arms", nargs="+", default=["small_moves", "larger_moves"], choices=ARMS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--table", action="store_true", help="print the table of what is there, and train nothing")
+    parsed = parser.parse_args()
+    if parsed.table:
+        found = read(parsed.data)
+        print("\n".join(row(name, arm, arms) for name, arms in found.items() for arm in arms))
+    else:
+        run_missing(parsed.configs, parsed.arms, parsed.seeds, parsed.data)
+
+
+if __name__ == "__main__":
+    main()
