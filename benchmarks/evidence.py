@@ -126,10 +126,10 @@ LOW = (
 )
 OF_PPO_YAML = mutations(none=0.5, architecture=0.1, parameters=0.1, hyperparameters=0.3)
 SMALL_MOVES = (
-    "evolution.hyperparameters.learning_rate={min: 1e-5, max: 1e-2}",
-    "evolution.hyperparameters.entropy_coefficient={min: 1e-3, max: 3e-2}",
-    "evolution.hyperparameters.clip={min: 0.1, max: 0.4}",
-    "evolution.hyperparameters.batch_size={min: 128, max: 512}",
+    "evolution.hyperparameters.learning_rate={min: 1e-5, max: 1e-2, grow: 1.2, resample: 0}",
+    "evolution.hyperparameters.entropy_coefficient={min: 1e-3, max: 3e-2, grow: 1.2, resample: 0}",
+    "evolution.hyperparameters.clip={min: 0.1, max: 0.4, grow: 1.2, resample: 0}",
+    "evolution.hyperparameters.batch_size={min: 128, max: 512, grow: 1.2, resample: 0}",
 )
 ARMS = {
     "full": Arm((mutations(none=0.2, architecture=0.2, parameters=0.2, hyperparameters=0.4),), seeds=8),
