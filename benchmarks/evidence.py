@@ -136,7 +136,6 @@ ARMS = {
     "hyperparameters": Arm((mutations(none=0.2, hyperparameters=0.8),), seeds=8),
     "selection": Arm((mutations(none=1),), seeds=8),
     "pool": Arm((mutations(none=1), NO_SELECTION), seeds=6, scores_members=True),
-    "pool_of_sizes": Arm((mutations(none=0.8, architecture=0.2), NO_SELECTION), seeds=8, scores_members=True),
     "shipped": Arm((mutations(none=1), NO_SELECTION, *AS_SHIPPED), seeds=6, scores_members=True),
     "burn_in": Arm((mutations(none=0.2, hyperparameters=0.8), "evolution.burn_in=4"), seeds=8),
     "low": Arm((mutations(none=0.2, hyperparameters=0.8), *LOW), seeds=8),
@@ -144,7 +143,7 @@ ARMS = {
     "low_small_moves": Arm((OF_PPO_YAML, *LOW, *SMALL_MOVES), seeds=6),
     "low_rare_moves": Arm((OF_PPO_YAML, *LOW), seeds=6),
 }
-PRIMARY = ("full", "hyperparameters", "selection", "pool", "pool_of_sizes", "shipped")
+PRIMARY = ("full", "hyperparameters", "selection", "pool", "shipped")
 Job = tuple[str, str, int]
 """The names of a task and of an arm, and a seed."""
 

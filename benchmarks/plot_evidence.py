@@ -45,7 +45,6 @@ COMPARED = (
     ("low_rare_moves", "low_pool"),
     ("low", "pool"),
     ("full", "pool"),
-    ("full", "pool_of_sizes"),
     ("hyperparameters", "pool"),
     ("selection", "pool"),
     ("hyperparameters", "selection"),
@@ -58,7 +57,7 @@ COMPARED = (
     ("pool", "shipped"),
 )
 COLOURS = {
-    "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "pool_of_sizes": "C9", "shipped": "0.5",
+    "full": "C0", "hyperparameters": "C1", "selection": "C2", "pool": "C3", "shipped": "0.5",
     "low": "C4", "low_pool": "C5", "low_small_moves": "C6", "low_rare_moves": "C8",
     "burn_in": "k",
 }  # fmt: skip
