@@ -102,6 +102,8 @@ def run_missing(configs: Sequence[str], arms: Sequence[str], seeds: Sequence[int
                 settings = [*ARMS[arm](config), "run.threads=1"]
                 with tempfile.TemporaryDirectory() as directory:
                     result = train(path, seed, 1, settings, Path(directory))
+                if result["exit"]:
+                    raise SystemExit(f"{name} {arm} {seed}: the run failed with {result['exit']}")
                 with data.open("a") as file:
                     file.write(json.dumps({"config": name, "arm": arm, **result}) + "\n")
 
@@ -114,19 +116,32 @@ def steps(runs: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
     return np.array([round(run["agent_steps"] / 1000) if run["solved"] else np.inf for run in runs.values()])
 
 
-def row(name: str, arm: str, arms: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
-    """Return a row of the table: an arm's runs, and the probability of fewer steps than with small moves."""
-    runs, other = arms[arm], "low_small_moves" if arm.startswith("low_") else "small_moves"
-    better = ""
-    if arm != other:
-        # Steps that are infinite have an order, which is all that is asked for.
-        pair = [-steps(runs)], [-steps(arms[other])]
-        found = bootstrap(probability_of_improvement, *pair, rng=np.random.default_rng(0))
-        better = f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
-    listed = " ".join("not" if np.isinf(value) else f"{value:.0f}" for value in steps(runs))
-    seconds = median(run["seconds"] for run in runs.values())
-    fresh = median(run["fresh"]["mean"] for run in runs.values())
-    return f"| {name} | `{arm}` | {listed} | {median(steps(runs)):.0f} | {better} | {seconds:.0f} | {fresh:.1f} |"
+def fewer(found: Found, configs: Sequence[str], arm: str, other: str) -> str:
+    """Return the probability, over configurations, that a run of one arm needs fewer steps than one of another."""
+    both = [name for name in configs if arm in found[name] and other in found[name]]
+    if arm == other or not both:
+        return ""
+    # Steps that are infinite have an order, which is all that is asked for.
+    pair = ([-steps(found[name][which]) for name in both] for which in (arm, other))
+    result = bootstrap(probability_of_improvement, *pair, rng=np.random.default_rng(0))
+    return f"{result.value:.2f} ({result.low:.2f} to {result.high:.2f})"
+
+
+def table(found: Found) -> list[str]:
+    """Return a row for each arm: its runs, and how they compare with those with small and with larger moves."""
+    rows = []
+    for name, arms in found.items():
+        for arm, runs in arms.items():
+            low = "low_" if arm.startswith("low_") else ""
+            listed = " ".join("not" if np.isinf(value) else f"{value:.0f}" for value in steps(runs))
+            compared = [fewer(found, [name], arm, f"{low}{moves}_moves") for moves in ("small", "larger")]
+            seconds = median(run["seconds"] for run in runs.values())
+            fresh = median(run["fresh"]["mean"] for run in runs.values())
+            cells = name, f"`{arm}`", listed, f"{median(steps(runs)):.0f}", *compared, f"{seconds:.0f}", f"{fresh:.1f}"
+            rows.append("| " + " | ".join(cells) + " |")
+    others = [name for name in found if name != "dqn"]
+    rows.append(f"all but dqn, larger moves over small ones: {fewer(found, others, 'larger_moves', 'small_moves')}")
+    return rows
 
 
 def main() -> None:
@@ -138,8 +153,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there, and train nothing")
     parsed = parser.parse_args()
     if parsed.table:
-        found = read(parsed.data)
-        print("\n".join(row(name, arm, arms) for name, arms in found.items() for arm in arms))
+        print("\n".join(table(read(parsed.data))))
     else:
         run_missing(parsed.configs, parsed.arms, parsed.seeds, parsed.data)
 
