@@ -181,7 +181,7 @@ def test_what_a_dropped_step_gained_changes_nothing_that_is_learned():
 
 @pytest.mark.parametrize("algorithm", ["{name: dqn, batch_size: 8}", "{name: ppo, rollout_steps: 8, batch_size: 8}"])
 def test_training_goes_on_with_as_many_updates(algorithm, in_directory):
-    common = [f"algorithm={algorithm}", "training.max_steps=160"]
+    common = [f"algorithm={algorithm}", "training.max_steps=160", "evolution.hyperparameters={}"]
     if "dqn" in algorithm:
         common.append("replay.learning_starts=8")
     for name, how in (("faulty", "step"), ("sound", "nothing")):

@@ -15,6 +15,7 @@ from evorl.records import Mutation
 from evorl.runs.ancestry import SAME, ancestry, constant_schedule_of, schedule_of
 from evorl.types import UserError
 
+pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
 SEARCH = (
     "run.name=a", "training.max_steps=400", "seed=3",
     "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 1,"
@@ -89,7 +90,6 @@ def test_an_agent_that_follows_the_schedule_has_the_winners_settings_in_every_ge
     assert len(rows) == size * len(stages)
 
 
-@pytest.mark.filterwarnings("ignore:no episode ended")
 def test_a_constant_schedule_is_that_of_the_last_settings(run, capsys):
     rows = follow(run, capsys, constant=True)
     last = ancestry(run)[-1]
