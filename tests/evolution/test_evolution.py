@@ -237,7 +237,7 @@ def test_resampled_and_first_values_are_drawn_evenly_on_the_scale(scale):
 
 
 def test_a_quarter_of_moves_is_drawn_anew_and_the_rest_are_by_a_factor_of_two_where_nothing_is_said():
-    """Moves by 1.2 alone did not find a better learning rate from a bad one (docs/evidence.md)."""
+    """Moves by 1.2 alone were not told from no search (docs/evidence.md)."""
     span = HyperparameterRange(min=1e-4, max=1e-2, scale="log")
     here = SimpleNamespace(settings=SimpleNamespace(hyperparameters={"learning_rate": span}))
     values = walk(here, "learning_rate", 1e-3, 4000, np.random.default_rng(0))
