@@ -1,0 +1,338 @@
+"""Check training on a GPU in one command of at most nine minutes; on a machine without one, the same at small sizes.
+
+    python benchmarks/gpu.py [--output gpu.json] [--parts train losses cost compile pong] [--jobs 5]
+
+The parts, each in processes of its own, so that one that fails leaves the others their results:
+
+- `train`: every shipped configuration for two short generations, on two ranks as well for three of them (NCCL where
+  there are two GPUs), and three of them twice with the same seed: exit codes, last lines of failures, whether all
+  losses are finite and both runs the same.
+- `losses`: the same 16 updates of the same agents on the CPU and on the GPU, for every algorithm whose batches this
+  process can record: the largest relative difference of the reported losses. Losses that draw random numbers are
+  marked: each device draws its own.
+- `cost`: milliseconds of an update and of acting for populations of 1 to 256, with vectors and with images.
+- `compile`: the same updates with `training.compile`, which captures CUDA graphs.
+- `pong`: PPO on Pong for three minutes: environment steps of all agents per second, and the return in training.
+
+Results go to a JSON file as they come, and a table is printed in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from freeze import short_run
+from throughput import Trainer
+
+from evorl.algorithms import Algorithm
+from evorl.algorithms.replayed import ReplayedSettings
+from evorl.config.shipped import shipped_names
+from evorl.population import Learner, Policy, initial_population
+from evorl.population.compiled import Compiler
+from evorl.randomness import torch_generator
+from evorl.runs.launch import load_config, run_program
+from evorl.types import Agent, Batch, Tensors
+
+CONFIGS = Path(__file__).parent.parent / "configs" / "training"
+PARTS = ("train", "losses", "cost", "compile", "pong")
+TWICE = ("dqn", "ppo", "ppo_atari")
+"""Configurations that run again with the same seed, and on two ranks."""
+COSTS = {
+    "dqn, vectors": ("dqn", ("network.hidden_sizes=[32,32]", "algorithm.batch_size=128", "replay.learning_starts=256")),
+    "dqn, two layers of 256": (
+        "dqn", ("network.hidden_sizes=[256,256]", "algorithm.batch_size=256", "replay.learning_starts=256")
+    ),
+    "dqn, images": ("dqn_atari", ("replay.learning_starts=256", "replay.capacity=2000", "environment.num_envs=2")),
+}  # fmt: skip
+COMPILED = ("dqn", "ddpg", "a2c", "ppo", "dqn_atari")
+SMALL_REPLAY = ("replay.learning_starts=300", "replay.capacity=4000")
+UPDATES = 16
+Row = dict[str, Any]
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--configurations", nargs="+", default=shipped_names())
+    parser.add_argument("--jobs", type=int, default=5 if torch.cuda.is_available() else 2)
+    parser.add_argument("--pong-seconds", type=float, default=180.0 if torch.cuda.is_available() else 20.0)
+    parser.add_argument("--sizes", type=int, nargs="+", default=None)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parsed = parser.parse_args(arguments)
+    sizes = parsed.sizes or ([1, 4, 16, 64, 256] if torch.cuda.is_available() else [1, 4])
+    if parsed.one is not None:
+        part, _, name = parsed.one.partition(":")
+        found = {"losses": losses, "cost": lambda name: cost(name, sizes), "compile": compiled}[part](name)
+        print(json.dumps(found))
+        return
+    record: Row = {"machine": machine(), "results": {}}
+    for part in parsed.parts:
+        began = time.perf_counter()
+        record["results"][part] = run_part(part, parsed.configurations, sizes, parsed.jobs, parsed.pong_seconds)
+        record["results"][part + "_seconds"] = round(time.perf_counter() - began)
+        parsed.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        print(table(part, record["results"][part]), flush=True)
+
+
+def machine() -> Row:
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {"gpus": gpus, "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__}
+
+
+def run_part(part: str, names: Sequence[str], sizes: Sequence[int], jobs: int, seconds: float) -> list[Row]:
+    """Run the processes of a part, several at once where they measure no time."""
+    if part == "train":
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+            chosen = [name for name in TWICE if name in names]
+            cases = [(name, 1, "") for name in names] + [(name, 1, "-again") for name in chosen]
+            cases += [(name, 2, "-ranks") for name in chosen]
+            rows = list(pool.map(lambda case: train(Path(folder), *case), cases))
+        first = {row["case"]: row for row in rows}
+        for name in chosen:
+            again = first[f"{name}-again"]
+            again["same_as_first"] = again.pop("fitness") == first[name]["fitness"]
+        for row in rows:
+            row.pop("fitness", None)
+        return rows
+    if part == "losses":
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(lambda name: alone(f"losses:{name}", sizes), names))
+    if part == "pong":
+        return [pong(seconds)]
+    return [alone(f"{part}:{name}", sizes) for name in (COSTS if part == "cost" else COMPILED)]
+
+
+def train(folder: Path, name: str, ranks: int, suffix: str) -> Row:
+    """Train a shipped configuration for two generations of about a thousand steps."""
+    settings = short_run(name)
+    label = f"{name}{suffix}"
+    command = [sys.executable, "-m", "evorl", "train", name, f"run.directory={folder}", f"run.name={label}", *settings]
+    command += ["--processes", str(ranks)] if ranks > 1 else []
+    began = time.perf_counter()
+    code, output = run(command, 150)
+    row: Row = {"case": label, "exit_code": code, "seconds": round(time.perf_counter() - began, 1)}
+    path = folder / label / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    row["generations"] = len(lines)
+    generations = [json.loads(line) for line in lines]
+    found = [
+        value
+        for generation in generations
+        for name, values in generation["metrics"].items()
+        if "loss" in name or "gradient_norm" in name
+        for value in values
+        if value is not None
+    ]
+    row["finite"] = all(map(math.isfinite, found)) and bool(found)
+    row["fitness"] = [generation["fitness"] for generation in generations]
+    if code:
+        row["output"] = output.strip().splitlines()[-12:]
+    return row
+
+
+def run(command: Sequence[str], limit: float) -> tuple[int, str]:
+    """Run a command, ended with its group after `limit` seconds: its exit code (124 then) and what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            code = 124
+        output.seek(0)
+        return code, output.read()
+
+
+def alone(one: str, sizes: Sequence[int]) -> Row:
+    """Run one case of a part in a process of its own, and return its row."""
+    command = [sys.executable, __file__, "--one", one, "--sizes", *map(str, sizes)]
+    code, output = run(command, 120)
+    lines = output.strip().splitlines()
+    if code or not lines or not lines[-1].startswith("{"):
+        return {"case": one.partition(":")[2], "exit_code": code, "output": lines[-12:]}
+    row: Row = json.loads(lines[-1])
+    return row
+
+
+def recorded(name: str, settings: Sequence[str], count: int) -> tuple[Trainer, list[Batch]]:
+    """Train until `count` batches were due, and return them as they were drawn."""
+    trainer = Trainer(load_config([*settings, "tracking.backends=[]"], CONFIGS / f"{name}.yaml"))
+    batches: list[Batch] = []
+    update = trainer.learner.update
+
+    def remember(batch: Batch) -> Any:
+        batches.append(moved(batch, lambda value: value.clone()))
+        return update(batch)
+
+    trainer.learner.update = remember  # type: ignore[method-assign]
+    trainer.begin()
+    while len(batches) < count:
+        trainer.step()
+    return trainer, batches[:count]
+
+
+def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """Apply a change to every tensor of a batch."""
+
+    def each(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        return {name: change(value) for name, value in tensors.items()}
+
+    recurrent = batch.recurrent
+    if recurrent is not None:
+        recurrent = dataclasses.replace(recurrent, state=change(recurrent.state), started=change(recurrent.started))
+    return Batch(
+        each(batch.observation), each(batch.next_observation), each(batch.columns), change(batch.weight),
+        change(batch.due), recurrent, batch.all_due, each(batch.gradients),
+    )  # fmt: skip
+
+
+def learner_of(agents: Sequence[Agent], algorithm: Algorithm, device: str, compiler: Compiler | None = None) -> Learner:
+    generator = torch_generator(1, generation=1, rank=0, purpose="acting", device=torch.device(device))
+    return Learner(Policy(agents, algorithm, generator), compiler=compiler)
+
+
+def losses(name: str) -> Row:
+    """Compare the reported losses of the same updates on the CPU and on the training device."""
+    config = load_config([], CONFIGS / f"{name}.yaml")
+    if config.actors is not None:
+        return {"case": name, "skipped": "its batches come from actors"}
+    settings = ["population.size=2", "evolution.selection.size=1", "environment.num_envs=2"]
+    settings += SMALL_REPLAY if isinstance(config.algorithm, ReplayedSettings) else []
+    trainer, batches = recorded(name, settings, UPDATES)
+    algorithm, seen = trainer.policy.algorithm, {}
+    for device in ("cpu", trainer.ranks.device.type):
+        agents = initial_population(trainer.config, algorithm)
+        learner = learner_of(agents, algorithm, device)
+        before = learner.policy.generator.get_state().clone()
+        for batch in batches:
+            learner.update(moved(batch, lambda value, device=device: value.to(device)))  # type: ignore[misc]
+        metrics, draws = learner.metrics(), not torch.equal(before, learner.policy.generator.get_state())
+        seen[device] = {key: metrics.sums[key] / metrics.counts[key] for key in metrics.sums}
+    cpu, gpu = seen["cpu"], seen[trainer.ranks.device.type]
+    differences = {
+        key: float((abs(gpu[key] - cpu[key]) / (abs(cpu[key]) + 1e-3)).max()) for key in cpu if "loss" in key
+    }
+    worst = max(differences, key=lambda key: differences[key])
+    return {"case": name, "draws": draws, "metric": worst, "largest_difference": differences[worst]}
+
+
+def tiled(batch: Batch, agents: int) -> Batch:
+    """Give each of so many agents the batch of the first one."""
+    return moved(batch, lambda value: value[:1].expand(agents, *value.shape[1:]).contiguous())
+
+
+def waited(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def milliseconds(step: Callable[[], object], device: torch.device, budget: float = 1.5) -> float:
+    """Time a call by the median of blocks, after a warm-up."""
+    for _ in range(3):
+        step()
+    times: list[float] = []
+    began = waited(device)
+    while (now := waited(device)) - began < budget and len(times) < 50:
+        for _ in range(5):
+            step()
+        times.append((waited(device) - now) / 5)
+    return 1e3 * statistics.median(times)
+
+
+def cost(case: str, sizes: Sequence[int]) -> Row:
+    """Time updates and acting of populations of several sizes on batches of the same content."""
+    name, settings = COSTS[case]
+    trainer, (batch, *_) = recorded(name, [*settings, "population.size=1", "evolution.selection.size=1"], 1)
+    device, algorithm, row = trainer.ranks.device, trainer.policy.algorithm, Row(case=case)
+    for size in sizes:
+        config = trainer.config
+        population = config.population.model_copy(update={"size": size})
+        agents = initial_population(config.model_copy(update={"population": population}), algorithm)
+        learner, own = learner_of(agents, algorithm, device.type), tiled(batch, size)
+        policy = learner.policy
+        observation = {key: value[:, :8] for key, value in own.observation.items()}
+        started = torch.zeros(size, 8, dtype=torch.bool)
+        state = policy.initial_state(8)
+        row[f"update_ms_{size}"] = round(milliseconds(partial(learner.update, own), device), 3)
+        row[f"act_ms_{size}"] = round(milliseconds(partial(policy.act, observation, started, state), device), 3)
+    return row
+
+
+def compiled(name: str) -> Row:
+    """Time updates of four agents, eager and compiled, and compare their gradients."""
+    config = load_config([], CONFIGS / f"{name}.yaml")
+    settings = ["population.size=1", "evolution.selection.size=1", "environment.num_envs=2"]
+    settings += SMALL_REPLAY if isinstance(config.algorithm, ReplayedSettings) else []
+    trainer, (batch, *_) = recorded(name, settings, 1)
+    device, algorithm, own = trainer.ranks.device, trainer.policy.algorithm, tiled(batch, 4)
+    population = trainer.config.population.model_copy(update={"size": 4})
+    row = Row(case=name)
+    parameters = []
+    for label, compiler in (("eager", None), ("compiled", Compiler(True, speaks=False))):
+        agents = initial_population(trainer.config.model_copy(update={"population": population}), algorithm)
+        learner = learner_of(agents, algorithm, device.type, compiler)
+        began = waited(device)
+        for _ in range(4):
+            learner.update(own)
+        parameters.append(learner.policy.flat.clone())
+        if compiler is not None:
+            row["compile_s"] = round(waited(device) - began, 1)
+            row["compiled"] = compiler.enabled
+        row[f"{label}_ms"] = round(milliseconds(partial(learner.update, own), device), 3)
+    row["largest_difference"] = float((parameters[0] - parameters[1]).abs().max())
+    row["speedup"] = round(row["eager_ms"] / row["compiled_ms"], 2)
+    return row
+
+
+def pong(seconds: float) -> Row:
+    """Train PPO on Pong for so long, and read what the run has written."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "evorl", "train", "ppo_atari", f"run.directory={folder}", "run.name=pong"]
+        command += ["tracking.backends=[]", "evaluation.episodes=1", "evaluation.confirmation_episodes=0"]
+        command += ["evaluation.max_steps=500", "evolution.steps=16384"]
+        code, output = run(command, seconds)
+        path = Path(folder) / "pong" / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not rows:
+        return {"case": "pong", "exit_code": code, "output": output.strip().splitlines()[-12:]}
+    keep = ("generation", "agent_steps", "env_steps_per_second", "wall_clock_seconds", "seconds", "train_return")
+    return {"case": "pong", "exit_code": code, **{key: rows[-1][key] for key in keep}}
+
+
+def table(part: str, rows: Sequence[Row]) -> str:
+    lines = [f"## {part}"]
+    for row in rows:
+        shown = {key: value for key, value in row.items() if key != "output"}
+        lines.append("  ".join(f"{key}={value}" for key, value in shown.items()))
+        lines += [f"    | {line}" for line in row.get("output", [])]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main, sys.argv[1:]))
