@@ -7,10 +7,10 @@ import argparse
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command
 from evorl.commands.words import add_words, file_and_assignments
-from evorl.config import model_of, validate
+from evorl.config import model_of
 from evorl.config.described import explained, settings_of
 from evorl.config.documents import commented, page
-from evorl.config.shipped import read_settings
+from evorl.runs.launch import read_config
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def _run(parsed: argparse.Namespace) -> None:
         print(page(SETTINGS), end="")
         return
     file, given = file_and_assignments(parsed.words)
-    config = validate(read_settings(file, given), SETTINGS)
+    config = read_config(file, given)
     known = settings_of(model_of(SETTINGS[config.algorithm.name]))
     if parsed.explain is not None:
         print("\n".join(explained(known, parsed.explain)))

@@ -10,10 +10,10 @@ from pathlib import Path
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command
 from evorl.commands.launching import add_launch, launch_command, processes_for, program_for
-from evorl.config import override, read_yaml, validate
+from evorl.config import validate
 from evorl.runs.ancestry import ancestry, replayed
 from evorl.runs.directory import load_elite
-from evorl.runs.launch import check
+from evorl.runs.launch import check, read_config
 from evorl.runs.trust import refuse_code
 from evorl.system.console import say
 from evorl.system.files import refuse_links, write_atomically
@@ -33,7 +33,7 @@ def replay_command(
     path = run / ("replay-constant.yaml" if constant else "replay.yaml")
     refuse_links(run, path)
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
-    refuse_code(check(validate(override(read_yaml(path), overrides), SETTINGS)), allow_code)
+    refuse_code(check(read_config(path, overrides)), allow_code)
     if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
         others = config.population.size - 1
         say(f"the winner learned from steps of {others} other agents too (replay.shared); this one has its own only")

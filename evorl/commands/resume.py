@@ -8,12 +8,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command
 from evorl.commands.launching import add_launch, launch_command, processes_for, program_for
-from evorl.config import override, read_yaml, validate
 from evorl.runs.directory import check_same_run
-from evorl.runs.launch import check
+from evorl.runs.launch import check, read_config
 from evorl.runs.trust import refuse_code
 from evorl.types import UserError
 
@@ -27,7 +25,7 @@ def resume_command(
     directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
-    config = validate(override(read_yaml(run / "config.yaml"), given), SETTINGS)
+    config = read_config(run / "config.yaml", given)
     refuse_code(config, allow_code)
     check_same_run(run, check(config))
     program = program_for(program, config)

@@ -8,13 +8,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command, count, seed
 from evorl.commands.launching import launch_command
 from evorl.commands.words import add_words, file_and_assignments
-from evorl.config import validate
 from evorl.config.shipped import read_settings
-from evorl.runs.launch import check
+from evorl.runs.launch import check, read_config
 from evorl.runs.programs import main_of, program_for
 
 
@@ -35,13 +33,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(parsed: argparse.Namespace) -> None:
     arguments = program_arguments(parsed.words, parsed.seed, parsed.name)
-    settings = read_settings(Path(arguments[1]), arguments[2:])
-    program = program_for(settings)
+    program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
     if parsed.processes == 1:
         main_of(program)(arguments)
         return
     # Before several processes find the same mistake, and their launcher adds a traceback for each.
-    check(validate(settings, SETTINGS))
+    check(read_config(Path(arguments[1]), arguments[2:]))
     command = launch_command([str(program), *arguments], parsed.processes)
     os.execv(command[0], command)
 

@@ -13,15 +13,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command, count, seed
 from evorl.commands.list import state_of
 from evorl.commands.words import add_words, file_and_assignments
-from evorl.config import validate
 from evorl.config.errors import on_one_line
-from evorl.config.shipped import PACKAGE, read_settings
+from evorl.config.shipped import PACKAGE
 from evorl.report.statistics import interval
-from evorl.runs.launch import check
+from evorl.runs.launch import check, read_config
 from evorl.runs.read import read_run
 from evorl.system.console import aligned, digits, say
 from evorl.types import RunFailed, UserError
@@ -129,10 +127,9 @@ def _run(parsed: argparse.Namespace) -> None:
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds: {seeds} are no different seeds; give some, such as --seeds 1 2 3")
     file, given = file_and_assignments([*parsed.words, *(each for each in parsed.seeds if isinstance(each, str))])
-    settings = read_settings(file, given)
     if "seed" in (word.partition("=")[0] for word in given):
         raise UserError("seed: several are trained; give them as --seeds 1 2 3")
-    config = check(validate(settings, SETTINGS))
+    config = check(read_config(file, given))
     plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
     name = parsed.name or config.run.name or plain
     runs = [(number, config.run.directory / f"{name}-seed-{number}") for number in seeds]

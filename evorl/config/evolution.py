@@ -24,7 +24,7 @@ from evorl.config.fields import (
 from evorl.types import Architecture
 
 
-def _with_dotted_names(given: Any) -> Any:
+def with_dotted_names(given: Any) -> Any:
     """Return ranges by dotted names, also those of the environment that are given in sections."""
     inner = given.get("environment") if isinstance(given, dict) else None
     kwargs = inner.get("kwargs") if isinstance(inner, dict) and len(inner) == 1 else None
@@ -147,7 +147,8 @@ class Evolution(Section):
     """The length of a generation, and how the next one's agents are made from its own."""
 
     steps: Count = 10_000
-    """Environment steps of each agent in a generation, over all ranks."""
+    """Environment steps of each agent in a generation, over all ranks. A shipped file's number is for its own
+    environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Generations before the first selection and mutation."""
     every: Size = 1
@@ -157,7 +158,7 @@ class Evolution(Section):
     its layers from the limits of `architecture` where mutations may change them."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
-    hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(_with_dotted_names)] = None
+    hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
     """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none. One may be a number in
     `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
     and evaluation keeps the configured one."""

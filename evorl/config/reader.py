@@ -96,9 +96,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def plain_assignments(arguments: Sequence[str], *names: str) -> list[str]:
     """Return arguments with `--key.path=value`, as `wandb sweep` passes settings, without the dashes.
 
-    That is also done with the `names`, which have no dot.
+    That is also done with the `names`, and with the sections that text may stand for, which have no dot.
     """
-    dashed = re.compile(rf"--(\w+(\.\w+)+|{'|'.join(names or ['-'])})=")
+    dashed = re.compile(rf"--(\w+(\.\w+)+|{'|'.join([*SHORT, *names])})=")
     return [argument[2:] if dashed.match(argument) else argument for argument in arguments]
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 import yaml
 from pydantic import (
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
@@ -36,6 +37,7 @@ from evorl.config.fields import (
     Weight,
 )
 from evorl.config.network import Network
+from evorl.config.origins import Origins
 from evorl.config.replay import Replay
 from evorl.types import UserError
 
@@ -82,7 +84,7 @@ class Environment(Section):
     num_envs: Size = 8
     """Copies for each agent on each process that steps environments: a rank, or an actor."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment."""
+    """Keyword arguments of the environment. They vary a task and do not make another: the file's target stays."""
     vectorization: Literal["auto", "native", "sync", "async"] = "auto"
     """`auto` takes the environment's own vector implementation where it has one, else `sync`."""
     observation_indices: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] | None = None
@@ -146,9 +148,10 @@ class Training(Section):
 
     max_steps: Count = 1_000_000
     """Environment steps of each agent, over all ranks. The last generation has as many as are left, in whole rollouts;
-    less than a tenth of a generation is left untrained."""
+    less than a tenth of a generation is left untrained. A shipped file's number is for its own environment."""
     target_fitness: Finite | None = None
-    """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null goes on."""
+    """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null goes on. A file's
+    target is for its own environment: in another one it is the reward threshold that Gymnasium has for that one."""
     compile: bool = False
     """Compile the gradients of losses by torch's Inductor: half a minute for each new layout of a stack, the first time
     on a machine."""
@@ -174,7 +177,8 @@ class Tracking(Section):
     notes: Text | None = None
     """W&B: what stands beside the run."""
     video: bool = False
-    """Film an episode of each new best agent: `videos/` in the run's directory, and W&B shows it. Needs `.[video]`."""
+    """Film an episode of each new best agent, up to 5,000 steps of it: `videos/` in the run's directory, and W&B shows
+    it. Needs `.[video]`."""
     interval: Seconds = 10.0
     """Seconds between points within a generation, which are about the main process's environments."""
     exclude: tuple[Text, ...] = ()
@@ -215,6 +219,18 @@ class Config(Section, Generic[Settings]):
     training: Training = Training()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()
+    _origins: Origins = PrivateAttr(default=Origins())
+
+    @property
+    def origins(self) -> Origins:
+        """Return where the settings came from, as far as that is known."""
+        return self._origins
+
+    def with_origins(self, origins: Origins) -> Self:
+        """Return the same configuration, and where its settings came from."""
+        config = self.model_copy()
+        config._origins = origins
+        return config
 
     @field_validator("network")
     @classmethod

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evorl.config.errors import nearest, shown
-from evorl.config.reader import override, read_yaml
+from evorl.config.errors import nearest, on_one_line, shown
+from evorl.config.origins import Origins
+from evorl.config.reader import SHORT, override, read_yaml
+from evorl.config.schema import Environment
+from evorl.config.task import environment_of, for_another, paths_in
 from evorl.types import UserError
 
 PACKAGE = Path(__file__).parent.parent
@@ -38,26 +41,67 @@ def read_settings(path: Path, assignments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of a file with `key.path=value` assignments applied. Raises UserError.
 
     Where they change the algorithm's name, and it has a shipped configuration, that takes the place of a shipped file;
-    of another file it replaces the sections that belong to the algorithm, and the ranges of its hyperparameters.
+    of another file it replaces the sections that belong to the algorithm, and the ranges of its hyperparameters. Where
+    they change the environment, what the file says of its own is left out (`evorl/config/task.py`).
     """
-    data = read_yaml(path)
+    return settings_and_origins(path, assignments)[0]
+
+
+def settings_and_origins(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], Origins]:
+    """Return the settings of a file with assignments applied, as `read_settings` does, and where they came from."""
+    file, data = _with_algorithm(path, assignments)
+    given = tuple(_path_of(each) for each in assignments)
     changed = override(data, assignments)
-    before, after = (_algorithm(each) for each in (data, changed))
+    own, asked = environment_of(data), environment_of(changed) or Environment.model_fields["id"].default
+    left_out: dict[str, Any] = {}
+    if own and own != asked:
+        kept, left_out = for_another(data, asked, is_shipped=_is_shipped(path))
+        changed = override(kept, assignments)
+        data = kept
+    in_file = frozenset(paths_in(data))
+    left_out = {key: value for key, value in left_out.items() if not Origins(given=given).is_given(key)}
+    return changed, Origins(_name_of(file), in_file, given, own, left_out)
+
+
+def _path_of(assignment: str) -> str:
+    """Return the path of the setting, or section, that an assignment replaces."""
+    path = assignment.partition("=")[0]
+    return f"{path}.{SHORT[path]}" if path in SHORT and "{" not in assignment else path
+
+
+def _with_algorithm(path: Path, assignments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+    """Return the file whose settings hold, and these: for the algorithm that assignments name."""
+    data = read_yaml(path)
+    before, after = (_algorithm(each) for each in (data, override(data, assignments)))
     named = any(each.startswith(("algorithm.name=", "algorithm=")) and "{" not in each for each in assignments)
     if not named or before == after or after not in shipped_names():
-        return changed
-    other = read_yaml(TRAINING / f"{after}.yaml")
-    if path.resolve().parent == TRAINING.resolve():
-        return override(other, assignments)
+        return path, data
+    file = TRAINING / f"{after}.yaml"
+    other = read_yaml(file)
+    if _is_shipped(path):
+        return file, other
     kept = {name: section for name, section in data.items() if name not in OF_ALGORITHM}
     kept |= {name: other[name] for name in OF_ALGORITHM if name in other}
     if isinstance(evolution := data.get("evolution"), dict) and "hyperparameters" in evolution:
         ranges = other.get("evolution", {}).get("hyperparameters")
         kept["evolution"] = {**evolution, "hyperparameters": ranges}
-    return override(kept, assignments)
+    return path, kept
 
 
 def _algorithm(data: dict[str, Any]) -> Any:
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else section
     return name if isinstance(name, str) else None
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.resolve().parent == TRAINING.resolve()
+
+
+def _name_of(path: Path) -> str:
+    """Return a file's name as people know it: from the shipped folder or the working directory, or without folders."""
+    path = path.absolute()
+    for place in (ROOT.absolute(), Path.cwd()):
+        if path.is_relative_to(place):
+            return on_one_line(str(path.relative_to(place)))
+    return on_one_line(path.name)

@@ -37,8 +37,7 @@ def make_vector(
     """
     try:
         name = _known_name(settings)
-        if settings.id.startswith(ATARI):
-            importlib.import_module("ale_py")
+        _import_atari(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)
@@ -57,12 +56,6 @@ def make_vector(
             return gym.make_vec(
                 name, copies, vectorization_mode=mode, vector_kwargs=vector, wrappers=[guard], **settings.kwargs
             )
-    except ModuleNotFoundError as error:
-        if error.name == "ale_py":
-            raise UserError(
-                f"environment.id: {settings.id!r} needs the Atari extra: pip install -e '.[atari]'"
-            ) from error
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {error}") from error
     except (gym.error.Error, ImportError) as error:
         raise _cannot_make(settings, error) from error
     except (TypeError, ValueError, AssertionError) as error:
@@ -72,6 +65,15 @@ def make_vector(
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
+
+
+def _import_atari(name: str) -> None:
+    """Let Gymnasium know Atari's environments, if the name is one. Raises UserError where they are not installed."""
+    if name.startswith(ATARI):
+        try:
+            importlib.import_module("ale_py")
+        except ModuleNotFoundError as error:
+            raise UserError(f"environment.id: {name!r} needs the Atari extra: pip install -e '.[atari]'") from error
 
 
 def _cannot_make(settings: Environment, error: Exception) -> UserError:
@@ -145,12 +147,28 @@ def for_evaluation(settings: Environment) -> Environment:
     return settings.model_copy(update={"vectorization": mode})
 
 
+def reward_threshold(settings: Environment) -> float | None:
+    """Return the mean return at which Gymnasium counts an environment as solved; None where it has none registered.
+
+    An environment that cannot be made has none either; making it says why.
+    """
+    try:
+        name = _known_name(settings)
+        _import_atari(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gym.spec(name).reward_threshold
+    except (gym.error.Error, ImportError, UserError):
+        return None
+
+
 def stacked_frames(settings: Environment) -> int:
     """Return how many successive frames an Atari environment stacks, the newest last; 0 for other environments.
 
     Its episodes start with frames of zeros before the first one.
     """
     name = settings.id.rpartition(":")[2]
+    _import_atari(name)
     if not name.startswith(ATARI) or _mode(settings, name) != "native":
         return 0
     return int(settings.kwargs.get("stack_num", 4))

@@ -11,7 +11,10 @@ import gymnasium as gym
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
+from evorl.config.origins import DEFAULT
+from evorl.config.task import TARGET
 from evorl.distributed import Placement
+from evorl.envs.horizon import Horizon
 from evorl.envs.spec import EnvSpec
 from evorl.replay import Pace
 from evorl.system.provenance import multiplies_bfloat16
@@ -20,9 +23,18 @@ SLOW = "network.bf16: this machine has no units for bfloat16, so updates take lo
 
 
 def header(
-    config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, *, threads: int, directory: Path
+    config: AnyConfig,
+    placement: Placement,
+    interface: EnvSpec,
+    pace: Pace,
+    horizon: Horizon,
+    *,
+    threads: int,
+    directory: Path,
 ) -> list[str]:
-    """Return the lines that say who trains where with how many `threads`, and what an update of a new agent is."""
+    """Return the lines that say who trains where with how many `threads`, what an update of a new agent is, and where
+    target and lengths came from.
+    """
     ranks, size = placement.ranks.size, config.population.size
     where = "on 1 rank"
     compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
@@ -39,9 +51,22 @@ def header(
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", some of which may be forbidden" if interface.masked else ""),
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
+        _aim(config, horizon.steps * horizon.counted),
+        *([omissions] if (omissions := config.origins.omissions()) else []),
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *([SLOW] if slow else []),
     ]
+
+
+def _aim(config: AnyConfig, generation: int) -> str:
+    """Return the target and each agent's steps in a run and in a `generation`, with the origin of each."""
+    target, origins = config.training.target_fitness, config.origins
+    aim = "no target" if target is None else f"target {target:g}"
+    if target is not None or origins.of(TARGET) != DEFAULT:
+        aim += f": {origins.of(TARGET)}"
+    lengths = {"training.max_steps": config.training.max_steps, "evolution.steps": generation}
+    run, part = (f"{steps:,} ({origins.of(key)})" for key, steps in lengths.items())
+    return f"{aim}; steps of each agent: {run}; of a generation: {part}"
 
 
 def short(space: gym.Space[Any]) -> str:

@@ -19,13 +19,15 @@ from evorl.actors.checks import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.errors import MAX_TOLD, on_one_line
-from evorl.config.fields import ENVIRONMENT
+from evorl.config.fields import ENVIRONMENT, RETURN
 from evorl.config.options import asked_for_bf16, refuse_options
 from evorl.config.reader import plain_assignments
-from evorl.config.shipped import read_settings
+from evorl.config.shipped import settings_and_origins
+from evorl.config.task import TARGET
 from evorl.distributed import is_initialized, shutdown
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.envs import Environments
+from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.runs.trackers import TRACKERS, shared_settings
@@ -74,7 +76,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
-    given = validate(read_settings(parsed.config, parsed.overrides), SETTINGS)
+    given = read_config(parsed.config, parsed.overrides)
     config = check(_in_place(_in_precision(given, asked_for_bf16())))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
@@ -89,6 +91,26 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
             stacklevel=2,
         )
     return config
+
+
+def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
+    """Return the configuration of a file with `key.path=value` assignments applied. Raises UserError.
+
+    Where they change the environment, the file's target is replaced by the new environment's reward threshold.
+    """
+    settings, origins = settings_and_origins(path, assignments)
+    config = validate(settings, SETTINGS)
+    if TARGET not in origins.left_out:
+        return config.with_origins(origins)
+    id = config.environment.id
+    if config.evolution.fitness != {RETURN: 1.0}:
+        return config.with_origins(origins.with_found(TARGET, "fitness is not the return alone"))
+    threshold = reward_threshold(config.environment)
+    if threshold is None:
+        return config.with_origins(origins.with_found(TARGET, f"{id} has no reward threshold"))
+    training = config.training.model_copy(update={"target_fitness": float(threshold)})
+    config = config.model_copy(update={"training": training})
+    return config.with_origins(origins.with_found(TARGET, f"reward threshold of {id}"))
 
 
 def _in_place(config: AnyConfig) -> AnyConfig:

@@ -118,7 +118,9 @@ class Run:
     def __enter__(self) -> Self:
         pace = self.algorithm.pace(self.placement.copies)
         interface = self.algorithm.interface
-        lines = header(self.config, self.placement, interface, pace, threads=self._threads, directory=self.path)
+        lines = header(
+            self.config, self.placement, interface, pace, self._generation, threads=self._threads, directory=self.path
+        )
         steps, elite = self.progress.agent_steps, self._archive.payload
         self._reporter.begin(lines, interface, steps, elite)
         return self

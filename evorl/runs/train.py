@@ -125,7 +125,8 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path) -
     """Return the file of a configuration; settings are written into one in `folder`. Raises UserError."""
     if isinstance(config, str | Path):
         return configuration_file(str(config)).absolute()
-    path = folder / "config.yaml"
+    # By this name the run's header calls what it does not find in a file of the person's.
+    path = folder / "your settings"
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")
     path.write_text(yaml.safe_dump(json.loads(_text("config", data)), sort_keys=False), encoding="utf-8")
     return path

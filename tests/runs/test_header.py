@@ -9,6 +9,7 @@ import torch
 from helpers.support import algorithm, config, interface, train
 
 from evorl.distributed import Placement
+from evorl.envs.horizon import horizon
 from evorl.envs.spec import EnvSpec, observation_specs
 from evorl.runs.header import header
 
@@ -20,7 +21,8 @@ def header_of(*overrides, ranks=1, threads=1, device="cpu", seen=None):
     world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
     placement = Placement(world, settings.population.placement, settings.population.size)
     pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
-    return header(settings, placement, seen or interface(), pace, threads=threads, directory=Path("runs/x"))
+    length = horizon(settings, placement.copies, 1)
+    return header(settings, placement, seen or interface(), pace, length, threads=threads, directory=Path("runs/x"))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,10 @@ def test_a_run_says_it_once_with_the_steps_that_it_makes(in_directory, capsys):
     assert train("run.name=a", "algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70") == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if " in runs/a" in line] == lines[:1]
-    assert "a generation has 48 steps of each environment" in lines[3], "two environments, whole rollouts"
+    assert "a generation has 48 steps of each environment" in lines[4], "two environments, whole rollouts"
+    assert lines[3] == (
+        "no target; steps of each agent: 120 (tests/helpers/small.yaml); of a generation: 96 (your setting)"
+    )
 
 
 def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_path, monkeypatch):

@@ -1,0 +1,74 @@
+"""Settings that belong to a task: what a file says of its own environment does not hold for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from evorl.config.evolution import Evolution, with_dotted_names
+from evorl.config.fields import ENVIRONMENT
+from evorl.config.schema import Environment, Evaluation, Training
+
+TARGET = "training.target_fitness"
+OF_ENVIRONMENT = (TARGET, "environment.observation_indices")
+"""Settings that mean nothing in another environment."""
+OF_SUITE = ("environment.kwargs", "environment.image_channels", "environment.life_loss_ends")
+"""Settings that may hold in all environments of a suite, such as Atari's games, and in no others."""
+LENGTHS = (
+    "training.max_steps",
+    "evolution.steps",
+    "evaluation.episodes",
+    "evaluation.confirmation_episodes",
+    "evaluation.max_steps",
+)
+"""Settings by which a shipped configuration fits one suite; a person's own file says how long the person wants to
+train, in whatever environment."""
+SECTIONS = {"environment": Environment(), "evolution": Evolution(), "evaluation": Evaluation(), "training": Training()}
+
+
+def environment_of(data: Mapping[str, Any]) -> str:
+    """Return the environment's id in a file's settings; empty where it has none."""
+    section = data.get("environment")
+    id = section.get("id") if isinstance(section, dict) else section
+    return id if isinstance(id, str) else ""
+
+
+def suite_of(id: str) -> str:
+    """Return the namespace of an environment's id, such as ALE of ALE/Pong-v5; empty where it has none."""
+    return id.rpartition(":")[2].rpartition("/")[0]
+
+
+def for_another(data: Mapping[str, Any], asked: str, *, is_shipped: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a file's settings for the environment `asked`, which is not its own, and what was left out of them.
+
+    Settings at their defaults are left out without mention.
+    """
+    same_suite = suite_of(asked) != "" and suite_of(asked) == suite_of(environment_of(data))
+    keys: tuple[str, ...] = OF_ENVIRONMENT if same_suite else OF_ENVIRONMENT + OF_SUITE
+    evolution = data.get("evolution")
+    if is_shipped and not same_suite:
+        keys += LENGTHS
+    kept, left_out = dict(data), {}
+    for key in keys:
+        name, _, setting = key.partition(".")
+        section = kept.get(name)
+        if isinstance(section, dict) and setting in section:
+            kept[name] = {inner: value for inner, value in section.items() if inner != setting}
+            if section[setting] != getattr(SECTIONS[name], setting):
+                left_out[key] = section[setting]
+    if same_suite or not isinstance(evolution, dict):
+        return kept, left_out
+    ranges = with_dotted_names(evolution.get("hyperparameters"))
+    if isinstance(ranges, dict):
+        others = {name: range for name, range in ranges.items() if not str(name).startswith(ENVIRONMENT)}
+        left_out |= {f"evolution.hyperparameters.{name}": ranges[name] for name in ranges if name not in others}
+        kept["evolution"] = {**kept["evolution"], "hyperparameters": others}
+    return kept, left_out
+
+
+def paths_in(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the dotted paths of the settings in the sections of a file."""
+    for name, section in data.items():
+        yield str(name)
+        if isinstance(section, dict):
+            yield from (f"{name}.{key}" for key in section)
