@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.vector import for_evaluation, make_vector
+from evorl.envs.resets import Resets
+from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.randomness import numpy_generator
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.system.extras import require
@@ -21,8 +22,8 @@ from evorl.types import UserError
 Image = NDArray[np.uint8]
 CODECS = ("libx264", "libopenh264", "h264_nvenc", "mpeg4")
 """In the order of preference; which there are depends on how PyAV was built."""
-FILM_STEPS = 1000
-"""Steps that the film of a run's best agent has at most, which others wait for."""
+FILM_STEPS = 5000
+"""Steps that the film of a run's best agent has at most, which others wait for. A game of Pong may take 3,000."""
 ENLARGED = 4
 """Pixels for each pixel of a frame that is shown as the agent sees it."""
 
@@ -44,7 +45,7 @@ def check_video(path: Path) -> None:
 def play(
     agent: LoadedAgent, settings: Environment, seeds: Sequence[int], most: int | None, mode: str
 ) -> Iterator[tuple[Image | None, float | None, float]]:
-    """Play one episode from each seed; yields after each step what is seen, the return so far and the frame rate.
+    """Play one whole episode from each seed; yields after each step what is seen, the return so far and the frame rate.
 
     The return is null until an episode ends. Nothing is seen in mode `human`, which shows a window of its own. Raises
     UserError where the environment cannot be shown.
@@ -52,20 +53,25 @@ def play(
     if mode == "rgb_array":
         # SDL, which draws for Gymnasium, complains where there is no display.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    settings, sees = _shown(settings, mode)
-    vector = make_vector(settings, 1)
+    shown, sees = _shown(settings, mode)
+    # A lost life ends no game, but FIRE follows it, as in evaluation.
+    frames = stacked_frames(shown)
+    vector = make_vector(shown.model_copy(update={"life_loss_ends": False}) if frames else shown, 1)
+    resets = Resets(shown, vector, 1, whole_games=True)
     rate = float((vector.metadata or {}).get("render_fps") or 30)
     try:
         for seed in seeds:
-            observation, info = vector.reset(seed=_seed(settings, seed))
+            observation, info = vector.reset(seed=np.array([seed]) if frames else [seed])
+            resets.restart(info)
             state, total, steps, ended = None, 0.0, 0, False
             yield sees(vector, observation), None, rate
             while not ended:
                 mask = info.get("action_mask")
                 action, state = agent.predict(observation, state, action_mask=mask)
+                resets.serve(action)
                 observation, reward, terminated, truncated, info = vector.step(action)
                 total, steps = total + float(reward[0]), steps + 1
-                ended = bool(terminated[0] or truncated[0]) or steps == most
+                ended = bool(resets.step(terminated, truncated, None, info).over[0]) or steps == most
                 yield sees(vector, observation), total if ended else None, rate
     finally:
         vector.close()
@@ -111,7 +117,7 @@ Sees = Callable[[Any, Any], Image | None]
 def _shown(settings: Environment, mode: str) -> tuple[Environment, Sees]:
     """Return the environment in this mode of rendering, and how it is seen."""
     settings = for_evaluation(settings)
-    if settings.vectorization in ("auto", "native") and settings.id.startswith("ALE/"):
+    if stacked_frames(settings):
         return settings, _as_the_agent_sees
     kwargs = {**settings.kwargs, "render_mode": mode}
     return settings.model_copy(update={"kwargs": kwargs, "vectorization": "sync"}), _rendered
@@ -127,7 +133,3 @@ def _as_the_agent_sees(vector: Any, observation: Any) -> Image:
     frame = np.asarray(observation)[0, -1]
     grey = frame if frame.ndim == 2 else frame.mean(-1).astype(np.uint8)
     return np.repeat(np.repeat(grey, ENLARGED, 0), ENLARGED, 1)[..., None].repeat(3, -1)
-
-
-def _seed(settings: Environment, seed: int) -> Any:
-    return np.array([seed]) if settings.id.startswith("ALE/") else [seed]

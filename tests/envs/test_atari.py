@@ -1,13 +1,23 @@
 """Atari: frames kept once, true scores, whole games, and the machine's memory as an observation."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
 from helpers.support import agent, config, kept, lines, train
 
+from evorl.algorithms import make_algorithm
 from evorl.config import Environment
 from evorl.envs import Environments
+from evorl.envs.observations import ObservationReader
+from evorl.envs.vector import for_evaluation
+from evorl.envs.watch import Watch
+from evorl.population import initial_population
+from evorl.population.evaluation import evaluate
 from evorl.replay.build import make_replay
+from evorl.runs.loaded import LoadedAgent
+from evorl.runs.video import play as film_of
 
 pytest.importorskip("ale_py")
 P, E = 2, 2
@@ -127,6 +137,34 @@ def test_a_ball_is_served_after_each_life_although_the_agent_never_fires(whole_g
         assert len(at) >= (2 if whole_games else 10), "games or lives"
         after = at[at < 259] + 1
         assert torch.equal((~valid[:, copy]).nonzero().squeeze(1), after), "a FIRE or a reset follows each end, alone"
+
+
+def test_a_film_shows_the_whole_games_that_are_evaluated():
+    settings = config(
+        "environment={id: ALE/Breakout-v5, life_loss_ends: true, kwargs: {repeat_action_probability: 0.0}}",
+        "network.convolutions=[{channels: 8, kernel: 8, stride: 8}]",
+    )
+    where = for_evaluation(settings.environment)
+    with closing(Environments(where, 1, 2, whole_games=True)) as made:
+        algorithm = make_algorithm(settings, made.interface)
+        one, *_ = initial_population(settings, algorithm)
+        reader = ObservationReader(where, made.interface.observation, Watch(where.id, 1, 1, 0))
+        player = LoadedAgent(one, settings, algorithm, reader)
+        evaluated = evaluate(player._policy, made, [5, 6], None)
+    for seed, gained, steps in zip([5, 6], evaluated.returns[0], evaluated.steps[0], strict=True):
+        film = list(film_of(player, settings.environment, [seed], None, "rgb_array"))
+        assert film[-1][1] == gained
+        assert len(film) == steps + 1 > 100, "five lives of at least 20 steps"
+
+
+def test_a_film_of_an_agent_that_reads_the_memory_shows_the_screen():
+    settings = Environment(id="ALE/Pong-v5", kwargs={"obs_type": "ram"})
+    with closing(Environments(settings, 1, 1)) as made:
+        algorithm = make_algorithm(config(), made.interface)
+        one, *_ = initial_population(config(), algorithm)
+        reader = ObservationReader(settings, made.interface.observation, Watch(settings.id, 1, 1, 0))
+    image, *_ = next(film_of(LoadedAgent(one, config(), algorithm, reader), settings, [0], 2, "rgb_array"))
+    assert image.shape == (210, 160, 3)
 
 
 def test_only_games_that_fire_in_resets_are_served():
