@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from evorl.config.shipped import ACCELERATE
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.programs import ASYNCHRONOUS, ONLINE
 from evorl.runs.progress import progress_of
+from evorl.system.processes import usable_cores
 from evorl.types import UserError
 
 
@@ -49,9 +49,12 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 def processes_for(run: Path, asked: int | None) -> int:
     """Return how many processes were asked for, or as many as a run had. Raises UserError for more than cores."""
-    ranks, cores = asked or _ranks_of(run), os.cpu_count() or 1
+    ranks, cores = asked or _ranks_of(run), usable_cores()
     if ranks > cores and asked is None:
-        raise UserError(f"--processes: the run had {ranks}, this machine has {cores} cores; say how many to start")
+        raise UserError(
+            f"--processes: the run had {ranks}, and here {cores} core{'s' if cores > 1 else ''} may be used; "
+            "say how many to start"
+        )
     return ranks
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.envs.guard import Guard
 from evorl.system.plugins import SCRIPT, defined_in, import_from_here
-from evorl.system.processes import die_with_parent
+from evorl.system.processes import die_with_parent, usable_cores
 from evorl.types import UserError
 
 ATARI = "ALE/"
@@ -200,10 +200,10 @@ def _mode(settings: Environment, name: str) -> Any:
 
 def _atari_options(settings: Environment) -> dict[str, Any]:
     """Return the usual preprocessing, but true scores; each process of this machine takes its share of the cores."""
-    cores, ranks = os.cpu_count() or 1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {
         "reward_clipping": False,
-        "num_threads": max(1, cores // ranks),
+        "num_threads": max(1, usable_cores() // ranks),
         "life_loss_info": settings.life_loss_ends,
         **settings.kwargs,
         "autoreset_mode": AutoresetMode.NEXT_STEP,

@@ -10,6 +10,7 @@ import torch
 
 from evorl.distributed.signals import LAUNCHED
 from evorl.envs.spec import ObservationSpecs
+from evorl.system.processes import usable_cores
 
 
 def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
@@ -18,8 +19,7 @@ def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
     `wanted` is `run.threads`, `parts` what the agents' networks read, `ranks` the number of processes on this machine.
     """
     images = any(part.kind == "image" for part in parts.values())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = choose_threads(wanted or _set_by_user(), images, cores, ranks)
+    count = choose_threads(wanted or _set_by_user(), images, usable_cores(), ranks)
     torch.set_num_threads(count)
     return count
 

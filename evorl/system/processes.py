@@ -1,4 +1,4 @@
-"""The identity of processes: their ids are reused, and clocks are set."""
+"""Processes: their identity, since ids are reused and clocks are set, their ends, and the cores they may use."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def namespace() -> str:
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return uuid.uuid4().hex
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on: all of the machine's, or those of its CPU affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def started_at(pid: int) -> float:

@@ -1,5 +1,7 @@
 """The keys of a configuration, explained from its models."""
 
+import re
+
 import pytest
 import yaml
 from helpers.support import ROOT, error_line
@@ -72,3 +74,11 @@ def test_a_key_that_is_not_there_is_a_mistake(capsys):
     assert "there is no key 'algorithm.gama'; did you mean 'algorithm.gamma'?" in error_line(capsys)
     assert run_program(run_command, ["config", "ppo", "algorithm.clip=-1"]) == 2
     assert "algorithm.clip: -1 is out of range" in error_line(capsys)
+
+
+def test_files_that_the_shipped_configurations_name_exist():
+    named = re.compile(r"[\w./-]*\w\.(?:py|yaml|md)\b")
+    for path in (ROOT / "configs").rglob("*.yaml"):
+        comments = " ".join(line.partition("#")[2] for line in path.read_text().splitlines())
+        for name in {*named.findall(comments)} - {"accelerate.yaml", "my.yaml"}:
+            assert (ROOT / name).exists() or (path.parent / name).exists(), f"{path.name} names {name}"

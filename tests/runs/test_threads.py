@@ -9,9 +9,13 @@ import torch
 from helpers.support import ROOT, interface, train
 
 from evorl.commands.command import run_command
+from evorl.commands.launching import processes_for
+from evorl.config import Environment
 from evorl.envs.spec import ObservationSpec
+from evorl.envs.vector import _atari_options
 from evorl.runs.threads import choose_threads, use_threads
-from evorl.types import EvorlWarning
+from evorl.system.processes import usable_cores
+from evorl.types import EvorlWarning, UserError
 
 VECTOR = interface().parts
 IMAGE = {"observation": ObservationSpec("image", (8, 8), torch.uint8)}
@@ -77,3 +81,23 @@ def test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration(
     with pytest.warns(EvorlWarning, match="not bit-exact: threads changed from 2 to 3"):
         assert train("run.name=a", "run.resume=auto", "run.threads=3", "training.max_steps=80") == 0
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux binds processes to cores")
+def test_only_the_cores_that_the_process_may_use_are_counted(tmp_path, monkeypatch):
+    whole = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(whole)})
+    try:
+        assert usable_cores() == 1
+        assert _atari_options(Environment(id="ALE/Pong-v5"))["num_threads"] == 1
+        monkeypatch.setattr("evorl.commands.launching._ranks_of", lambda run: 2)
+        with pytest.raises(UserError, match="--processes: the run had 2, and here 1 core may be used"):
+            processes_for(tmp_path, None)
+        assert processes_for(tmp_path, 2) == 2, "a person may ask for more"
+    finally:
+        os.sched_setaffinity(0, whole)
+
+
+def test_cores_are_counted_in_one_place():
+    counting = [path.name for path in (ROOT / "evorl").rglob("*.py") if "cpu_count(" in path.read_text()]
+    assert counting == ["processes.py"]
