@@ -301,6 +301,8 @@ class Batch:
 
     Sequences for recurrent agents stand time-major in B = T * S, with their `recurrent` input. A batch may bring flat
     `gradients`, by networks, which others have computed, with what they report [P, 1] for columns.
+
+    `number` counts the batches that were drawn together, from 0.
     """
 
     observation: Observation
@@ -311,6 +313,7 @@ class Batch:
     recurrent: RecurrentInput | None = None
     all_due: bool = False
     gradients: Tensors = field(default_factory=dict)
+    number: int = 0
 
     def part(self, members: slice | Tensor, units: int = 0) -> Batch:
         """Return the batch of some of the agents, whose recurrent state has so many units."""
@@ -323,6 +326,7 @@ class Batch:
             None if self.recurrent is None else self.recurrent.part(members, units),
             self.all_due,
             self.gradients,
+            self.number,
         )
 
 

@@ -13,7 +13,7 @@ from evorl.actors.checks import check_memory, max_staleness, warn_of_cores
 from evorl.actors.collectors import KINDS, Slot, slot_size, slots
 from evorl.actors.figures import Figures, Floats
 from evorl.actors.memory import SharedMemory
-from evorl.actors.supervisor import Message, Supervisor
+from evorl.actors.supervisor import Supervisor
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
@@ -54,7 +54,6 @@ class Actors:
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
         """The rollouts of this generation that are still to be handed out, where actors are in lockstep."""
-        self._received: Message
         self._figures = Figures(self._settings.count, placement.local_size)
 
     def __enter__(self) -> Self:
@@ -108,7 +107,7 @@ class Actors:
         Raises UserError for what an actor finds wrong, and RunFailed where actors cannot be kept alive.
         """
         while True:
-            message = self._received = self._supervisor.receive()
+            message = self._supervisor.receive()
             slot = self._slots[message.slot]
             staleness = int(slot.behind[0]) if self._kind.shared else policy.version - message.version
             if message.generation == self._generation and staleness <= self._bound:
@@ -120,9 +119,9 @@ class Actors:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Let the actor have the slot again that was received last; nothing in it may be read afterwards."""
+        """Let its actor have a received slot again; nothing in it may be read afterwards."""
         if not self._settings.lockstep:
-            self._supervisor.hand_out(self._received.actor, self._received.slot)
+            self._supervisor.hand_out(slot.number // self._settings.queue, slot.number)
 
     def publish(self, policy: Policy) -> None:
         """Let actors have the policy's parameters, if they are new; in lockstep once none of them acts, to go on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 
 import torch
@@ -12,6 +11,7 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.system.memory import free_memory
+from evorl.system.processes import usable_cores
 from evorl.types import EvorlWarning, UserError
 
 
@@ -43,7 +43,7 @@ def _most_updates(config: AnyConfig) -> float:
 
 def warn_of_cores(count: int, ranks: Ranks) -> None:
     """Warn where there are more actors than cores on a host."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     actors = count * ranks.on_host
     if actors > cores and ranks.is_main:
         warnings.warn(

@@ -38,6 +38,8 @@ class Slot(Protocol):
     """What the actor counted of each agent [C, P], by the names of `evorl.replay.segment.COUNTS`."""
     staleness: int
     """The updates by which what acted was behind, when it was received."""
+    number: int
+    """The number of the slot among all of its rank, by which it is handed out."""
 
 
 @dataclass
@@ -270,7 +272,10 @@ def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable
     into the slots of others.
     """
     size = slot_size(make)
-    return {number: make(memory.arena(place * size).empty) for place, number in enumerate(numbers)}
+    made = {number: make(memory.arena(place * size).empty) for place, number in enumerate(numbers)}
+    for number, slot in made.items():
+        slot.number = number
+    return made
 
 
 def slot_size(make: Callable[[Empty], Slot]) -> int:

@@ -71,7 +71,6 @@ class ReplayExperience:
         self._sizes: NDArray[np.int64]
         self._full = False
         self._capacity = storage.rows * storage.streams
-        self._update = 0
 
     @property
     def period(self) -> int:
@@ -142,13 +141,12 @@ class ReplayExperience:
             parts = [_unbound(group) for group in self.windows.gather(slots)]
             everyone = int(counts.min())
         shared = zip(weight.unbind(), due.unbind(), strict=True)
-        for update, ((seen, following, columns), own) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
-            self._update = update
-            yield Batch(seen, following, columns, *own, all_due=update < everyone)
+        for number, ((seen, following, columns), own) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
+            yield Batch(seen, following, columns, *own, all_due=number < everyone, number=number)
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Let the sampler know what became of the batch that was given last."""
-        self.sampler.observe(self._update, result)
+        """Give the sampler the result of an update by one of the batches that were drawn last."""
+        self.sampler.observe(batch.number, result)
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
         """Return steps [P] of each agent since the last call, over all ranks that hold it; note all parts' sizes.

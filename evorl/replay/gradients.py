@@ -26,7 +26,7 @@ class GradientMemory:
         self.counts = empty((len(COUNTS), agents), torch.float64)
         self.behind = empty((1,), torch.int64)
         """The updates by which the parameters were behind when the gradient was applied, where an actor applied it."""
-        self.staleness = 0
+        self.staleness = self.number = 0
 
     def write(self, batch: Batch) -> None:
         """Keep what a batch [P, 1] of gradients holds."""

@@ -5,14 +5,20 @@ import os
 import signal
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
 
+from evorl.actors import Actors
 from evorl.actors.checks import warn_of_cores
+from evorl.actors.collectors import slot_size, slots
+from evorl.actors.memory import SharedMemory
 from evorl.distributed import Ranks
+from evorl.replay.gradients import GradientMemory
 from evorl.types import RunFailed, UserError
 
 
@@ -43,6 +49,20 @@ def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
         family = descendants() - others
         assert set(learning.actors.processes) <= family
     assert all_gone([*first, *family])
+
+
+def test_the_slot_that_is_released_is_the_one_that_is_handed_out():
+    handed_out, actors = [], object.__new__(Actors)
+    actors._settings = SimpleNamespace(lockstep=False, queue=2)
+    actors._supervisor = SimpleNamespace(hand_out=lambda actor, slot: handed_out.append((actor, slot)))
+    make = partial(GradientMemory, {"policy": 3}, ["loss"], 1)
+    memory = SharedMemory()
+    memory.grow(2 * slot_size(make))
+    received = slots(memory, make, [2, 3])
+    for slot in (received[3], received[2]):
+        actors.release(slot)
+    assert handed_out == [(1, 3), (1, 2)]
+    memory.close()
 
 
 def test_actors_that_wait_for_a_busy_learner_are_left_alone():

@@ -153,3 +153,29 @@ def test_a_prioritised_run_resumes_exactly(in_directory, shared):
     )
     assert len(first) > 2
     assert first == second
+
+
+def test_results_belong_to_their_batches_in_whatever_order_they_are_known():
+    def priorities(order):
+        experience, random = prioritised_experience(), torch.Generator().manual_seed(0)
+        policy = policy_of(0, 1)
+        for agent in policy.agents:
+            agent.hyperparameters["learn_step"] = 0.5
+        experience.begin(policy, 1)
+        for step in range(5):
+            shown, never = torch.rand(P, E, 1, generator=random), torch.zeros(P, E, dtype=torch.bool)
+            started = torch.full((P, E), step == 0)
+            made = Transition(seen(shown), started, shown[..., 0], seen(shown), never, never, ~never)
+            experience.add(made, output_of(torch.zeros(P, E, dtype=torch.int64)))
+            batches = list(experience.batches())
+            # Each draw has errors of its own, and no row is drawn twice with different ones.
+            for batch in batches[::order]:
+                errors = batch.observation["observation"][..., 0]
+                experience.observe(batch, UpdateResult(batch.due, errors))
+        assert len(batches) > 1
+        return experience.state()[0]
+
+    forwards, backwards = priorities(1), priorities(-1)
+    assert any("priorit" in name for name in forwards)
+    for name, values in forwards.items():
+        assert torch.equal(values, backwards[name]), name
