@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from evorl.config.evolution import Evolution, with_dotted_names
-from evorl.config.fields import ENVIRONMENT
+from evorl.config.fields import ENVIRONMENT, Section
 from evorl.config.schema import Environment, Evaluation, Training
 
 TARGET = "training.target_fitness"
@@ -14,16 +14,22 @@ OF_ENVIRONMENT = (TARGET, "environment.observation_indices")
 """Settings that mean nothing in another environment."""
 OF_SUITE = ("environment.kwargs", "environment.image_channels", "environment.life_loss_ends")
 """Settings that may hold in all environments of a suite, such as Atari's games, and in no others."""
-LENGTHS = (
+OF_SHIPPED = (
     "training.max_steps",
     "evolution.steps",
     "evaluation.episodes",
     "evaluation.confirmation_episodes",
     "evaluation.max_steps",
+    "algorithm.reward_clip",
 )
 """Settings by which a shipped configuration fits one suite; a person's own file says how long the person wants to
 train, in whatever environment."""
-SECTIONS = {"environment": Environment(), "evolution": Evolution(), "evaluation": Evaluation(), "training": Training()}
+SECTIONS: dict[str, Section] = {
+    "environment": Environment(),
+    "evolution": Evolution(),
+    "evaluation": Evaluation(),
+    "training": Training(),
+}
 
 
 def environment_of(data: Mapping[str, Any]) -> str:
@@ -47,14 +53,14 @@ def for_another(data: Mapping[str, Any], asked: str, *, is_shipped: bool) -> tup
     keys: tuple[str, ...] = OF_ENVIRONMENT if same_suite else OF_ENVIRONMENT + OF_SUITE
     evolution = data.get("evolution")
     if is_shipped and not same_suite:
-        keys += LENGTHS
+        keys += OF_SHIPPED
     kept, left_out = dict(data), {}
     for key in keys:
         name, _, setting = key.partition(".")
         section = kept.get(name)
         if isinstance(section, dict) and setting in section:
             kept[name] = {inner: value for inner, value in section.items() if inner != setting}
-            if section[setting] != getattr(SECTIONS[name], setting):
+            if section[setting] != getattr(SECTIONS.get(name), setting, None):
                 left_out[key] = section[setting]
     if same_suite or not isinstance(evolution, dict):
         return kept, left_out

@@ -61,7 +61,8 @@ def play(
     rate = float((vector.metadata or {}).get("render_fps") or 30)
     try:
         for seed in seeds:
-            observation, info = vector.reset(seed=np.array([seed]) if frames else [seed])
+            seeded: Any = np.array([seed]) if frames else [seed]
+            observation, info = vector.reset(seed=seeded)
             resets.restart(info)
             state, total, steps, ended = None, 0.0, 0, False
             yield sees(vector, observation), None, rate

@@ -10,7 +10,7 @@ from evorl.commands.command import run_command
 from evorl.commands.train import program_arguments
 from evorl.config.schema import Environment, Evaluation, Training
 from evorl.config.shipped import configuration_file, read_settings, shipped_names
-from evorl.config.task import LENGTHS, OF_ENVIRONMENT, OF_SUITE, environment_of, paths_in
+from evorl.config.task import OF_ENVIRONMENT, OF_SHIPPED, OF_SUITE, environment_of, paths_in
 from evorl.runs import launch
 from evorl.runs import train as in_python
 from evorl.runs.launch import load_config, read_config, run_program
@@ -35,9 +35,10 @@ def test_no_number_of_a_shipped_task_survives_in_another_one(name, id):
         assert not settings.origins.left_out
         return
     read = read_settings(configuration_file(name), [f"environment={id}"])
-    assert not set(paths_in(read)) & {*LENGTHS, *OF_ENVIRONMENT, *OF_SUITE}
+    assert not set(paths_in(read)) & {*OF_SHIPPED, *OF_ENVIRONMENT, *OF_SUITE}
     assert numbers(settings) == (GYMNASIUM[id], 1_000_000, 10_000)
     assert settings.evaluation == Evaluation()
+    assert settings.algorithm.reward_clip is None
     assert settings.environment == Environment(id=id, num_envs=settings.environment.num_envs)
     assert "training.target_fitness" in settings.origins.left_out
 
@@ -48,6 +49,7 @@ def test_other_games_of_a_suite_take_all_but_the_target(name):
     other = read_config(configuration_file(name), ["environment.id=ALE/Breakout-v5"])
     assert numbers(other) == (None, *numbers(pong)[1:])
     assert (other.environment.kwargs, other.evaluation) == (pong.environment.kwargs, pong.evaluation)
+    assert other.algorithm.reward_clip == 1.0
     assert other.origins.of("training.target_fitness") == "ALE/Breakout-v5 has no reward threshold"
 
 
