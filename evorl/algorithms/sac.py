@@ -48,9 +48,10 @@ class SACSettings(ReplayedSettings):
     """The first weight of the entropy, which is then learned."""
     target_entropy: Finite | None = None
     """The entropy that the temperature is learned for, in nats, of actions between -1 and 1. Null is -1 for each number
-    of a `Box`, and `target_entropy_share` of the most that choices can have."""
+    of a `Box`, and `target_entropy_share` of the maximum entropy of choices, which also caps what is given."""
     target_entropy_share: Annotated[float, Field(gt=0, le=1)] = 0.98
-    """The share of the largest entropy of choices that is the target, where `target_entropy` is null."""
+    """The share of the maximum entropy of choices that is the target, where `target_entropy` is null. In each state the
+    maximum is the logarithm of the number of actions that are allowed there."""
     exploration: SACExploration = SACExploration()
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
@@ -110,8 +111,11 @@ class Actions(Protocol):
     def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
         """Return the critics' values [C, P, B] of the environment's actions [P, B, ...]."""
 
-    def target_entropy(self, share: Tensor) -> Tensor:
-        """Return the entropy [P] that is aimed at where none is given, `share` [P] of the most if there is a most."""
+    def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the target entropy [P, 1], or [P, B] where `mask` [P, B, A] forbids actions.
+
+        `given` [P] is the configured target, if any, and `share` [P] the configured share of the maximum entropy.
+        """
 
 
 class SampledActions:
@@ -153,8 +157,9 @@ class SampledActions:
     def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
         return self.judged(critics, observation, self.distribution.bounds.from_environment(action)).squeeze(-1)
 
-    def target_entropy(self, share: Tensor) -> Tensor:
-        return torch.full_like(share, -self.distribution.size)
+    def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
+        target = torch.full_like(share, -self.distribution.size) if given is None else given
+        return target.unsqueeze(-1)
 
 
 class AllActions:
@@ -197,8 +202,11 @@ class AllActions:
         values = self.judged(critics, observation, None)
         return values.gather(-1, action.expand(len(values), *action.shape).unsqueeze(-1)).squeeze(-1)
 
-    def target_entropy(self, share: Tensor) -> Tensor:
-        return share * math.log(self.values)
+    def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
+        # A target that no policy can reach would raise the temperature for ever, so forbidden actions do not count.
+        most = math.log(self.values) if mask is None else mask.sum(-1).clamp(min=1).log()
+        target = share.unsqueeze(-1) * most
+        return target if given is None else torch.minimum(given.unsqueeze(-1), target)
 
 
 ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise], Actions]] = {
@@ -287,7 +295,8 @@ class SAC(StepCounting):
         """
         with torch.no_grad():
             found = self.expectation(stack, batch.observation, generator)
-            surplus = -found.of(found.log_prob) - self.target_entropy(stack).unsqueeze(-1)
+            mask = batch.observation.get("action_mask")
+            surplus = -found.of(found.log_prob) - self.target_entropy(stack, mask)
         return Loss(self.log_temperature(stack).squeeze(-1) * surplus)
 
     def expectation(self, stack: Stack, observation: Observation, generator: torch.Generator | None) -> Expectation:
@@ -299,8 +308,7 @@ class SAC(StepCounting):
         """Return the logarithm of each agent's temperature [P, 1, 1]."""
         return stack.networks["temperature"]({})["log_temperature"] + math.log(self.settings.initial_temperature)
 
-    def target_entropy(self, stack: Stack) -> Tensor:
-        """Return the entropy [P] that each agent's temperature is learned for."""
+    def target_entropy(self, stack: Stack, mask: Tensor | None) -> Tensor:
+        """Return the target entropy [P, 1], or [P, B] in states whose `mask` [P, B, A] forbids actions."""
         hparams = stack.hyperparameters
-        given = hparams.get("target_entropy")
-        return self.actions.target_entropy(hparams["target_entropy_share"]) if given is None else given
+        return self.actions.target_entropy(hparams.get("target_entropy"), hparams["target_entropy_share"], mask)

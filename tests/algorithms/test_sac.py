@@ -109,7 +109,7 @@ def test_an_agent_that_chooses_learns_as_the_paper_says():
         plain.descend("actor", loss)
 
         probability, log_prob = (each.detach() for each in policy(now))
-        surplus = (probability * (log_prob + 0.4 * math.log(3))).sum(-1)
+        surplus = (probability * log_prob).sum(-1) + 0.4 * now["action_mask"][0].sum(-1).log()
         plain.descend("temperature", -(heat(plain, 1.0) * surplus).mean())
     (trained,) = learner.to_agents()
     plain.check(trained)
@@ -154,12 +154,36 @@ def test_the_temperature_rises_where_the_entropy_is_below_its_target(entropy, ri
         (CHOICE, "", 0.98 * math.log(3)),
         (CHOICE, "target_entropy_share: 0.5", 0.5 * math.log(3)),
         (CHOICE, "target_entropy: 0.3", 0.3),
+        (CHOICE, "target_entropy: 2", 0.98 * math.log(3)),
     ],
 )
 def test_the_target_entropy_is_given_or_that_of_the_paper(actions, settings, expected):
     sac = made(settings, actions=actions)
     (stack,) = population([agent(id=0, dqn=sac), agent(id=1, dqn=sac)], sac).policy.stacks
-    torch.testing.assert_close(sac.target_entropy(stack), torch.full((2,), expected))
+    torch.testing.assert_close(sac.target_entropy(stack, None), torch.full((2, 1), expected))
+
+
+@pytest.mark.parametrize("settings", ["", "target_entropy: 1.2"], ids=["share", "given"])
+def test_forbidden_actions_do_not_count_in_the_target_entropy(settings):
+    sac = made(f"learning_rate: 1e-2, {settings}", actions=gym.spaces.Discrete(6), masked=True)
+    learner = population([agent(dqn=sac)], sac)
+    (stack,) = learner.policy.stacks
+    mask = torch.zeros(1, 8, 6, dtype=torch.bool)
+    for state, allowed in enumerate((1, 2, 2, 2, 3, 3, 5, 6)):
+        mask[0, state, :allowed] = True
+    reached = 0.98 * mask.sum(-1).log()
+    expected = reached if not settings else reached.clamp(max=1.2)
+    torch.testing.assert_close(sac.target_entropy(stack, mask), expected)
+
+    before = float(sac.log_temperature(stack))
+    few = torch.tensor([True, True] + 4 * [False]).expand(1, 8, 6)
+    for seed in range(100):
+        actions = torch.randint(2, (1, 8), generator=torch.Generator().manual_seed(seed))
+        batch = replayed_batch(sac, 1, seed=seed, actions=actions)
+        batch.observation["action_mask"] = batch.next_observation["action_mask"] = few
+        learner.update(batch)
+    # Two of six actions can be as random as the target asks; where it cannot be reached each step is one upwards.
+    assert float(sac.log_temperature(stack)) - before < 0.5
 
 
 @pytest.mark.parametrize("actions", [BOX, CHOICE], ids=["box", "choice"])
