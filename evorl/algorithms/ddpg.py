@@ -74,7 +74,7 @@ class DDPG(StepCounting):
 
     @property
     def delay(self) -> int:
-        """Return how many updates of the critics there are for one of the actor and of the targets."""
+        """Return the updates of an agent's critics for each update of its actor and of the critics' targets."""
         return 1
 
     def act(

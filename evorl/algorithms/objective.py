@@ -19,9 +19,11 @@ PerAgent = Callable[[Stack], Tensor]
 class Objective:
     """One network's part of an update.
 
-    `loss` may draw from the generator. `learning_rate` holds schedules too. The network is updated in every `every`-th
-    update (TD3's delay, arXiv 1802.09477). `max_grad_norm` clips each agent's gradient by its own norm. What the loss
-    reports is taken from each `report_every`-th of its updates.
+    `loss` may draw from the generator. `learning_rate` holds schedules too. `max_grad_norm` clips each agent's gradient
+    by its own norm. What the loss reports is taken from each `report_every`-th of its updates.
+
+    An agent's network is updated in the first of every `every` updates of that agent (TD3's policy delay, arXiv
+    1802.09477). The optimiser steps of the first objective's network count the agent's updates; its `every` is 1.
     """
 
     network: str

@@ -21,7 +21,7 @@ from evorl.types import Observation
 class TD3Settings(DDPGSettings):
     name: Literal["td3"] = "td3"  # type: ignore[assignment]
     policy_delay: Size = 2
-    """Updates of the critics for each update of the actor and of the targets."""
+    """Updates of an agent's critics for each update of its actor and of its target networks."""
     target_noise: Weight = 0.2
     """The standard deviation of the noise on actions by which critics learn, which are between -1 and 1."""
     target_noise_clip: Weight = 0.5

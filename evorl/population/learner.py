@@ -174,6 +174,16 @@ class Learner:
         # stands still at 17 million.
         self._common = 0
         self._updates = torch.zeros(count, dtype=torch.float64, device=device)
+        # While all agents have the same phase, the host knows whose turn a delayed objective is without any reading.
+        counter, period = self._counter, math.lcm(*(each.every for each in self._algorithm.objectives))
+        phases = {agent.state.updates[counter] % period for agent in policy.agents}
+        self._phase = phases.pop() if len(phases) == 1 else None
+        """The earlier updates of every agent, modulo the period of the delays; None where agents differ."""
+
+    @property
+    def _counter(self) -> str:
+        """Return the network whose optimiser steps are an agent's updates: that of the first objective."""
+        return self._algorithm.objectives[0].network
 
     def _network_learners(self, stack: Stack, gradients: Tensors) -> dict[str, NetworkLearner]:
         """Return what learns of a stack, by the name of the network, with the agents' moments and targets."""
@@ -203,10 +213,17 @@ class Learner:
                 active = [part.due * health for part, health in zip(parts, self._healthy, strict=True)]
             errors: list[Tensor | None] = [None] * len(stacks)
             for objective in self._algorithm.objectives:
-                if self._count % objective.every == 0:
-                    found = self._descend(objective, parts, active)
-                    errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
+                taking = active if objective.every == 1 else self._turns(objective, active)
+                if taking is None:
+                    continue
+                found = self._descend(objective, parts, taking)
+                errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
+                if objective.every > 1 and self._suspicious:
+                    # Whoever was found not to be finite in a delayed step takes no further one of this update either.
+                    active = [h if own is None else own * h for own, h in zip(active, self._healthy, strict=True)]
             self._count += 1
+            if self._phase is not None:
+                self._phase = self._phase + 1 if batch.all_due else None
             self.policy.version += 1
             known = [each for each in errors if each is not None]
             joined_errors = self.policy.joined(known) if len(known) == len(stacks) else None
@@ -254,6 +271,22 @@ class Learner:
                 fault = f"loss or gradient not finite at update {update}" if update else None
                 agent.fault = fault or not_finite(agent)
         return agents
+
+    def _turns(self, objective: Objective, active: list[Tensor | None]) -> list[Tensor | None] | None:
+        """Return which of the `active` agents [P] of each stack take a delayed step now, or None where none does.
+
+        An agent takes it in the first of every `every` updates of its own, which the first objective has counted.
+        """
+        if self._phase is not None:
+            return list(active) if self._phase % objective.every == 0 else None
+        taking: list[Tensor | None] = []
+        for networks, own, health in zip(self.networks, active, self._healthy, strict=True):
+            turn = torch.remainder(networks[self._counter].adam.updates - 1, objective.every) == 0
+            taking.append((health if own is None else own) * turn)
+        # A GPU would have to be waited for, so there a step that is nobody's turn is computed and changes nothing.
+        if all(each.device.type == "cpu" and not each.any() for each in taking if each is not None):
+            return None
+        return taking
 
     def _descend(self, objective: Objective, parts: list[Batch], active: list[Tensor | None]) -> list[Tensor | None]:
         """Take one gradient step of an objective in every stack; return the errors [P, B] that its losses give.

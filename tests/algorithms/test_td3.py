@@ -1,5 +1,7 @@
 """TD3 against one agent that is written plainly."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -72,6 +74,66 @@ def test_stacks_learn_as_their_agents_do_alone(monkeypatch):
         monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
         together = check_stack_equals_singles(td3, batches)
         assert (len(together.policy.stacks) == 1) == (overhead > 0)
+
+
+def some_due(td3, update):
+    """A batch of three agents of which one learns in each update, one in every second and one in every third."""
+    batch = replayed_batch(td3, 3, seed=update)
+    batch.due = torch.tensor([1.0, float(update % 2), float(update % 3 == 1)])
+    return batch
+
+
+@pytest.mark.parametrize("delay", [2, 3])
+@pytest.mark.parametrize("overhead", [0, 10**9], ids=["stacks of one", "one stack"])
+def test_each_agents_delay_is_counted_by_its_own_updates(delay, overhead, monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+    td3 = made(f"target_noise: 0, policy_delay: {delay}, tau: 0.1")
+    agents = [agent(id=id, dqn=td3) for id in range(3)]
+    together, alone = population(agents, td3), [population([each], td3) for each in agents]
+    for update in range(12):
+        batch = some_due(td3, update)
+        together.update(batch)
+        for index, learner in enumerate(alone):
+            if batch.due[index]:
+                own = batch.part(slice(index, index + 1))
+                own.all_due = True
+                learner.update(own)
+    for found, learner, count in zip(together.to_agents(), alone, (12, 6, 4), strict=True):
+        (expected,) = learner.to_agents()
+        assert found.state.updates == expected.state.updates == {"critics": count, "actor": -(-count // delay)}
+        torch.testing.assert_close(found.tensors, expected.tensors, rtol=1e-4, atol=1e-6)
+
+
+def test_the_delay_goes_on_where_a_checkpoint_was_made():
+    td3 = made("target_noise: 0, policy_delay: 3, tau: 0.1")
+    whole = population([agent(id=id, dqn=td3) for id in range(3)], td3)
+    learner = population(whole.policy.agents, td3)
+    for update in range(10):
+        whole.update(some_due(td3, update))
+        learner.update(some_due(td3, update))
+        learner = population(learner.to_agents(), td3)
+    assert torch.equal(learner.policy.flat, whole.policy.flat)
+    assert [each.state for each in learner.to_agents()] == [each.state for each in whole.to_agents()]
+
+
+def test_an_agent_that_is_stopped_in_a_delayed_step_stays_out_of_later_ones():
+    td3 = made("target_noise: 0")
+    agents = [agent(id=id, dqn=td3) for id in range(2)]
+    learner = population(agents, td3)
+    batch = replayed_batch(td3, 2)
+    (actor_loss,) = [each.loss for each in td3.objectives if each.network == "actor"]
+
+    def broken(stack, batch, generator):
+        loss = actor_loss(stack, batch, generator)
+        loss.elements = loss.elements * torch.tensor([[1.0], [float("nan")]])
+        return loss
+
+    td3.objectives[1] = replace(td3.objectives[1], loss=broken)
+    assert learner.update(batch).active.tolist() == [1.0, 0.0]
+    learner.update(batch)
+    good, bad = learner.to_agents()
+    assert (good.state.updates, good.fault) == ({"critics": 2, "actor": 1}, None)
+    assert (bad.state.updates, bad.fault) == ({"critics": 1, "actor": 0}, "loss or gradient not finite at update 1")
 
 
 def test_each_agent_smooths_by_its_own_noise():
