@@ -296,8 +296,10 @@ class Batch:
     """The input of one update of the population; everything leads with [P, B].
 
     A loss is the sum over B of `weight` times its elements, which makes it the mean over each agent's own batch
-    whatever its size. Agents whose `due` [P] is 0 sit this update out; `all_due` says that none does. `columns` are
-    actions, rewards, and whatever else was stored or computed of each transition.
+    whatever its size. Under prioritised replay `weight` includes importance weights and `share` [P, B] does not;
+    metrics are means by `share`, or by `weight` where there is no `share`. Agents whose `due` [P] is 0 sit this update
+    out; `all_due` says that none does. `columns` are actions, rewards, and whatever else was stored or computed of each
+    transition.
 
     Sequences for recurrent agents stand time-major in B = T * S, with their `recurrent` input. A batch may bring flat
     `gradients`, by networks, which others have computed, with what they report [P, 1] for columns.
@@ -314,6 +316,7 @@ class Batch:
     all_due: bool = False
     gradients: Tensors = field(default_factory=dict)
     number: int = 0
+    share: Tensor | None = None
 
     def part(self, members: slice | Tensor, units: int = 0) -> Batch:
         """Return the batch of some of the agents, whose recurrent state has so many units."""
@@ -327,6 +330,7 @@ class Batch:
             self.all_due,
             self.gradients,
             self.number,
+            None if self.share is None else self.share[members],
         )
 
 
@@ -334,9 +338,10 @@ class Batch:
 class Loss:
     """The loss of a stack of agents: `elements` [P, B], whose sum by the batch's weights is each agent's own.
 
-    `metrics` gives numbers [P, B] for people, in those updates that report them; `errors` [P, B] are for priorities.
-    Where the metric named `divergence`, such as that from the policy that gathered the batch, exceeds `limit` [P],
-    averaged by the weights and over ranks, an agent is not updated and learns no more from this experience.
+    `metrics` gives numbers [P, B] for people, in those updates that report them, as means over the batch; `errors`
+    [P, B] are for priorities. Where the mean, over ranks too, of the metric named `divergence`, such as that from the
+    policy that gathered the batch, exceeds `limit` [P], an agent is not updated and learns no more from this
+    experience.
 
     An algorithm that has worked its gradient out gives it in `gradients`: pairs of an output of the network [P, B, ...]
     and the gradient of the weighted sum by it. Without them autograd finds it from the elements.

@@ -300,7 +300,7 @@ class Learner:
         metrics: list[Tensors] = [{}] * len(stacks)
         for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
             if reported or loss.divergence is not None:
-                metrics[index] = _means(loss, part.weight)
+                metrics[index] = _means(loss, part)
             if loss.divergence is not None:
                 divergences[index].copy_(metrics[index][loss.divergence])
         flat = self.gradients[name]
@@ -364,8 +364,9 @@ class Learner:
 
 
 @torch.no_grad()
-def _means(loss: Loss, weight: Tensor) -> Tensors:
-    """Return the loss and its metrics [P], each the sum of its elements by their weights [P, B]."""
+def _means(loss: Loss, batch: Batch) -> Tensors:
+    """Return the means [P] of the loss and of its metrics over the batch, without importance weights."""
+    weight = batch.weight if batch.share is None else batch.share
     # One product for all of them: calls are what small networks spend their time on.
     values = {"loss": loss.elements, **loss.metrics()}
     means = torch.bmm(torch.stack(list(values.values()), 1), weight.unsqueeze(-1)).squeeze(-1)
@@ -392,7 +393,7 @@ def compute_gradients(learner: Learner, batch: Batch) -> Batch:
     (objective,) = policy.algorithm.objectives
     parts = [batch.part(stack.members, stack.recurrent_units) for stack in policy.stacks]
     losses = learner.losses(objective, parts)
-    means = [_means(loss, part.weight) for loss, part in zip(losses, parts, strict=True)]
+    means = [_means(loss, part) for loss, part in zip(losses, parts, strict=True)]
     for stack, own, reported in zip(policy.stacks, learner.networks, means, strict=True):
         reported["gradient_norm"] = norms = own[objective.network].norms()
         if objective.max_grad_norm is not None:

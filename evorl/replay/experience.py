@@ -136,13 +136,15 @@ class ReplayExperience:
         if updates == 0:
             return
         with self._stopwatch("sampling"):
-            slots, weight = self.sampler.draw(updates)
+            slots, weight, share = self.sampler.draw(updates)
             due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
             parts = [_unbound(group) for group in self.windows.gather(slots)]
             everyone = int(counts.min())
-        shared = zip(weight.unbind(), due.unbind(), strict=True)
-        for number, ((seen, following, columns), own) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
-            yield Batch(seen, following, columns, *own, all_due=number < everyone, number=number)
+        shares = [None] * updates if share is None else share.unbind()
+        shared = zip(weight.unbind(), due.unbind(), shares, strict=True)
+        for number, (fields, (own, learns, part)) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
+            seen, following, columns = fields
+            yield Batch(seen, following, columns, own, learns, all_due=number < everyone, number=number, share=part)
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
         """Give the sampler the result of an update by one of the batches that were drawn last."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evorl.randomness import numpy_generator
 from evorl.replay.priorities import Floats, Integers
-from evorl.replay.protocols import Agreement
+from evorl.replay.protocols import Agreement, Draws
 from evorl.replay.sampler import SamplerSettings, share_of_draws
 from evorl.replay.slot_priorities import SlotPriorities
 from evorl.replay.storage import Storage
@@ -123,8 +123,8 @@ class PrioritisedSampler:
         self._minimum = np.minimum(minimum, largest).min(0)
         self._beta = self._settings.importance(self._generation, known.steps)
 
-    def draw(self, updates: int) -> tuple[Tensor, Tensor]:
-        """Return the slots [U, P, B] of so many updates, and their weights [U, P, B]."""
+    def draw(self, updates: int) -> Draws:
+        """Return the draws of so many updates, with importance weights."""
         offset = self._shared.random((updates, len(self._agents)))
         counts = share_of_draws(self._draws, self._mass, self._place.part, offset).T[..., None]
         # A rank on which no draw falls takes part all the same, with a weight of zero.
@@ -137,13 +137,14 @@ class PrioritisedSampler:
         if not counted.all():
             # An agent that has nothing to draw here is led anywhere.
             slots, priority = np.where(priority > 0, slots, 0), np.where(counted, priority, 1.0)
-        weight = (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
-        weight *= counted * (self._ranks / self._draws)[:, None, None]
+        share = counted * (self._ranks / self._draws)[:, None, None]
+        weight = share * (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
         device, newest = self._storage.device, self._storage.written - 1
         errors = torch.zeros(updates, shape[0], shape[2], device=device)
         active = torch.zeros(updates, shape[0], device=device)
         self._drawn = Draw(slots, counted, newest, self._priorities.oldest, errors, active)
-        return _by_update(slots, device), _by_update(weight.astype(np.float32), device)
+        each = [_by_update(values.astype(np.float32), device) for values in (weight, share)]
+        return Draws(_by_update(slots, device), *each)
 
     def observe(self, update: int, result: UpdateResult) -> None:
         """Keep the errors of an update of the last draw, until they become priorities before the next one.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,17 @@ class Agreement:
     reports: NDArray[np.float64]
 
 
+class Draws(NamedTuple):
+    """The draws of U updates, each [U, P, B]: `slots`, their `weight` in the loss, and their `share` of the batch.
+
+    Weights are shares times importance weights. Without importance weights `share` is None, as both are the same.
+    """
+
+    slots: Tensor
+    weight: Tensor
+    share: Tensor | None
+
+
 class Sampler(Protocol):
     """Chooses what each update learns from. It draws from the union of the parts of all ranks that hold the agents."""
 
@@ -75,8 +86,8 @@ class Sampler(Protocol):
     def agree(self, known: Agreement) -> None:
         """Take note of what all ranks know; every vector step has an agreement, whether anything is drawn or not."""
 
-    def draw(self, updates: int) -> tuple[Tensor, Tensor]:
-        """Return the slots [U, P, B] of so many updates, and their weights [U, P, B]."""
+    def draw(self, updates: int) -> Draws:
+        """Return the draws of so many updates."""
 
     def observe(self, update: int, result: UpdateResult) -> None:
         """Take note of what became of an update of the last draw."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.randomness import numpy_generator, torch_generator
-from evorl.replay.protocols import Agreement
+from evorl.replay.protocols import Agreement, Draws
 from evorl.replay.storage import Storage
 from evorl.replay.stored import WHERE
 from evorl.system.formats import check_tensors
@@ -133,10 +133,10 @@ class UniformSampler:
         """Take note of the sizes of all parts."""
         self._sizes = known.sizes
 
-    def draw(self, updates: int) -> tuple[Tensor, Tensor]:
-        """Return the slots [U, P, B] of so many updates, and their weights [U, P, B]."""
+    def draw(self, updates: int) -> Draws:
+        """Return the draws of so many updates, all of which weigh alike."""
         index, weight = self._sampler.draw(updates, self._sizes, self._storage.drawable)
-        return self._storage.nth(index), weight
+        return Draws(self._storage.nth(index), weight, None)
 
     def observe(self, update: int, result: UpdateResult) -> None:
         """Draws are uniform whatever became of an update."""

@@ -30,7 +30,7 @@ for step in range(25):
     sampler.agree(Agreement(np.ones(2), np.zeros(2), gather(sampler.report())))
     union = [part for part in gather(np.pad(sampler._priorities.tree.leaves, ((0, 0), (0, 64)))[:, :64])]
     union = np.concatenate(union, -1)
-    slots, weight = sampler.draw(2)
+    slots, weight, _ = sampler.draw(2)
     assert gather((weight > 0).sum(-1).numpy()).sum(0).tolist() == [[32, 32]] * 2
     for p in range(2):
         every = union[p][union[p] > 0]

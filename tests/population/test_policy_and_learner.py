@@ -1,5 +1,6 @@
 """The learning contract: what a policy is, and what objectives and targets a learner can serve."""
 
+import numpy as np
 import pytest
 import torch
 from helpers.support import OBSERVATIONS, agent, algorithm, batch, greedy, population, seen
@@ -126,3 +127,23 @@ def test_a_batch_stays_as_it_is_and_the_result_says_what_became_of_it():
     assert some.due.tolist() == [1, 1, 0]
     assert result.active.tolist() == [1, 0, 0]
     assert result.errors.shape == some.weight.shape
+
+
+@pytest.mark.parametrize("overhead", [0, 10**9], ids=["stacks of one", "one stack"])
+def test_importance_weights_scale_gradients_and_not_what_is_reported(overhead, monkeypatch):
+    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", overhead)
+    agents = [agent(id=id) for id in range(2)]
+    plain, weighed = batch(agents), batch(agents)
+    # The second agent's batch has two elements that only fill it up.
+    counted = torch.tensor([[1.0] * 8, [1.0] * 6 + [0.0] * 2])
+    plain.weight = counted / counted.sum(-1, keepdim=True)
+    weighed.share = plain.weight
+    weighed.weight = plain.weight * torch.rand(2, 8, generator=torch.Generator().manual_seed(0)) ** 3
+    learners = [population(agents), population(agents)]
+    errors = [learner.update(each).errors for learner, each in zip(learners, (plain, weighed), strict=True)]
+    first, second = (learner.metrics().sums for learner in learners)
+    for name in ("td_error", "q_values", "loss"):
+        np.testing.assert_allclose(first[name], second[name], rtol=1e-6)
+    mean = (errors[1].abs() * counted).sum(-1) / counted.sum(-1)
+    np.testing.assert_allclose(second["td_error"], mean, rtol=1e-5)
+    assert (second["gradient_norm"] < 0.7 * first["gradient_norm"]).all()

@@ -60,15 +60,17 @@ def test_weights_and_shares_are_those_of_one_central_buffer(ranks):
         if time % 3 == 2:
             continue
         drawn = [part.sampler.draw(2) for part in parts]
-        counts = np.stack([(weight > 0).sum(-1).numpy() for _, weight in drawn])
+        counts = np.stack([(weight > 0).sum(-1).numpy() for _, weight, _ in drawn])
         assert counts.sum(0).tolist() == [[40 * ranks, 24 * ranks]] * 2
-        for part, (slots, weight) in zip(parts, drawn, strict=True):
+        for part, (slots, weight, share) in zip(parts, drawn, strict=True):
+            # What metrics are means by: the mean over ranks counts each draw of an agent alike.
+            assert torch.equal(share, (weight > 0) / torch.tensor([40.0, 24.0]).unsqueeze(-1))
             for update, agent, at in np.argwhere(weight.numpy() > 0).tolist():
                 expected = central.weight(agent, part.rank, int(slots[update, agent, at]), beta) / (40, 24)[agent]
                 assert float(weight[update, agent, at]) == pytest.approx(expected, rel=1e-6)
         for update in range(2):
             active = torch.tensor([1.0, float(time % 2)])
-            for part, (slots, weight) in zip(parts, drawn, strict=True):
+            for part, (slots, weight, _) in zip(parts, drawn, strict=True):
                 errors = torch.tensor(error(np.arange(P)[:, None], part.rank, slots[update].numpy(), time + update))
                 part.sampler.observe(update, UpdateResult(active, errors.float()))
                 for agent, at in np.argwhere((weight[update].numpy() > 0) & (active[:, None].numpy() > 0)).tolist():
@@ -92,7 +94,7 @@ def test_draws_fall_on_ranks_and_slots_as_priorities_do():
     for agent, size in enumerate((40, 24)):
         masses = [part.sampler._priorities.tree.leaves[agent, :24] for part in parts]
         expected = 3 * size * updates * np.concatenate(masses) / np.concatenate(masses).sum()
-        hits = [np.bincount(slots[:, agent][weight[:, agent] > 0].numpy(), minlength=24) for slots, weight in drawn]
+        hits = [np.bincount(slots[:, agent][weight[:, agent] > 0].numpy(), minlength=24) for slots, weight, _ in drawn]
         shares = [part.sum() / updates for part in hits]
         assert shares == pytest.approx([part.sum() / updates for part in np.split(expected, 3)], abs=0.05)
         found, likely = np.concatenate(hits), expected > 0
@@ -106,7 +108,7 @@ def test_late_errors_never_reach_what_has_taken_their_place():
     for _ in range(4):
         part.write()
     agree([part])
-    (slots, _), before = part.sampler.draw(1), part.storage.oldest
+    (slots, *_), before = part.sampler.draw(1), part.storage.oldest
     for _ in range(3):
         part.write()
     agree([part])
@@ -141,7 +143,7 @@ def test_what_no_agent_learned_from_changes_nothing():
     part = Part(rows=2)
     part.write()
     agree([part])
-    _, weight = part.sampler.draw(1)
+    _, weight, _ = part.sampler.draw(1)
     assert (weight[0, 1] > 0).tolist() == [True] * 24 + [False] * 16
     errors = torch.where(weight[0] > 0, 0.5, torch.nan)
     part.sampler.observe(0, UpdateResult(torch.tensor([0.0, 1.0]), errors))
@@ -184,7 +186,7 @@ def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
     for _ in range(3):
         part.write()
     agree([part])
-    slots, weight = part.sampler.draw(20)
+    slots, weight, _ = part.sampler.draw(20)
     assert [streams_of(slots[:, agent]) for agent in range(P)] == [{0}, {1}]
     if settings is UNIFORM:
         assert (weight * torch.tensor([40, 24])[:, None]).unique().tolist() == [0.0, 1.0]
@@ -192,11 +194,11 @@ def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
     part.storage.break_streams()
     part.sampler.begin(members(1, (2, 1)), 2, 1)
     agree([part])
-    slots, _ = part.sampler.draw(20)
+    slots, *_ = part.sampler.draw(20)
     assert [streams_of(slots[:, agent]) for agent in range(P)] == [{1}, {1}]
     part.write()
     agree([part])
-    slots, _ = part.sampler.draw(200)
+    slots, *_ = part.sampler.draw(200)
     for agent in range(P):
         old = slots[:, agent] < 3 * P * E
         assert streams_of(slots[:, agent][old]) == {1}
@@ -204,7 +206,7 @@ def test_agents_draw_only_what_they_or_their_ancestors_did(settings):
     # To an agent whose parent was not here all is new that its place has seen.
     part.sampler.begin(members((7, 5), 2), 3, 1)
     agree([part])
-    slots, _ = part.sampler.draw(200)
+    slots, *_ = part.sampler.draw(200)
     assert streams_of(slots[:, 0]) == {0}
     assert set(slots[:, 0].unique().tolist()) == {slot for slot in part.drawable() if slot % 6 < 3}
 
@@ -214,7 +216,7 @@ def test_uniform_draws_from_a_replay_of_ones_own_are_uniform():
     for _ in range(9):
         part.write(valid=0.7)
     agree([part])
-    slots, weight = part.sampler.draw(3000)
+    slots, weight, _ = part.sampler.draw(3000)
     own = sorted(slot for slot in part.drawable() if slot % 6 < 3)
     hits = np.bincount(slots[:, 0][weight[:, 0] > 0].numpy(), minlength=part.storage.slots)
     assert hits.sum() == hits[own].sum() == 3000 * 40
