@@ -38,3 +38,5 @@ def _shown(value: float | str) -> str:
 
 
 INITIAL = Mutation("initial")
+RESTORED = Mutation("none", "archive")
+"""That of an archived elite that takes a place as itself again."""

@@ -9,7 +9,7 @@ import numpy as np
 from evorl.evolution.mutation import Context, mutate
 from evorl.evolution.schedule import follow
 from evorl.evolution.selection import SELECTIONS, Offspring, elite
-from evorl.records import Mutation
+from evorl.records import RESTORED
 from evorl.types import Agent
 
 
@@ -48,6 +48,6 @@ def evolve(
             if offspring.child:
                 mutate(agent, context, rng)
             else:
-                agent.mutation = Mutation("none", "archive")
+                agent.mutation = RESTORED
         evolved.append(agent)
     return evolved

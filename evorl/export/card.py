@@ -37,7 +37,10 @@ def card(run: Drawn, settings: Mapping[str, Any], files: Sequence[str]) -> str:
     steps = [[row["generation"], row["agent"], row["fitness"], row["changed"]] for row in path_rows(run)]
     parts.append(_table(("generation", "agent", "fitness", "what changed"), [row for row in steps if row[3]][-30:]))
     found = effect_rows(effects(run))
-    parts += ["## What mutations did", "Fitness of children less that of their parents, a generation before:"]
+    parts += [
+        "## What mutations did",
+        "Fitness of children less that of their parents, a generation before; compare with no mutation:",
+    ]
     names = ("name", "count", "mean", "interval")
     parts.append(
         _table(("mutation", "children", "mean", "95 % interval"), [[row[name] for name in names] for row in found])

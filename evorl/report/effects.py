@@ -1,11 +1,16 @@
-"""The effect of mutations on fitness: what children reach, less what their parents had reached."""
+"""The effect of mutations on fitness: what children reach, less what their parents had reached.
+
+Parents are selected for their fitness, which is partly luck, so children fall back towards the mean whatever was done
+to them. Only children whose parents were selected in the same way can be compared with each other.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
 
-from evorl.report.data import Drawn, born_by
+from evorl.records import RESTORED
+from evorl.report.data import Drawn
 from evorl.report.statistics import Interval, interval
 
 
@@ -31,14 +36,20 @@ class Effect:
 
 
 def effects(run: Drawn) -> list[Effect]:
-    """Return the effects of all mutations of a run: first by their kinds, then of each hyperparameter."""
+    """Return the effects of all mutations of a run: first by their kinds, then of each hyperparameter.
+
+    The kind `none` holds the children that were not mutated. Agents that went on as themselves are in no kind: the
+    elite is the best of its generation, so it falls back further than the parents of children do.
+    """
     parents = run.parents()
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for life in run.lives:
         parent = parents.get((life.generation, life.id))
         if parent is None or parent.fitness is None or life.fitness is None:
             continue
-        kind, change = born_by(life, parent), life.fitness - parent.fitness
+        if parent.id == life.id or life.mutation == RESTORED:
+            continue
+        kind, change = life.mutation.kind, life.fitness - parent.fitness
         found[kind, ""].append(change)
         if kind == "hyperparameters":
             found[kind, life.mutation.target].append(change)

@@ -6,16 +6,21 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from helpers.drawn import CONFIG, LIVES, write_run
 
 from evorl.commands.command import run_command
+from evorl.config import Selection
+from evorl.evolution.selection import tournament
+from evorl.records import INITIAL, Mutation
 from evorl.report import figures
 from evorl.report.compare import groups
-from evorl.report.data import load
+from evorl.report.data import Drawn, load
 from evorl.report.effects import effects
 from evorl.report.page import embedded, page
 from evorl.report.statistics import interval, quantile
+from evorl.runs.ancestry import Stage
 from evorl.types import UserError
 
 pytest.importorskip("jinja2")
@@ -49,13 +54,32 @@ def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
 def test_effects_compare_children_with_their_parents_before(run):
     found = {(effect.kind, effect.target): effect.changes for effect in effects(run)}
     assert found == {
-        ("none", ""): (4.0, 3.0, 1.0),
+        ("none", ""): (1.0,),  # Agents that went on as themselves are no children.
         ("hyperparameters", ""): (20.0, 17.0),
         ("hyperparameters", "learning_rate"): (20.0,),
         ("hyperparameters", "gamma"): (17.0,),
         ("architecture", ""): (-5.0,),
     }
     assert next(iter(found)) == ("none", ""), "what the others are compared with comes first"
+
+
+def test_a_mutation_without_effect_shows_none():
+    """Fitness that is luck alone: the best agent goes on as itself and falls back to the mean, as do parents."""
+    rng, born, lives = np.random.default_rng(0), [(id, None, INITIAL) for id in range(6)], []
+    for generation in range(1, 1001):
+        fitness = rng.normal(100, 10, 6)
+        for (id, parent, mutation), value in zip(born, fitness, strict=True):
+            lives.append(Stage(generation, id, parent, generation - 1, mutation, {}, {}, float(value)))
+        children = [Mutation(str(rng.choice(["none", "architecture"]))) for _ in born]
+        born = [
+            (6 * generation + place, born[one.parent][0], mutation) if one.child else born[one.parent]
+            for place, (one, mutation) in enumerate(
+                zip(tournament(fitness, 0, Selection(), rng), children, strict=True)
+            )
+        ]
+    unchanged, useless = (each.interval for each in effects(Drawn("", {}, (), lives, (), {})))
+    assert abs(useless.mean - unchanged.mean) < 1, "it looked 2 better than no mutation"
+    assert unchanged.mean < -3, "but parents are better than their children, since they were selected"
 
 
 def test_intervals_are_those_of_student():
