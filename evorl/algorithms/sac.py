@@ -146,6 +146,7 @@ class SampledActions:
         return self.distribution.bounds.to_environment(numbers)
 
     def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
+        outputs = self.distribution.bounded(outputs)
         unclipped = outputs["action"] if generator is None else self.distribution.sample(outputs, None, generator)
         log_prob = self.distribution.log_prob(outputs, None, unclipped).unsqueeze(-1)
         return Expectation(torch.ones_like(log_prob), log_prob, torch.tanh(unclipped))

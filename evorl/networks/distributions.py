@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from evorl.types import Head, Tensors
@@ -217,6 +218,9 @@ class SquashedGaussian:
 
     Unclipped actions are those before the tanh; log-probabilities are densities of actions between -1 and 1. Samples
     pass gradients to the outputs. The entropy, which has no closed form, is a Gauss-Hermite quadrature.
+
+    Log-scales are clamped to `LOG_SCALES`. A gradient that leads a log-scale back between these bounds is kept, or a
+    network that puts out too low a scale could never raise it again.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -226,6 +230,14 @@ class SquashedGaussian:
         self._weights = torch.from_numpy((weights / weights.sum()).astype(np.float32))
         self.size = math.prod(self.bounds.shape)
         self.heads = (Head("action", self.size, near_zero=True), Head("log_scale", self.size, near_zero=True))
+
+    def bounded(self, outputs: Tensors) -> Tensors:
+        """Return the outputs with their log-scales between the bounds.
+
+        Whoever differentiates a function of both `sample` and `log_prob` gives them these. It is the sum of both
+        gradients that has to lead back, not each by itself.
+        """
+        return {**outputs, "log_scale": _Clamped.apply(outputs["log_scale"], *LOG_SCALES)}
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Sample unclipped actions [P, B, A]."""
@@ -245,21 +257,21 @@ class SquashedGaussian:
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
         """Return the same and the entropy [P, B]: that before the tanh, and the mean of the logarithm of its slope."""
-        mean, log_scale = outputs["action"], self._log_scale(outputs)
+        mean, log_scale = outputs["action"], self.bounded(outputs)["log_scale"]
         nodes, weights, shrink = self._nodes.to(mean), self._weights.to(mean), (-log_scale).exp()
         z = (unclipped_action - mean) * shrink
         log_prob = (_normal_log_prob(z, log_scale) - _log_slope(unclipped_action)).sum(-1)
-        away = log_scale.exp().unsqueeze(-1) * nodes
-        entropy = log_scale + NORMAL_ENTROPY + _log_slope(mean.unsqueeze(-1) + away) @ weights
+        offsets = log_scale.exp().unsqueeze(-1) * nodes
+        entropy = log_scale + NORMAL_ENTROPY + _log_slope(mean.unsqueeze(-1) + offsets) @ weights
 
         def gradients(by_log_prob: Tensor, by_entropy: Tensor) -> Tensors:
             by_mean, by_scale = _normal_gradients(z, shrink, by_log_prob)
-            slope = -2 * torch.tanh(mean.unsqueeze(-1) + away)
+            slope = -2 * torch.tanh(mean.unsqueeze(-1) + offsets)
             by_entropy = by_entropy.unsqueeze(-1)
             by_mean += by_entropy * (slope @ weights)
-            by_scale += by_entropy * (1 + (slope * away) @ weights)
-            beyond = outputs["log_scale"] != log_scale
-            return {"action": by_mean, "log_scale": by_scale.masked_fill_(beyond, 0.0)}
+            by_scale += by_entropy * (1 + (slope * offsets) @ weights)
+            away = _leads_away(outputs["log_scale"], by_scale, *LOG_SCALES)
+            return {"action": by_mean, "log_scale": by_scale.masked_fill_(away, 0.0)}
 
         return Likelihood(log_prob, entropy.sum(-1), gradients)
 
@@ -269,6 +281,30 @@ class SquashedGaussian:
     @staticmethod
     def _log_scale(outputs: Tensors) -> Tensor:
         return outputs["log_scale"].clamp(*LOG_SCALES)
+
+
+class _Clamped(torch.autograd.Function):
+    """Clamp values to bounds; the gradient stays what it is but where it leads away from the bounds.
+
+    This is `gradient="identity_if_towards"` of the bounds in TensorFlow Compression.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(values)
+        ctx.bounds = low, high
+        return values.clamp(low, high)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (values,) = ctx.saved_tensors
+        return gradient.masked_fill(_leads_away(values, gradient, *ctx.bounds), 0.0), None, None
+
+
+def _leads_away(values: Tensor, gradient: Tensor, low: float, high: float) -> Tensor:
+    """Tell where values lie beyond a bound and a step against their gradient would lead further."""
+    return ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
 
 
 def _normal_log_prob(z: Tensor, log_scale: Tensor) -> Tensor:

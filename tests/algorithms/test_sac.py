@@ -146,6 +146,21 @@ def test_the_temperature_rises_where_the_entropy_is_below_its_target(entropy, ri
     assert (change > 0).all() == rises
 
 
+@pytest.mark.parametrize(("log_scale", "entropy"), [(-8.0, 2.0), (4.0, -9.0)])
+def test_a_policy_whose_scale_is_out_of_bounds_comes_back(log_scale, entropy):
+    sac = made(f"learning_rate: 0.1, target_entropy: {entropy}, initial_temperature: 5")
+    member = agent(dqn=sac)
+    for name, value in member.tensors["actor"]["parameters"].items():
+        value.fill_(log_scale if name == "log_scale.bias" else 0.0) if "log_scale" in name else None
+    learner = population([member], sac)
+    for seed in range(40):
+        learner.update(replayed_batch(sac, 1, seed=seed))
+    look = seen(torch.randn(1, 50, 5))
+    found = learner.policy.stacks[0].networks["actor"](look)["log_scale"].mean()
+    assert abs(float(found) - log_scale) > 1, "it stayed where it was"
+    assert (float(found) > log_scale) == (log_scale < 0)
+
+
 @pytest.mark.parametrize(
     ("actions", "settings", "expected"),
     [

@@ -153,7 +153,7 @@ def test_the_gradients_of_a_likelihood_are_those_of_autograd(make, space, masked
 
     outputs = {head.name: drawn(P, 1 if head.constant else B, head.outputs) for head in distribution.heads}
     if "log_scale" in outputs and make is SquashedGaussian:
-        outputs["log_scale"][0, :2, 0] = torch.tensor([-9.0, 4.0])  # Beyond its bounds nothing changes.
+        outputs["log_scale"][:, :4, 0] = torch.tensor([-9.0, -9.0, 4.0, 4.0])  # Beyond its bounds.
     mask = None
     if masked:
         mask = torch.rand(P, B, 5, generator=random) < 0.6
@@ -169,6 +169,10 @@ def test_the_gradients_of_a_likelihood_are_those_of_autograd(make, space, masked
         found = likelihood.gradients(by_log_prob, by_entropy)
     assert found.keys() == leaves.keys()
     torch.testing.assert_close([found[name] for name in leaves], list(expected))
+    if make is SquashedGaussian:
+        kept = found["log_scale"][:, :4, 0]
+        assert ((kept[:, :2] <= 0) & (kept[:, 2:] >= 0)).all(), "a step against it leads back between the bounds"
+        assert 0 < kept.count_nonzero() < kept.numel()
 
 
 def test_choices_are_drawn_as_often_as_they_are_likely():
@@ -193,6 +197,29 @@ def test_a_squashed_gaussian_has_the_density_that_torch_gives_it():
     wanted = list(outputs.values())
     gradients = [torch.autograd.grad(each.sum(), wanted, retain_graph=True) for each in (found, expected)]
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_log_scales_beyond_their_bounds_come_back():
+    """Against clamped log-scales: the gradient of the whole where it leads back, and none where it leads away."""
+    distribution, random = SquashedGaussian(gym.spaces.Box(-1.0, 1.0, (4,))), torch.Generator().manual_seed(4)
+    raw = torch.tensor([-9.0, -4.0, 1.0, 5.0]).expand(1, 64, 4).clone().requires_grad_()
+    mean = torch.randn(1, 64, 4, generator=random)
+
+    def loss(log_scale, bounded):
+        outputs = {"action": mean, "log_scale": log_scale}
+        outputs = distribution.bounded(outputs) if bounded else outputs
+        unclipped = distribution.sample(outputs, None, torch.Generator().manual_seed(5))
+        return (0.3 * distribution.log_prob(outputs, None, unclipped) + torch.tanh(unclipped).sum(-1)).sum()
+
+    clamped = raw.detach().clamp(-5.0, 2.0).requires_grad_()
+    values = loss(raw, bounded=True), loss(clamped, bounded=False)
+    assert torch.equal(*values), "what is inside the bounds, and what is computed beyond them, stays as it was"
+    (found,), (whole,) = (torch.autograd.grad(value, each) for value, each in zip(values, (raw, clamped), strict=True))
+    torch.testing.assert_close(found[..., 0], whole[..., 0].clamp(max=0.0))
+    torch.testing.assert_close(found[..., 1:3], whole[..., 1:3])
+    torch.testing.assert_close(found[..., 3], whole[..., 3].clamp(min=0.0))
+    assert found[..., 0].any()
+    assert found[..., 3].any()
 
 
 def test_a_squashed_density_integrates_to_one():
