@@ -113,8 +113,12 @@ def v_trace(
     its exponential is cut at `rho_clip` in errors and at `c_clip` in what flows back, times `trace` (remark 2), each
     [P] like `discount`. `reward`, `value` of the state acted in, `next_value` of the state reached and `terminated` are
     [T, P, B]; `ended` says where an episode ended in either way, so that nothing flows back over it. The state reached
-    by a truncated step, and by the last one, is valued by `next_value` alone. Where both policies are one and `trace`
-    is 1, targets are n-step returns.
+    by a truncated step, and by the last one, is valued by `next_value` alone.
+
+    The advantage of a step is rho (r + discount q - V) with q = trace v' + (1 - trace) V', where v' is the target and
+    V' the value of the state reached. With a `trace` of 1 that is the paper's r + discount v'. The mixture, as in
+    `vtrace_td_error_and_advantage` of rlax, keeps advantages in step with targets: where both policies are one,
+    advantages are generalised advantage estimates with lambda = `trace`, and targets are those plus the value.
     """
     ratio = log_ratio.exp()
     rho = torch.minimum(ratio, rho_clip.unsqueeze(-1))
@@ -126,6 +130,7 @@ def v_trace(
         later = torch.addcmul(error[time], decay[time], later, out=target[time])
     target += value
     following = next_value.clone()
-    following[:-1] = torch.where(ended[:-1], next_value[:-1], target[1:])
+    mixed = torch.lerp(next_value[:-1], target[1:], trace.unsqueeze(-1))
+    following[:-1] = torch.where(ended[:-1], next_value[:-1], mixed)
     advantage = rho * (one_step_return(reward, terminated, discount, following) - value)
     return target, advantage

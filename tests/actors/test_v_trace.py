@@ -26,7 +26,10 @@ def numbers(seed=0):
 
 
 def by_the_paper(log_ratio, reward, value, next_value, terminated, ended, discount, trace, rho_clip, c_clip):
-    """Equation 1 for one step after the other: sums of errors, each by the product of all traces before it."""
+    """Equation 1 for one step after the other: sums of errors, each by the product of all traces before it.
+
+    Advantages bootstrap from the target of the next state and its value, in the proportions trace and 1 - trace.
+    """
     target, advantage = torch.zeros_like(value), torch.zeros_like(value)
     for p in range(P):
         for b in range(B):
@@ -48,13 +51,15 @@ def by_the_paper(log_ratio, reward, value, next_value, terminated, ended, discou
                     product *= float(discount[p]) * float(trace[p]) * cut
                 target[s, p, b] = total
             for s in range(T):
-                after = follows(s) if s == T - 1 or ended[s, p, b] else float(target[s + 1, p, b])
+                after, share = follows(s), float(trace[p])
+                if s < T - 1 and not ended[s, p, b]:
+                    after = share * float(target[s + 1, p, b]) + (1 - share) * after
                 gained = float(reward[s, p, b]) + float(discount[p]) * after - float(value[s, p, b])
                 advantage[s, p, b] = rho(s) * gained
     return target, advantage
 
 
-@pytest.mark.parametrize(("trace", "rho", "c"), [(1.0, 1.0, 1.0), (0.9, 2.0, 0.7), (1.0, 0.5, 1.5)])
+@pytest.mark.parametrize(("trace", "rho", "c"), [(1.0, 1.0, 1.0), (0.9, 2.0, 0.7), (1.0, 0.5, 1.5), (0.0, 1.0, 1.0)])
 def test_it_is_what_the_paper_says(trace, rho, c):
     given, log_ratio, discount = numbers()
     more = [torch.full((P,), value, dtype=torch.float64) for value in (trace, rho, c)]
@@ -78,3 +83,12 @@ def test_on_policy_its_targets_are_n_step_returns():
     torch.testing.assert_close(target, expected)
     torch.testing.assert_close(advantage, expected - given["value"])
     torch.testing.assert_close(advantage, gae(*given.values(), discount, one))
+
+
+def test_on_policy_its_advantages_are_generalised_advantage_estimates():
+    given, log_ratio, discount = numbers(2)
+    trace, one = torch.tensor([0.7, 0.95], dtype=torch.float64), torch.ones(P, dtype=torch.float64)
+    target, advantage = v_trace(torch.zeros_like(log_ratio), *given.values(), discount, trace, one, one)
+    expected = gae(*given.values(), discount, trace)
+    torch.testing.assert_close(advantage, expected)
+    torch.testing.assert_close(target, expected + given["value"])
