@@ -26,8 +26,9 @@ from evorl.replay.ring import Field as StoredField
 from evorl.system.timing import Stopwatch
 from evorl.types import Batch, Head, Loss, Streams, UserError
 
-REPORT_EVERY = 16
-"""What an update reports costs a tenth of it where networks are small."""
+REPORT_EVERY = 17
+"""What an update reports costs a tenth of it where networks are small. A prime, since agents with a larger `learn_step`
+than others are due in every second or fourth update, and those reported would never be theirs."""
 Rate = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -147,3 +147,12 @@ def test_importance_weights_scale_gradients_and_not_what_is_reported(overhead, m
     mean = (errors[1].abs() * counted).sum(-1) / counted.sum(-1)
     np.testing.assert_allclose(second["td_error"], mean, rtol=1e-5)
     assert (second["gradient_norm"] < 0.7 * first["gradient_norm"]).all()
+
+
+def test_metrics_come_from_all_agents_whatever_their_learn_steps():
+    learner = population([agent(id=id) for id in range(3)])
+    for update in range(4 * 17):
+        some = batch(learner.policy.agents, seed=update)
+        some.due = torch.tensor([1.0, float(update % 2), float(update % 4 == 3)])
+        learner.update(some)
+    assert learner.metrics().counts["td_error"].tolist() == [4, 2, 1]
