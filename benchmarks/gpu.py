@@ -205,10 +205,17 @@ def moved(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch
     recurrent = batch.recurrent
     if recurrent is not None:
         recurrent = dataclasses.replace(recurrent, state=change(recurrent.state), started=change(recurrent.started))
-    return Batch(
-        each(batch.observation), each(batch.next_observation), each(batch.columns), change(batch.weight),
-        change(batch.due), recurrent, batch.all_due, each(batch.gradients),
-    )  # fmt: skip
+    return dataclasses.replace(
+        batch,
+        observation=each(batch.observation),
+        next_observation=each(batch.next_observation),
+        columns=each(batch.columns),
+        weight=change(batch.weight),
+        due=change(batch.due),
+        recurrent=recurrent,
+        gradients=each(batch.gradients),
+        share=None if batch.share is None else change(batch.share),
+    )
 
 
 def learner_of(agents: Sequence[Agent], algorithm: Algorithm, device: str, compiler: Compiler | None = None) -> Learner:
