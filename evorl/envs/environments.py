@@ -6,7 +6,8 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -56,12 +57,28 @@ class Environments:
         asked = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
         self._vector = RecoveringVector(asked, copies, self._watch)
-        vector = self._vector.env
+        try:
+            self._prepare(settings, whole_games)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prepare(self, settings: Environment, whole_games: bool) -> None:
+        """Reset all copies once, and find out what they show and take. Raises UserError for what evorl cannot use."""
+        vector, copies = self._vector.env, self.agents * self.num_envs
         self._resets = Resets(settings, vector, copies, whole_games=whole_games)
         self.always_valid = self._resets.in_step
-        self._read_actions = action_reader(vector.single_action_space, num_envs)
-        self._episodes = Episodes(agents, num_envs)
-        self._steps = np.zeros(agents)
+        self._read_actions = action_reader(vector.single_action_space, self.num_envs)
+        self._episodes = Episodes(self.agents, self.num_envs)
+        self._steps = np.zeros(self.agents)
         self._id = settings.id
         self._kwargs = settings.kwargs
         self.observation: Observation
@@ -71,7 +88,7 @@ class Environments:
         # Whether actions can be forbidden shows only in what a reset says.
         self._masks: ActionMasks | None = None
         if MASK in info:
-            self._masks = ActionMasks(settings.id, vector.single_action_space, copies, num_envs)
+            self._masks = ActionMasks(settings.id, vector.single_action_space, copies, self.num_envs)
             self._masks.read(info)
         self._observations = ObservationReader(settings, vector.single_observation_space, self._watch)
         parts, masked = self._observations.parts, self._masks is not None
@@ -159,6 +176,7 @@ class Environments:
         return self._episodes.recent()
 
     def close(self) -> None:
+        """Close all copies within a deadline. It raises nothing: copies that raise or hang are reported."""
         self._vector.close()
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, Parts]:

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
-from evorl.envs.vector import discard, make_vector, stacked_frames
+from evorl.envs.closing import close_vector
+from evorl.envs.guard import FAILURES, FAULT, PLACE, another_seed
+from evorl.envs.vector import make_vector, stacked_frames
 from evorl.envs.watch import Watch
+from evorl.system.user_code import place, without_place
 from evorl.types import UserError
 
 
@@ -44,7 +46,7 @@ class RecoveringVector:
             return False
         before = self.env
         after = make_vector(self._settings, self._copies, differing)
-        before.close()
+        close_vector(before, self._settings.id)
         self.env, self._differing = after, list(differing)
         if (after.single_observation_space, after.single_action_space) != (
             before.single_observation_space,
@@ -82,7 +84,8 @@ class RecoveringVector:
         return self._watch.faulty(info) if FAULT in info else None
 
     def close(self) -> None:
-        self.env.close()
+        """Close all copies within a deadline; those that raise or hang are reported."""
+        close_vector(self.env, self._settings.id)
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """Return the seeds of all copies as the vector environment takes them: most native ones only know one."""
@@ -95,7 +98,7 @@ class RecoveringVector:
         failures = 1
         observation: Any = None
         info: dict[str, Any] = {}
-        discard(self.env)
+        self.close()
         while failures <= self._settings.max_restarts:
             self._seed = another_seed(self._seed)
             self.env = make_vector(self._settings, self._copies, self._differing)
@@ -107,10 +110,11 @@ class RecoveringVector:
             except Exception as another:
                 error = another
                 failures += 1
-                discard(self.env)
+                self.close()
         return observation, {
             **info,
-            FAULT: np.full(self._copies, in_words(error), dtype=object),
+            FAULT: np.full(self._copies, without_place(error), dtype=object),
+            PLACE: np.full(self._copies, place(error), dtype=object),
             f"_{FAULT}": np.ones(self._copies, dtype=bool),
             FAILURES: info.get(FAILURES, 0) + np.full(self._copies, failures),
         }

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import ModuleType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -21,11 +21,10 @@ from evorl.config import Environment
 from evorl.envs.guard import Guard
 from evorl.system.plugins import SCRIPT, defined_in, import_from_here
 from evorl.system.processes import die_with_parent, usable_cores
+from evorl.system.user_code import described, place
 from evorl.types import UserError
 
 ATARI = "ALE/"
-PATIENCE = 5.0
-"""Seconds that a process of a broken vector environment has to end by itself."""
 
 
 def make_vector(
@@ -46,25 +45,16 @@ def make_vector(
             if mode == "native":
                 options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
-            vector = {"autoreset_mode": AutoresetMode.SAME_STEP}
-            if differing:
-                makers = [partial(_made, name, {**settings.kwargs, **own}, settings, os.getpid()) for own in differing]
-                kind: Callable[..., VectorEnv[Any, Any, Any]] = AsyncVectorEnv if mode == "async" else SyncVectorEnv
-                return kind(makers, **vector)
-            another = partial(gym.make, gym.spec(name), **settings.kwargs)
-            guard = partial(_guarded, make=another, restarts=settings.max_restarts, parent=os.getpid())
-            return gym.make_vec(
-                name, copies, vectorization_mode=mode, vector_kwargs=vector, wrappers=[guard], **settings.kwargs
-            )
+            return _guarded_vector(settings, name, mode, differing or [{}] * copies)
     except (gym.error.Error, ImportError) as error:
         raise _cannot_make(settings, error) from error
     except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split()) + place(error)
+        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {reason}") from error
     except UserError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {reason}") from error
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
 
 
 def _import_atari(name: str) -> None:
@@ -79,7 +69,27 @@ def _import_atari(name: str) -> None:
 def _cannot_make(settings: Environment, error: Exception) -> UserError:
     """Return the error of an environment that Gymnasium or its module does not have."""
     because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
-    return UserError(f"environment.id: cannot make {settings.id!r}: {because}{' '.join(str(error).split())}")
+    reason = " ".join(str(error).split()) + place(error)
+    return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
+
+
+def _guarded_vector(
+    settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]
+) -> VectorEnv[Any, Any, Any]:
+    """Return copies with keyword arguments of their own, each guarded. Those made before one fails are closed."""
+    made: list[Guard] = []
+    makers = [
+        partial(_guarded, partial(gym.make, gym.spec(name), **{**settings.kwargs, **own}), settings, os.getpid(), made)
+        for own in differing
+    ]
+    try:
+        if mode == "async":
+            return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    except BaseException:
+        for guard in made:
+            guard.close()
+        raise
 
 
 def _known_name(settings: Environment) -> str:
@@ -105,33 +115,20 @@ def _register(module: ModuleType, name: str) -> None:
         gym.register(name, entry_point=entry)
 
 
-def _made(name: str, kwargs: Mapping[str, Any], settings: Environment, parent: int) -> Guard:
-    make = partial(gym.make, gym.spec(name), **kwargs)
-    return _guarded(make(), make, settings.max_restarts, parent)
-
-
-def _guarded(env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]], restarts: int, parent: int) -> Guard:
-    """Guard an environment. One with a process of its own ends with its `parent`, even if it hangs."""
+def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, made: list[Guard]) -> Guard:
+    """Make an environment. In a process of its own, it is closed at SIGTERM, and ends with its `parent` in any case."""
     if os.getpid() != parent and os.getppid() == parent:
         die_with_parent(parent)
-    return Guard(env, make, restarts)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _leave)
+    made.append(Guard(make(), make, settings.max_restarts, settings.id))
+    return made[-1]
 
 
-def discard(vector: VectorEnv[Any, Any, Any]) -> None:
-    """Close a vector environment that may be broken, and end the processes it started."""
-    if isinstance(vector, AsyncVectorEnv):
-        # Its own `close` would first wait for answers, which the dead never give.
-        for pipe in vector.parent_pipes:
-            with contextlib.suppress(Exception):
-                pipe.send(("close", None))
-        for process in vector.processes:
-            process.join(PATIENCE)
-            process.kill()
-            process.join()
-    else:
-        with contextlib.suppress(Exception):
-            vector.close()
-    vector.closed = True
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process in order, so that Gymnasium closes its environment."""
+    raise SystemExit(128 + number)
 
 
 def for_evaluation(settings: Environment) -> Environment:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.envs.guard import FAILURES, FAULT
+from evorl.envs.guard import FAILURES, FAULT, FIRST, PLACE
 from evorl.types import EvorlWarning, UserError
 
 
@@ -24,6 +24,7 @@ class Watch:
         self._failures = np.zeros(copies, dtype=np.int64)
         self._clock = 0
         self._began = np.zeros(copies, dtype=np.int64)
+        self._reported_places: set[str] = set()
 
     def tick(self) -> None:
         """Count one more step of all copies."""
@@ -34,17 +35,27 @@ class Watch:
         self._began[copies] = self._clock
 
     def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Return which copies [N] raised, and report it. Raises UserError where one did so too often."""
+        """Return which copies [N] raised, and report it, each place in the user's code once.
+
+        Raises UserError where a copy raised too often, or raises in its first reset or step whenever that is tried.
+        """
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
         self._failures += np.where(faulty, info[FAILURES], 0)
+        at_first = np.asarray(info.get(f"_{FIRST}", False))
         beyond = self._failures > self._restarts
-        copies = np.flatnonzero(beyond if beyond.any() else faulty)
-        what = f"{self._names(copies)} raised {info[FAULT][copies[0]]}"
+        copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
+        what, place = f"{self._names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
+        if at_first.any():
+            first = f"in its first {info[FIRST][copies[0]]}, and again when it was made anew with the same seed"
+            raise UserError(f"environment.id: {what}{place} {first}")
         if beyond.any():
             raise UserError(
-                f"environment.max_restarts: {what}; after {self._restarts} restarts, which is all that each may have"
+                f"environment.max_restarts: {what}{place}; after {self._restarts} restarts, which is all that each may "
+                "have"
             )
-        warnings.warn(f"{what}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
+        shown = "" if place in self._reported_places else place
+        self._reported_places.add(place)
+        warnings.warn(f"{what}{shown}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
         return faulty
 
     def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:

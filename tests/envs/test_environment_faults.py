@@ -1,6 +1,8 @@
 """Environments that raise or give nonsense: who it was is reported, and only what must be lost is lost."""
 
 import json
+import re
+import time
 import warnings
 
 import pytest
@@ -9,7 +11,7 @@ from helpers import faults
 from helpers.support import train
 
 from evorl.config import Environment
-from evorl.envs import Environments, vector
+from evorl.envs import Environments, closing
 from evorl.types import EvorlWarning, UserError
 
 AGENTS, ENVS = 2, 2
@@ -37,7 +39,7 @@ def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorizatio
             if step == 6:
                 told = (
                     r"environment 1 of agent 1 \(helpers.faults:Failing-v0, step 2 of the episode\) raised "
-                    "RuntimeError: the wheel came off in a step; restarted"
+                    r"RuntimeError: the wheel came off in a step \(.*faults.py.*\); restarted"
                 )
                 with pytest.warns(EvorlWarning, match=told):
                     now = made.step(ACT)
@@ -95,12 +97,103 @@ def test_a_reset_that_raises_costs_no_transition(vectorization):
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_an_environment_that_can_never_be_reset_ends_the_run_by_name(restarts):
+def test_an_environment_that_can_never_be_reset_ends_the_run_by_name_without_restarts(restarts):
     faults.Failing.made = 0
-    message = rf"environment.max_restarts: environment 0 of agent 0 and 3 more .*came off in a reset; after {restarts} "
+    message = (
+        r"environment.id: environment 0 of agent 0 and 3 more .*came off in a reset \(.*faults.py:\d+ in reset, .*"
+        r"faults.py:\d+ in _raise: raise RuntimeError.*\) in its first reset, and again when it was made anew"
+    )
     with pytest.raises(UserError, match=message):
         environments(max_restarts=restarts, how="reset", seeds="all", episode=0, step=0)
-    assert faults.Failing.made == AGENTS * ENVS * (1 + restarts)
+    assert faults.Failing.made == AGENTS * ENVS * 2
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_bug_in_the_first_step_is_reported_at_once_with_the_lines_of_the_environment(vectorization, tmp_path):
+    name, kwargs = "helpers.faults:Recorded-v0", {"file": str(tmp_path / "log"), "how": "bug", "at": 1}
+    with environments(vectorization, name=name, **kwargs) as made, pytest.raises(UserError) as error:
+        made.step(ACT)
+    assert "step 1 of the episode) raised KeyError: 'reward' (" in str(error.value)
+    line = r"\(\S*faults.py:\d+ in step, \S*faults.py:\d+ in _look_up: return info\[\"reward\"\]\) in its first step"
+    assert re.search(line, str(error.value))
+    assert not faults.still_open(tmp_path / "log")
+
+
+def test_an_error_in_the_first_step_that_does_not_come_again_costs_a_restart(monkeypatch, tmp_path):
+    made = environments(name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"))
+    step = faults.Recorded.step
+
+    def once(self, action):
+        monkeypatch.setattr(faults.Recorded, "step", step)
+        raise ConnectionError("not yet")
+
+    monkeypatch.setattr(faults.Recorded, "step", once)
+    with made, pytest.warns(EvorlWarning, match="raised ConnectionError: not yet .*; restarted"):
+        assert made.step(ACT).valid.tolist() == [[False, True], [True, True]]
+    assert not faults.still_open(tmp_path / "log")
+
+
+def test_the_lines_of_a_bug_are_quoted_once(tmp_path):
+    with environments(name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"), how="bug") as made:
+        quoted = []
+        for _ in range(9):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                made.step(ACT)
+            quoted += ["faults.py:" in str(one.message) for one in caught]
+    assert quoted == [True, False, False]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("how", "problem"), [
+    ("", ""),
+    ("raise", r"helpers.faults:Recorded-v0 raised KeyError: 'window' \(.* in close: .*\) while it was closed"),
+    ("hang", r"helpers.faults:Recorded-v0 did not close within 0.2 s; it is left as it is"),
+])  # fmt: skip
+def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
+    vectorization, how, problem, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+    monkeypatch.setattr(closing, "_problems", set())
+    monkeypatch.setattr(closing, "_hanging", set())
+    began = time.monotonic()
+    with environments(vectorization, name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"), how=how) as made:
+        made.step(ACT)
+    made.close()
+    assert time.monotonic() - began < 5
+    assert not faults.still_open(tmp_path / "log")
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: environment.id: ")]
+    assert len(said) == bool(how), "all copies have the same problem"
+    assert all(re.search(problem, line) for line in said)
+
+
+def test_a_worker_that_does_not_answer_is_killed_in_time(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(closing, "END_WITHIN", 0.3)
+    kwargs = {"file": str(tmp_path / "log"), "how": "wait", "at": 1}
+    made = environments("async", name="helpers.faults:Recorded-v0", **kwargs)
+    processes = made._vector.env.processes
+    for pipe in made._vector.env.parent_pipes:
+        pipe.send(("step", 0))
+    made.close()
+    assert [process.exitcode for process in processes] == [-9] * 4
+    assert "4 processes of helpers.faults:Recorded-v0 did not end within 0.3 s, and had to be killed" in (
+        capfd.readouterr().err
+    )
+
+
+def test_copies_that_were_made_before_one_cannot_be_are_closed(tmp_path, monkeypatch):
+    make, count = faults.Recorded.__init__, []
+
+    def third_fails(self, **kwargs):
+        count.append(self)
+        if len(count) == 3:
+            raise RuntimeError("the port is in use")
+        make(self, **kwargs)
+
+    monkeypatch.setattr(faults.Recorded, "__init__", third_fails)
+    with pytest.raises(UserError, match=r"cannot make .*RuntimeError: the port is in use \(.* in third_fails: raise"):
+        environments(name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"))
+    assert not faults.still_open(tmp_path / "log")
 
 
 @pytest.mark.parametrize(("vectorization", "restarts"), [("sync", 0), ("sync", 2), ("async", 1)])
@@ -109,7 +202,7 @@ def test_failing_too_often_ends_the_run_by_name(vectorization, restarts):
     silently(made, 1 + 2 * restarts)
     message = (
         r"environment.max_restarts: environment 0 of agent 0 and 3 more \(helpers.faults:Failing-v0, step 2 of the "
-        rf"episode\) raised RuntimeError: the wheel came off in a step; after {restarts} restarts"
+        rf"episode\) raised RuntimeError: the wheel came off in a step \(.*\); after {restarts} restarts"
     )
     with pytest.raises(UserError, match=message) as error:
         made.step(ACT)
@@ -151,7 +244,7 @@ def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, mon
     assert (now.reward == 1.0).all()
     monkeypatch.setattr(kind, "step", broken)
     monkeypatch.setattr(kind, "reset", broken)
-    with pytest.raises(UserError, match=r"environment 0 of agent 0 and 3 more .*out of order; after 2 restarts"):
+    with pytest.raises(UserError, match=r"environment 0 of agent 0 and 3 more .*out of order .*; after 2 restarts"):
         made.step(ACT)
 
 
@@ -164,7 +257,7 @@ def test_all_failures_of_a_copy_count(restarts, failing_resets, monkeypatch):
     silently(made, 1)
     assert not faults.Failing.failing_resets
     monkeypatch.setattr(type(made._vector.env), "step", broken)
-    with pytest.raises(UserError, match=rf"environment 1 of agent 0 \(.*out of order; after {restarts} restarts"):
+    with pytest.raises(UserError, match=rf"environment 1 of agent 0 \(.*out of order .*; after {restarts} restarts"):
         made.step(ACT)
 
 
@@ -186,7 +279,7 @@ def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
 
 
 def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkeypatch):
-    monkeypatch.setattr(vector, "PATIENCE", 0.5)
+    monkeypatch.setattr(closing, "END_WITHIN", 0.5)
     made = environments("async", 0, how="die", seeds=[5], stuck=7)
     old = made._vector.env.processes
     silently(made, 5)

@@ -1,8 +1,10 @@
 """Environments that fail in known ways."""
 
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -151,7 +153,66 @@ class Hanging(gym.Env):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
+class Recorded(gym.Env):
+    """Writes into `file` when it is made and closed; in step `at` of an episode, or in `close`, it fails as `how` says.
+
+    Episodes end after 5 steps. Its spaces are those of CartPole.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (4,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, file, how="", at=3):
+        self.file, self.how, self.at, self.steps = file, how, at, 0
+        self._note("made")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        if self.how == "first reset":
+            self._look_up({})
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.at:
+            match self.how:
+                case "bug":
+                    self._look_up({})
+                case "signal":
+                    os.kill(os.getpid(), signal.SIGTERM)
+                case "lost":
+                    raise UserError("environment.kwargs: lost")
+                case "wait":
+                    time.sleep(60)
+        return np.zeros(4, np.float32), 1.0, self.steps == 5, False, {}
+
+    def close(self):
+        self._note("closed")
+        match self.how:
+            case "hang":
+                time.sleep(60)
+            case "raise":
+                raise KeyError("window")
+
+    def _note(self, what):
+        with Path(self.file).open("a") as file:
+            file.write(f"{what} {os.getpid()} {id(self)}\n")
+
+    def _look_up(self, info):
+        return info["reward"]
+
+
+def still_open(file):
+    """How many recorded environments were made and not closed; each must have been closed only once."""
+    notes = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
+    made, closed = ([which for what, which in notes if what == kind] for kind in ("made", "closed"))
+    assert len(closed) <= len(made)
+    return len(made) - len(closed)
+
+
 gym.register("Hanging-v0", entry_point=Hanging)
 gym.register("Empty-v0", entry_point=Empty)
 gym.register("Failing-v0", entry_point=Failing)
 gym.register("Parted-v0", entry_point=Parted)
+gym.register("Recorded-v0", entry_point=Recorded)

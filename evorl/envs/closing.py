@@ -1,0 +1,108 @@
+"""Closing environments: within a deadline, and without an error that would hide how a run ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
+from evorl.distributed.signals import Interrupted
+from evorl.system.console import say
+from evorl.system.user_code import described
+
+CLOSE_WITHIN = 4.0
+"""Seconds that an environment's own `close` may take."""
+END_WITHIN = 5.0
+"""Seconds that the processes of an asynchronous vector environment may take to close their environments and end."""
+AFTER_A_HANG = 0.05
+"""Seconds that an environment's `close` may take after another copy's has hung."""
+
+_problems: set[str] = set()
+"""What this process has reported: 32 copies of an environment have the same bug."""
+_hanging: set[str] = set()
+"""Environments one copy of which did not return from its `close`."""
+
+
+class _OutOfTime(BaseException):
+    """A time limit has passed. It is no Exception, which an environment might catch."""
+
+
+def close_in_time(close: Callable[[], object], name: str) -> None:
+    """Call `close` of the environment `name`. A close that raises or hangs is reported in one line, and only once."""
+    seconds = AFTER_A_HANG if name in _hanging else CLOSE_WITHIN
+    try:
+        with _time_limit(seconds):
+            close()
+    except Interrupted:
+        raise
+    except (Exception, SystemExit) as error:
+        _report(f"{name} raised {described(error)} while it was closed")
+    except _OutOfTime:
+        if name not in _hanging:
+            _report(f"{name} did not close within {seconds:g} s; it is left as it is")
+        _hanging.add(name)
+
+
+def close_vector(vector: VectorEnv[Any, Any, Any], name: str) -> None:
+    """Close a vector environment, which may be broken, and end the processes that it started."""
+    if vector.closed:
+        return
+    vector.closed = True
+    if isinstance(vector, SyncVectorEnv):
+        for env in vector.envs:  # Each is a Guard, with a time limit of its own.
+            env.close()
+        return
+    if not isinstance(vector, AsyncVectorEnv):
+        vector.closed = False
+        close_in_time(vector.close, name)
+        return
+    # Its own `close` would first wait for answers, which the dead never give.
+    for pipe in vector.parent_pipes:
+        with contextlib.suppress(Exception):
+            pipe.send(("close", None))
+    deadline = time.monotonic() + END_WITHIN
+    killed = 0
+    for process in vector.processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            killed += 1
+            process.kill()
+            process.join()
+    if killed:
+        processes = "process" if killed == 1 else "processes"
+        _report(f"{killed} {processes} of {name} did not end within {END_WITHIN:g} s, and had to be killed")
+
+
+def _report(problem: str) -> None:
+    if problem not in _problems:
+        _problems.add(problem)
+        say(f"warning: environment.id: {problem}")
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _OutOfTime in the main thread, where signals arrive, after so many seconds; other threads have no limit.
+
+    The call stays in this thread, because windows and databases can often be closed only by the thread that opened
+    them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise _OutOfTime
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    before, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, before, interval)
+        signal.signal(signal.SIGALRM, handler)
