@@ -16,7 +16,6 @@ its agents, each in environments of its own, while it learns. In a generation
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 from evorl.actors import Actors
@@ -41,13 +40,13 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     placement = Placement(ranks, config.population.placement, config.population.size)
     stopwatch = Stopwatch()
 
-    with closing(Environments(config.environment, agents=1, num_envs=1)) as one:
+    with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
-    evaluator = Evaluator(config, placement, algorithm)
     compiler = Compiler(config.training.compile, speaks=ranks.is_main)
 
     with (
+        Evaluator(config, placement, algorithm) as evaluator,
         Run(config, placement, algorithm, experience, stopwatch, callbacks) as run,
         Actors(config, placement, algorithm) as actors,
     ):

@@ -37,20 +37,24 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     placement = Placement(ranks, config.population.placement, config.population.size)
     stopwatch = Stopwatch()
 
-    environments = Environments(config.environment, placement.local_size, config.environment.num_envs, ranks.device)
-    algorithm = make_algorithm(config, environments.interface)
-    evaluator = Evaluator(config, placement, algorithm)
-    experience = algorithm.experience(placement, environments.always_valid, stopwatch)
+    with Environments(config.environment, agents=1, num_envs=1) as one:
+        algorithm = make_algorithm(config, one.interface)
+        experience = algorithm.experience(placement, one.always_valid, stopwatch)
     compiler = Compiler(config.training.compile, speaks=ranks.is_main)
+    num_envs = config.environment.num_envs
 
-    with Run(config, placement, algorithm, experience, stopwatch, callbacks) as run:
+    with (
+        Environments(config.environment, placement.local_size, num_envs, ranks.device) as environments,
+        Evaluator(config, placement, algorithm) as evaluator,
+        Run(config, placement, algorithm, experience, stopwatch, callbacks) as run,
+    ):
         for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)
             environments.begin(run.seed("environments"), policy.agents, run.horizon.carries_over)
-            state = policy.initial_state(environments.num_envs)
+            state = policy.initial_state(num_envs)
 
             for _ in run.steps(watched=environments):
                 with stopwatch("acting"):

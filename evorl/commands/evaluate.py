@@ -39,15 +39,16 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     config = validate(data, SETTINGS)
     refuse_code(config, allow_code)
     check(config)
-    environments = Environments(for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True)
-    algorithm = make_algorithm(config, environments.interface)
-    check_agents([agent], algorithm, str(run / "elite"))
-    use_threads(config.run.threads, environments.interface.parts, ranks=1)
-    policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
-    keys = reported_keys(config.evolution.fitness)
-    results = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)
+    with Environments(
+        for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True
+    ) as environments:
+        algorithm = make_algorithm(config, environments.interface)
+        check_agents([agent], algorithm, str(run / "elite"))
+        use_threads(config.run.threads, environments.interface.parts, ranks=1)
+        policy = Policy([agent], algorithm, torch_generator(seed, generation=0, rank=0, purpose=PURPOSE))
+        keys = reported_keys(config.evolution.fitness)
+        results = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)
     returns = results.returns[0]
-    environments.close()
     return {
         "run": str(run),
         "agent": agent.id,

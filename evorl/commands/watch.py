@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -39,19 +40,20 @@ def _run(parsed: argparse.Namespace) -> None:
     returns: list[float] = []
 
     def images() -> Iterator[tuple[Image, float]]:
-        for image, gained, rate in play(agent, agent.config.environment, seeds, most, mode):
+        for image, gained, rate in playing:
             if gained is not None:
                 returns.append(gained)
             if image is not None:
                 yield image, rate
 
     mode = "human" if parsed.video is None else "rgb_array"
-    if parsed.video is None:
-        for _ in images():
-            pass
-    else:
-        shown = write_video(parsed.video, images())
-        print(f"{parsed.video}: {shown} frames")
+    with closing(play(agent, agent.config.environment, seeds, most, mode)) as playing:
+        if parsed.video is None:
+            for _ in images():
+                pass
+        else:
+            shown = write_video(parsed.video, images())
+            print(f"{parsed.video}: {shown} frames")
     each = ", ".join(digits(value) for value in returns)
     print(
         f"agent {agent.agent.id}: mean return {digits(float(np.mean(returns)))} over {len(returns)} episodes ({each})"

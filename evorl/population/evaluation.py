@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
@@ -128,6 +129,19 @@ class Evaluator:
         self._weights = config.evolution.fitness
         self._keys = reported_keys(self._weights)
         self._steps = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all environments, as `Environments.close` does."""
+        for environments in (self._environments, *self._few.values()):
+            environments.close()
 
     def pop_steps(self) -> int:
         """Return the steps that all agents have taken in episodes since the last call, over all ranks."""

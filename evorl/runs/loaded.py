@@ -125,9 +125,8 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
     refuse_links(file)
     if not file.is_file():
         refuse_code(config, allow_code, "allow_code=True")
-        environments = Environments(config.environment, 1, 1)
-        data: Mapping[str, Any] = interface_to_json(environments.interface)
-        environments.close()
+        with Environments(config.environment, 1, 1) as environments:
+            data: Mapping[str, Any] = interface_to_json(environments.interface)
         return interface_from_json(data, config.environment, str(file))
     try:
         data = json.loads(read_bounded(file))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
+from evorl.envs.closing import close_vector
 from evorl.envs.resets import Resets
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.randomness import numpy_generator
@@ -44,7 +46,7 @@ def check_video(path: Path) -> None:
 
 def play(
     agent: LoadedAgent, settings: Environment, seeds: Sequence[int], most: int | None, mode: str
-) -> Iterator[tuple[Image | None, float | None, float]]:
+) -> Generator[tuple[Image | None, float | None, float]]:
     """Play one whole episode from each seed; yields after each step what is seen, the return so far and the frame rate.
 
     The return is null until an episode ends. Nothing is seen in mode `human`, which shows a window of its own. Raises
@@ -57,9 +59,9 @@ def play(
     # A lost life ends no game, but FIRE follows it, as in evaluation.
     frames = stacked_frames(shown)
     vector = make_vector(shown.model_copy(update={"life_loss_ends": False}) if frames else shown, 1)
-    resets = Resets(shown, vector, 1, whole_games=True)
-    rate = float((vector.metadata or {}).get("render_fps") or 30)
     try:
+        resets = Resets(shown, vector, 1, whole_games=True)
+        rate = float((vector.metadata or {}).get("render_fps") or 30)
         for seed in seeds:
             seeded: Any = np.array([seed]) if frames else [seed]
             observation, info = vector.reset(seed=seeded)
@@ -75,7 +77,7 @@ def play(
                 ended = bool(resets.step(terminated, truncated, None, info).over[0]) or steps == most
                 yield sees(vector, observation), total if ended else None, rate
     finally:
-        vector.close()
+        close_vector(vector, settings.id)
 
 
 def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
@@ -107,8 +109,8 @@ def film_elite(run: Path, generation: int) -> Path:
     path.parent.mkdir(exist_ok=True)
     seed = int(numpy_generator(agent.config.seed, generation=generation, rank=0, purpose="film").integers(2**31))
     most = min(agent.config.evaluation.max_steps or FILM_STEPS, FILM_STEPS)
-    seen = play(agent, agent.config.environment, [seed], most, "rgb_array")
-    write_video(path, ((image, rate) for image, _, rate in seen if image is not None))
+    with closing(play(agent, agent.config.environment, [seed], most, "rgb_array")) as seen:
+        write_video(path, ((image, rate) for image, _, rate in seen if image is not None))
     return path
 
 

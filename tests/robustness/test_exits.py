@@ -1,5 +1,6 @@
 """A run's end says what became of it: 0 only if everything is kept, else what went wrong and where."""
 
+import contextlib
 import errno
 import json
 import os
@@ -11,10 +12,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+from helpers import faults
 from helpers.support import ROOT, launch, lines, train
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
+from evorl.commands.command import run_command
+from evorl.envs import closing
 from evorl.runs.launch import run_program
+from evorl.runs.run import Run
 from evorl.system.console import Terminal
 from evorl.system.files import Lock, make_directory
 from evorl.types import EvorlWarning, RunFailed, UserError
@@ -23,6 +28,8 @@ FAILING = (
     "environment={{id: 'helpers.faults:Failing-v0', num_envs: 2, carry_over: false,"
     " kwargs: {{how: {how}, seeds: all}}}}"
 )
+
+RECORDED = "environment={{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: log, how: '{how}'}}}}"
 
 
 def errors_of(capsys):
@@ -34,6 +41,43 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
     run = in_directory / "runs" / "a"
     assert json.loads((run / "summary.json").read_text())["ended"] == "finished"
     assert len(list((run / "checkpoints").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("", 0), ("bug", 2), ("lost", 2), ("signal", 143), ("raise", 0), ("hang", 0), ("fails", 1)]
+)
+def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
+    how, code, in_directory, monkeypatch, capsys
+):
+    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
+    monkeypatch.setattr(closing, "_problems", set())
+    monkeypatch.setattr(closing, "_hanging", set())
+    monkeypatch.setattr(closing, "AFTER_A_HANG", 0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvorlWarning)
+        if how == "fails":
+            monkeypatch.setattr(Run, "record", fail)
+        assert train("run.name=a", RECORDED.format(how=how)) == code
+    assert not faults.still_open(in_directory / "log")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: environment.id")]
+    assert len(said) == (how in ("raise", "hang"))
+
+
+def fail(*arguments):
+    raise RunFailed("enough")
+
+
+@pytest.mark.parametrize("how", ["", "bug"])
+def test_whoever_evaluates_closes_the_environments(how, in_directory, monkeypatch):
+    assert train("run.name=a", RECORDED.format(how="")) == 0
+    (in_directory / "log").unlink()
+    if how:
+        monkeypatch.setattr(faults.Recorded, "step", lambda environment, action: environment._look_up({}))
+    with pytest.raises(UserError) if how else contextlib.nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", EvorlWarning)
+        run_command(["evaluate", "runs/a", "--episodes", "3", "--allow-code"])
+    assert "made" in (in_directory / "log").read_text()
+    assert not faults.still_open(in_directory / "log")
 
 
 @pytest.mark.parametrize("hooked", [False, True])
