@@ -20,6 +20,9 @@ INTERVAL = 1.0
 SILENT = 4 * INTERVAL
 """A rank that has given none for so long is dead or stopped."""
 
+TOGETHER = 2.0
+"""Seconds between ranks that meet with the same mistake."""
+
 
 class Heartbeat:
     """A thread that tells the other ranks every `interval` seconds that this one lives, and what it waits for."""
@@ -73,6 +76,18 @@ class Heartbeat:
             reasons = {rank: beat["last_words"] for rank, beat in self._read().items()}
             return "; ".join(f"rank {rank}: {words}" for rank, words in reasons.items() if words)
         return ""
+
+    def is_told_below(self, last_words: str, seconds: float = TOGETHER) -> bool:
+        """Return whether a rank below this one ends with the same words, now or some seconds later."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(RuntimeError):
+            while True:
+                if any(rank < self._rank and beat["last_words"] == last_words for rank, beat in self._read().items()):
+                    return True
+                if not self._rank or time.monotonic() > deadline:
+                    return False
+                time.sleep(0.1)
+        return False
 
     def _read(self) -> dict[int, dict[str, Any]]:
         """Return the last heartbeat of every other rank that has ever sent one."""

@@ -187,6 +187,10 @@ class Ranks:
         """Return why other ranks have ended, as far as they could tell."""
         return "" if self._heartbeat is None else self._heartbeat.last_words()
 
+    def wait_for_same(self, last_words: str) -> bool:
+        """Return whether a rank below this one ends for the same reason, as with a bug in everyone's environment."""
+        return self._heartbeat is not None and self._heartbeat.is_told_below(last_words)
+
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
         heartbeat = self._heartbeat

@@ -14,6 +14,7 @@ from evorl.networks.dense import Tape
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.system.plugins import import_from_here
+from evorl.system.user_code import described, place
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError
 
 Inputs = int | tuple[int, ...]
@@ -128,7 +129,7 @@ def load_factory(path: str) -> Factory:
     try:
         factory = getattr(import_from_here(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise UserError(f"network.factory: cannot import {path!r}: {error}") from error
+        raise UserError(f"network.factory: cannot import {path!r}: {error}{place(error)}") from error
     if not callable(factory):
         raise UserError(f"network.factory: {path!r} is not callable")
     return factory  # type: ignore[no-any-return]
@@ -156,7 +157,7 @@ def module_network(
         two_agents = {name: torch.stack([value, value]).view(2, 1, -1) for name, value in values.items()}
         got = network.joined(two_agents, {name: torch.zeros(2, 3, *part.shape)}).shape[1:]
     except Exception as error:  # Whatever a user's code may raise.
-        raise UserError(f"network.factory: {factory!r} fails under vmap: {' '.join(str(error).split())}") from error
+        raise UserError(f"network.factory: {factory!r} fails under vmap: {described(error)}") from error
     if got != (3, outputs):
         raise UserError(
             f"network.factory: {factory!r} maps [3, {part.width}] to {list(got)}; it must give [3, {outputs}]"

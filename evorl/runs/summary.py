@@ -9,6 +9,7 @@ from evorl.config.errors import on_one_line
 from evorl.distributed import Ranks
 from evorl.distributed.signals import Interrupted
 from evorl.runs.progress import Progress
+from evorl.system.user_code import described
 from evorl.types import RunFailed, UserError
 
 STOPPED = "stopped"
@@ -48,7 +49,9 @@ def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
         # A launcher ends all ranks once one has ended.
         return ranks.last_words()
     known = isinstance(error, UserError | RunFailed)
-    because = on_one_line(str(error) if known else f"{type(error).__name__}: {error}")
+    because = on_one_line(str(error) if known else described(error))
     if not (isinstance(error, UserError) and error.reported_elsewhere):
         ranks.end(because)
+    if isinstance(error, UserError) and error.reported_elsewhere is None and ranks.wait_for_same(because):
+        error.reported_elsewhere = True
     return because

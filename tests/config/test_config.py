@@ -196,6 +196,10 @@ def test_it_cannot_be_changed():
             "factory: .* returned a int, not an nn.Module",
         ),
         ("network={name: module, factory: 'helpers.support:wrong_shape'}", "network.factory: .* it must give"),
+        (
+            "network={name: module, factory: 'helpers.support:buggy_network'}",
+            r"network.factory: .* KeyError: 'units' \(.*support.py:\d+ in buggy_network: return torch.nn.Linear",
+        ),
         ("environment={id: LunarLander-v3, kwargs: {gravity: 5}}", "environment.kwargs: 'LunarLander-v3' refuses them"),
         ("evolution.architecture.min_units=500", "min_units 500 must not exceed max_units"),
         ("network.activation=rely", "network.activation: there is no 'rely'; did you mean 'relu'?"),

@@ -244,6 +244,10 @@ def wrong_shape(inputs, outputs):
     return torch.nn.Linear(inputs, outputs + 1)
 
 
+def buggy_network(inputs, outputs):
+    return torch.nn.Linear(inputs, {}["units"])
+
+
 def partly_frozen(inputs, outputs):
     """A network with a frozen layer, and a layer that nothing uses."""
     model = torch.nn.Sequential(torch.nn.Linear(inputs, 24), torch.nn.Tanh(), torch.nn.Linear(24, outputs))

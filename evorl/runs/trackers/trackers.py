@@ -12,6 +12,7 @@ from evorl.runs.trackers.base import Row, Tracker
 from evorl.runs.trackers.record import History, Points, Record
 from evorl.runs.trackers.registry import TRACKERS
 from evorl.system.background import Background
+from evorl.system.user_code import place
 from evorl.types import EvorlWarning
 
 GRACE = 5.0
@@ -55,7 +56,7 @@ class Trackers:
 
     def _drop(self, name: str, error: Exception) -> None:
         self._trackers.pop(name, None)
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = (" ".join(str(error).split())[:300] or type(error).__name__) + place(error)
         warnings.warn(f"tracking.backends: {name} failed and is off from here on: {reason}", EvorlWarning, stacklevel=2)
 
 
