@@ -7,13 +7,12 @@ import atexit
 import contextlib
 import gc
 import os
-import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from evorl.actors.checks import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
@@ -32,8 +31,8 @@ from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.runs.trackers import TRACKERS, shared_settings
 from evorl.runs.video import check_encoder
-from evorl.system.background import end_background
-from evorl.system.console import say
+from evorl.system.background import end_background, end_now, limit_end
+from evorl.system.console import say, warnings_on_one_line
 from evorl.system.memory import keep_freed_memory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
@@ -160,16 +159,13 @@ def check(config: AnyConfig) -> AnyConfig:
             f"sharded; take a multiple of {ranks}"
         )
     _check_environment_ranges(config)
-    one = Environments(config.environment, agents=1, num_envs=1)
-    try:
+    with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm, copies = make_algorithm(config, one.interface), ranks
         if config.population.placement == "sharded":
             copies = 1
         algorithm.pace(copies)
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
-    finally:
-        one.close()
     return config
 
 
@@ -196,6 +192,7 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
         code = _code_of(main, arguments)
     finally:
         shutdown()
+        limit_end(code)
         if end_background():
             atexit.register(_break_off, code)
     return code
@@ -219,24 +216,6 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
         _say(f"{_place_of(left)} called sys.exit({left.code!r}), which ended the run")
         return 1
     return 0
-
-
-@contextlib.contextmanager
-def warnings_on_one_line() -> Iterator[None]:
-    """Print each warning of ours in one line, and as often as it is given: Python prints equal ones once."""
-    usual = warnings.formatwarning
-
-    def line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
-        ours = issubclass(category, EvorlWarning)
-        return f"warning: {on_one_line(str(message))}\n" if ours else usual(message, category, *place, **more)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", EvorlWarning, append=True)
-        warnings.formatwarning = line
-        try:
-            yield
-        finally:
-            warnings.formatwarning = usual
 
 
 def _place_of(error: BaseException) -> str:
@@ -274,9 +253,5 @@ def _say(line: str) -> None:
 
 def _break_off(code: int) -> None:
     """End at once where a thread has still not returned: the interpreter's own end would abort under it."""
-    if not end_background(patience=0.0):
-        return
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    if end_background(patience=0.0):
+        end_now(code)

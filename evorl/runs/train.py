@@ -20,11 +20,11 @@ from evorl.config.shipped import configuration_file, read_settings
 from evorl.distributed import own_world
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.runs.callbacks import Callback
-from evorl.runs.launch import warnings_on_one_line
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.programs import ASYNCHRONOUS, main_of, program_for
 from evorl.runs.read import RunRecord, read_run
-from evorl.system.background import end_background
+from evorl.system.background import end_background, limit_end
+from evorl.system.console import warnings_on_one_line
 from evorl.system.memory import keep_freed_memory
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.types import UserError
@@ -76,6 +76,7 @@ def train(
             with _signals(), warnings_on_one_line(), own_world():
                 run = main(["--config", str(path), *given], callbacks)
         finally:
+            limit_end(None)
             end_background()
     return TrainedRun(run.path, run.summary)
 

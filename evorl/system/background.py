@@ -1,18 +1,27 @@
-"""Threads beside the main one, which end before their process does.
+"""Threads beside the main one: evorl's own end before their process does, and others cannot keep it from ending.
 
 A thread that waits inside a C++ call when the interpreter ends cannot return from it, and the whole process aborts
-(`terminate called without an active exception`), whatever it has achieved.
+(`terminate called without an active exception`), whatever it has achieved. A thread that is no daemon keeps the
+interpreter waiting until it returns, and an environment or a library may have started one that never does.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 
+from evorl.system.console import say
+
 PATIENCE = 6.0
 """Seconds that the end of a process waits for its threads: more than their calls to a store can last (heartbeat.py)."""
+
+END_WITHIN = 5.0
+"""Seconds that other threads have to end once the main thread has."""
 
 
 class Background(threading.Thread):
@@ -46,3 +55,54 @@ def end_background(patience: float = PATIENCE) -> list[str]:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [thread.name for thread in threads if thread.is_alive()]
+
+
+def end_now(code: int) -> None:
+    """End this process with an exit code, whatever its threads do."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+class LastWatch(threading.Thread):
+    """A thread that names those who keep the interpreter from ending, and ends the process with `code` all the same.
+
+    Without a code, as in a script of the user's own, it only names them.
+    """
+
+    def __init__(self, code: int | None, seconds: float) -> None:
+        super().__init__(name="last watch", daemon=True)
+        self.code = code
+        self._seconds = seconds
+
+    def run(self) -> None:
+        threading.main_thread().join()
+        time.sleep(self._seconds)
+        others = [thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()]
+        if others:
+            names = ", ".join(map(repr, dict.fromkeys(others)))
+            does = "Python waits for them" if self.code is None else "the process ends without them"
+            say(
+                f"warning: threads still run {self._seconds:g} s after the program's end ({names}), and {does}; an "
+                "environment's `close` has to end the threads that it started"
+            )
+        if self.code is not None:
+            end_now(self.code)
+
+
+_last_watch: LastWatch | None = None
+
+
+def limit_end(code: int | None, seconds: float = END_WITHIN) -> None:
+    """Let the interpreter wait at most so many seconds for other threads when it ends, and then end with `code`.
+
+    With no code it waits on, but the threads are named.
+    """
+    global _last_watch
+    # A thread of the parent's does not live on in a forked process.
+    if _last_watch is not None and _last_watch.is_alive():
+        _last_watch.code = code
+    else:
+        _last_watch = LastWatch(code, seconds)
+        _last_watch.start()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from evorl.config.errors import on_one_line
+from evorl.types import EvorlWarning
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 """Errors that mean that nobody reads any more: the other end of a pipe or a terminal is closed."""
@@ -53,3 +59,21 @@ def digits(value: float) -> str:
 def say(line: str) -> None:
     """Print a line on stderr."""
     Terminal().write(f"{line}\n")
+
+
+@contextlib.contextmanager
+def warnings_on_one_line(suffix: str = "") -> Iterator[None]:
+    """Print each warning of evorl on one line with a suffix, as often as it is given: Python prints equal ones once."""
+    usual = warnings.formatwarning
+
+    def line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+        ours = issubclass(category, EvorlWarning)
+        return f"warning: {on_one_line(str(message))}{suffix}\n" if ours else usual(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EvorlWarning, append=True)
+        warnings.formatwarning = line
+        try:
+            yield
+        finally:
+            warnings.formatwarning = usual

@@ -11,7 +11,9 @@ import time
 import pytest
 from helpers.support import ROOT, free_port, launch
 
+from evorl.distributed.heartbeat import Heartbeat
 from evorl.runs.launch import run_program
+from evorl.system.background import end_background
 from evorl.types import UserError
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -64,7 +66,9 @@ def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
 
 SLOW_TO_TELL = """
 import os, sys, time
+from evorl.distributed.heartbeat import Heartbeat
 from evorl.runs.launch import run_program
+from evorl.system.background import end_background
 from evorl.types import UserError
 
 def main(arguments):
@@ -99,3 +103,62 @@ def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_
     assert run_program(main, []) == 2
     assert 0.25 < time.monotonic() - began < 5
     assert capsys.readouterr().err.lstrip() == lines * "error: a mistake\n"
+
+
+class Board(dict):
+    """A store of this process."""
+
+    set = dict.__setitem__
+
+    def get(self, key):
+        return self[key].encode()
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+
+def test_of_ranks_that_end_for_the_same_reason_only_the_first_speaks():
+    store = Board()
+    first, second, third = (Heartbeat(store, rank, 3, interval=60.0) for rank in range(3))
+    first.end("a bug at line 3")
+    second.end("a bug at line 3")
+    third.end("another bug")
+    told = [each.is_told_below("a bug at line 3", 0.1) for each in (first, second)]
+    assert [*told, third.is_told_below("another bug", 0.1)] == [False, True, False]
+    end_background()
+
+
+FOREIGN = """
+import json, os, sys, threading, time
+sys.path.insert(0, "{root}/tests/robustness")
+import ends
+from evorl.system.background import limit_end
+
+def left(seconds, code):
+    reader, writer = os.pipe()
+    def program():
+        os.dup2(writer, sys.stderr.fileno())
+        threading.Thread(target=time.sleep, args=(seconds,), name="simulator").start()
+        limit_end(code, 0.3)
+        return code
+    process = ends.forked(program)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), said.read()
+
+began = time.monotonic()
+print(json.dumps([left(60, 3), left(0.1, 0), left(0.8, None), time.monotonic() - began]))
+"""
+
+
+def test_a_thread_of_an_environment_does_not_hold_the_process_and_is_named():
+    command = [sys.executable, "-c", FOREIGN.format(root=ROOT)]
+    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=True, timeout=60)
+    hanging, ending, in_a_script, seconds = json.loads(done.stdout)
+    named = "warning: threads still run 0.3 s after the program's end ('simulator'), and "
+    assert hanging[0] == 3
+    assert hanging[1].startswith(f"{named}the process ends without them; ")
+    assert ending == [0, ""]
+    assert in_a_script[0] == 0
+    assert in_a_script[1].startswith(f"{named}Python waits for them; ")
+    assert seconds < 20
