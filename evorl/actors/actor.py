@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
 
 import torch
 import yaml
@@ -14,11 +16,13 @@ import yaml
 from evorl.actors.board import Board
 from evorl.actors.collectors import KINDS, Acting, Collector, Slot, note_counts, slots
 from evorl.actors.memory import SharedMemory
+from evorl.actors.server import LEAVE
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.population import Policy
 from evorl.randomness import derive_seed
+from evorl.system.console import warnings_on_one_line
 from evorl.types import UserError
 
 NUMBER = struct.Struct("<q")
@@ -30,15 +34,28 @@ FAILED = -1
 
 
 def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Sequence[int]) -> None:
-    """Act until the learner closes its end of the pipe. Tells it what of the user's is wrong, if something is."""
+    """Act until the learner closes its end of the pipe, or sends LEAVE. Tells it of a mistake of the user."""
     torch.set_num_threads(1)
+    signal.signal(LEAVE, _leave)
     board, memory, reader, writer = descriptors
     try:
-        Actor(context, index, attempt, board, memory).work(reader, writer)
+        with (
+            warnings_on_one_line(f" (in actor {index})"),
+            Actor(context, index, attempt, board, memory) as actor,
+        ):
+            actor.work(reader, writer)
     except UserError as error:
         os.write(writer, MESSAGE.pack(FAILED, 0, 0) + str(error).encode())
-    except BrokenPipeError:  # The learner is gone, or no longer wants this actor.
+    except (BrokenPipeError, _Leave):  # The learner is gone, or no longer wants this actor.
         return
+
+
+class _Leave(BaseException):
+    """This actor was told to end."""
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Leave
 
 
 class Actor:
@@ -66,6 +83,17 @@ class Actor:
         self._acting: Acting
         self._collector: Collector
         self._slots: Mapping[int, Slot] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            signal.signal(LEAVE, signal.SIG_IGN)
+        finally:
+            self._environments.close()
 
     def work(self, reader: int, writer: int) -> None:
         """Fill the slots whose numbers come from one pipe, and send them through the other."""

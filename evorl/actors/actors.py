@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evorl.actors.board import Board, Description
-from evorl.actors.checks import check_memory, max_staleness, warn_of_cores
+from evorl.actors.checks import check_memory, max_staleness, starting, warn_of_cores
 from evorl.actors.collectors import KINDS, Slot, slot_size, slots
 from evorl.actors.figures import Figures, Floats
 from evorl.actors.memory import SharedMemory
@@ -38,8 +38,9 @@ class Actors:
         self.sent_steps: int = config.algorithm.sent_steps
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
-        self._board = Board(self._settings.count)
-        self._memories = [SharedMemory() for _ in range(self._settings.count)]
+        with starting(self._settings.count):
+            self._board = Board(self._settings.count)
+            self._memories = [SharedMemory() for _ in range(self._settings.count)]
         context = {
             "config": config.to_yaml(),
             "agents": placement.local_size,
@@ -49,7 +50,8 @@ class Actors:
         }
         self._kind = KINDS[config.algorithm.sends]
         slots = [memory.descriptor for memory in self._memories]
-        self._supervisor = Supervisor(self._settings, context, self._board, slots)
+        with starting(self._settings.count):
+            self._supervisor = Supervisor(self._settings, context, self._board, slots)
         self._slots: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
@@ -70,6 +72,11 @@ class Actors:
         self._board.memory.close()
         for memory in self._memories:
             memory.close()
+
+    @property
+    def server(self) -> int:
+        """Return the process that starts actors."""
+        return self._supervisor.server
 
     @property
     def processes(self) -> list[int]:

@@ -9,6 +9,7 @@ import selectors
 import struct
 import termios
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ from typing import NamedTuple
 
 from evorl.actors.actor import FAILED, MESSAGE, NUMBER
 from evorl.actors.board import Board
+from evorl.actors.checks import starting
 from evorl.actors.server import ActorServer
 from evorl.config.actors import ActorSettings
-from evorl.types import RunFailed, UserError
+from evorl.types import EvorlWarning, RunFailed, UserError
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at whether actors live."""
@@ -83,7 +85,10 @@ class Supervisor:
     ) -> None:
         """`context` is what the actors' process reads at its start; `slots` are descriptors of each actor's slots."""
         self._settings = settings
-        self._server = ActorServer(context)
+        self._context = context
+        self._server = ActorServer(context, settings.timeout)
+        self._server_failures = 0
+        """Servers in a row that ended before any actor sent something."""
         self._board = board
         self._slots = slots
         self._selector = selectors.DefaultSelector()
@@ -109,13 +114,19 @@ class Supervisor:
         return sum(_unread(actor.reader) for actor in self._actors) // MESSAGE.size
 
     @property
+    def server(self) -> int:
+        """Return the process that starts actors."""
+        return self._server.process
+
+    @property
     def processes(self) -> list[int]:
         """Return the actors' processes."""
         return [actor.process for actor in self._actors]
 
     def start(self) -> None:
-        """Start all actors; they have no slots yet."""
-        self._actors = [self._started(index) for index in range(self._settings.count)]
+        """Start all actors; they have no slots yet. Raises UserError where they take too many open files."""
+        with starting(self._settings.count):
+            self._actors = [self._started(index) for index in range(self._settings.count)]
 
     def close(self) -> None:
         """End all actors."""
@@ -144,7 +155,7 @@ class Supervisor:
             if slot == FAILED:
                 raise UserError(f"{_rest(actor.reader)} (in actor {actor.index})")
             actor.slots.discard(slot)
-            actor.failures = 0
+            actor.failures = self._server_failures = 0
             return Message(actor.index, slot, generation, version)
 
     def _next(self) -> ActorProcess:
@@ -165,6 +176,8 @@ class Supervisor:
         if now < self._looked + LOOK_EVERY:
             return
         self._looked = now
+        if self._server.has_ended:
+            self._renew_server("has ended")
         # Who has filled all slots waits, however long the learner was busy elsewhere.
         heard = [key.data for key, _ in self._selector.select(0)]
         for actor in self._actors:
@@ -177,8 +190,25 @@ class Supervisor:
             try:
                 self._server.end(actor.process)
             except OSError as error:
-                raise RunFailed(f"actors cannot be ended: {error}") from error
+                # With its server an actor ends, too.
+                self._renew_server(_why(error))
             actor.process = 0
+
+    def _renew_server(self, why: str) -> None:
+        """Start another server, as the old one with all its actors is lost. Raises RunFailed after several in a row."""
+        lost = f"the process that starts actors ({self._server.process}) {why}"
+        self._server_failures += 1
+        if self._server_failures > self._settings.max_restarts:
+            raise RunFailed(
+                f"{lost}; {self._server_failures} of them were lost without a rollout in between (actors.max_restarts)"
+            )
+        warnings.warn(f"{lost}; it and its actors are started again", EvorlWarning, stacklevel=2)
+        self._server.kill()
+        # The actors' ends show at their pipes, and none of them was its own fault.
+        for actor in self._actors:
+            actor.failures -= bool(actor.process)
+            actor.process = 0
+        self._server = ActorServer(self._context, self._settings.timeout)
 
     def _replace(self, actor: ActorProcess) -> None:
         """Start another actor in place of one that has ended. Raises RunFailed where several in a row sent nothing."""
@@ -192,16 +222,20 @@ class Supervisor:
             )
         self.restarts += 1
         self._ready = deque(each for each in self._ready if each is not actor)
-        self._actors[actor.index] = self._started(actor.index, actor.slots, actor.attempt + 1, actor.failures + 1)
+        with starting(self._settings.count):
+            self._actors[actor.index] = self._started(actor.index, actor.slots, actor.attempt + 1, actor.failures + 1)
 
     def _started(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
         theirs_in, writer = os.pipe()
         reader, theirs_out = os.pipe()
+        descriptors = [self._board.memory.descriptor, self._slots[index], theirs_in, theirs_out]
+        process = 0
         try:
-            descriptors = [self._board.memory.descriptor, self._slots[index], theirs_in, theirs_out]
-            process = self._server.start(index, attempt, descriptors)
-        except OSError as error:
-            raise RunFailed(f"actors cannot be started: {error}") from error
+            while not process:
+                try:
+                    process = self._server.start(index, attempt, descriptors)
+                except OSError as error:
+                    self._renew_server(_why(error))
         finally:
             # The end of a pipe tells of the end of whoever has the other one: that must be the actor alone.
             os.close(theirs_in)
@@ -211,6 +245,10 @@ class Supervisor:
         for slot in sorted(actor.slots):
             _tell(actor, slot)
         return actor
+
+
+def _why(error: OSError) -> str:
+    return "has ended" if isinstance(error, ConnectionError) else str(error)
 
 
 def _tell(actor: ActorProcess, slot: int) -> None:

@@ -2,24 +2,27 @@
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from helpers import faults
 from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
 
-from evorl.actors import Actors
+from evorl.actors import Actors, server
 from evorl.actors.checks import warn_of_cores
 from evorl.actors.collectors import slot_size, slots
 from evorl.actors.memory import SharedMemory
 from evorl.distributed import Ranks
 from evorl.replay.gradients import GradientMemory
-from evorl.types import RunFailed, UserError
+from evorl.types import EvorlWarning, RunFailed, UserError
 
 
 def test_actors_that_die_or_hang_are_replaced_and_all_end_with_the_learner():
@@ -63,6 +66,59 @@ def test_the_slot_that_is_released_is_the_one_that_is_handed_out():
         actors.release(slot)
     assert handed_out == [(1, 3), (1, 2)]
     memory.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "has been stopped for 1 s")]
+)
+def test_a_server_that_is_killed_or_stopped_is_replaced_with_its_actors(number, why, monkeypatch):
+    monkeypatch.setattr(server, "STOPPED", 1.0)
+    with Learning("actors={count: 2, max_restarts: 1}") as learning:
+        learning.learn(4)
+        lost = {learning.actors.server, *learning.actors.processes}
+        os.kill(learning.actors.server, number)
+        if number == signal.SIGSTOP:
+            os.kill(learning.actors.processes[0], signal.SIGKILL)  # The server is asked for another one.
+        message = rf"the process that starts actors \({learning.actors.server}\) {why}; it and its actors are started"
+        with pytest.warns(EvorlWarning, match=message) as caught:
+            learn_until_replaced(learning, lost)
+        assert len(caught) == 1
+        assert all_gone(lost)
+        learning.learn_from(0)
+        learning.learn_from(1)
+
+
+def learn_until_replaced(learning, lost):
+    while lost & {learning.actors.server, *learning.actors.processes}:
+        learning.learn(1)
+
+
+def test_a_server_that_cannot_live_is_given_up():
+    with Learning("actors={count: 1, max_restarts: 0}") as learning:
+        learning.learn(1)
+        os.kill(learning.actors.server, signal.SIGKILL)
+        with pytest.raises(RunFailed, match="has ended; 1 of them were lost without a rollout in between"):
+            learning.learn(1000)
+
+
+def test_actors_close_their_environments_in_the_end(tmp_path):
+    file = tmp_path / "log"
+    environment = f"environment={{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: {file}}}}}"
+    with Learning("actors={count: 2}", environment) as learning:
+        learning.learn(4)
+    assert "made" in file.read_text()
+    assert not faults.still_open(file)
+
+
+def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 20, before[1]))
+    message = r"actors.count: 40 actors take 120 open files .* \(ulimit -n\); launch it with `ulimit -n 376`"
+    try:
+        with pytest.raises(UserError, match=message), pytest.warns(match="more than"):
+            Learning("actors={count: 40}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_actors_that_wait_for_a_busy_learner_are_left_alone():
