@@ -1,10 +1,12 @@
 """Trackers: a run that is taken up again goes on in the same curves, and a tracker that fails ends nothing."""
 
+import atexit
 import contextlib
 import http.server
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from helpers.learning import all_gone, descendants
 from helpers.offline_wandb import records
 from helpers.support import ROOT, config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
@@ -203,6 +206,26 @@ def test_an_online_run_is_told_what_it_lacks_and_nothing_twice(tmp_path):
         assert done.returncode == 0, done.stderr
         kept = json.loads((tmp_path / "tracking.json").read_text())["wandb"]
         assert running.rows == {kept: [10, 20, 30, 40, 50, 60, 70]}
+
+
+@pytest.mark.parametrize("then", ["log", "finish"])
+def test_wandb_is_silent_at_exit_when_its_helper_process_was_killed(then, tmp_path, monkeypatch):
+    """W&B's exit hook would print a traceback under the run's last line."""
+    others, unregistered, unregister = descendants(), [], atexit.unregister
+    trackers = logged("wandb", tmp_path, [], 1, mode="offline")
+    monkeypatch.setattr(atexit, "unregister", lambda hook: unregistered.append(hook.__name__) or unregister(hook))
+    helpers = descendants() - others
+    for process in helpers:
+        os.kill(process, signal.SIGKILL)
+    assert all_gone(helpers)
+    with pytest.warns(EvorlWarning, match="wandb failed and is off from here on: .*Connection (lost|reset by peer)$"):
+        log_until_dropped(trackers) if then == "log" else finish(trackers)
+    assert "teardown_atexit" in unregistered
+
+
+def log_until_dropped(trackers):
+    while "wandb" in trackers._trackers:
+        trackers.log(HISTORY[1])
 
 
 class Failing:

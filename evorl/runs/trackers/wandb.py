@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlparse
@@ -25,6 +25,8 @@ from evorl.types import EvorlWarning, UserError
 
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"
+LOST = ("HandleAbandonedError", "MailboxClosedError")
+"""Errors of W&B's own when its helper process ends while an answer is awaited."""
 FORMERLY = ("forge.coreweave.com",)
 """Hosts that serve what was known as `SERVICE`."""
 RUN_ID = re.compile(r"[a-z0-9]{1,64}")
@@ -95,6 +97,10 @@ class WeightsAndBiases:
             self.log(record)
 
     def log(self, record: Record) -> None:
+        with self._without_lost_service():
+            self._log_record(record)
+
+    def _log_record(self, record: Record) -> None:
         self._tables.add(record)
         if record.step < self._first:
             return
@@ -104,22 +110,38 @@ class WeightsAndBiases:
         self._log(record.step, points)
 
     def log_within(self, step: int, points: Points) -> None:
-        if step >= self._first:
+        if step < self._first:
+            return
+        with self._without_lost_service():
             self._log(step, {self._name(name): value for name, value in points.items()})
 
     def log_video(self, step: int, path: Path) -> None:
-        if step >= self._first:
+        if step < self._first:
+            return
+        with self._without_lost_service():
             self._log(step, {"video": self._wandb.Video(str(path))})
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
         data = [[cell(row[column]) for column in LINEAGE] for row in map(with_words, lineage)]
+        with self._without_lost_service():
+            try:
+                # In the summary, since a point of its own would take the step of a generation that may yet be run.
+                self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
+                self._run.summary.update(dict(summary))
+                self._keep_elite()
+            finally:
+                self._run.finish()
+
+    @contextlib.contextmanager
+    def _without_lost_service(self) -> Iterator[None]:
+        """Let go of W&B's helper process where it is lost: W&B itself would print a traceback when Python exits."""
         try:
-            # In the summary, since a point of its own would take the step of a generation that may yet be run.
-            self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
-            self._run.summary.update(dict(summary))
-            self._keep_elite()
-        finally:
-            self._run.finish()
+            yield
+        except Exception as error:
+            if isinstance(error, ConnectionError) or type(error).__name__ in LOST:
+                with contextlib.suppress(Exception):
+                    self._wandb.teardown()
+            raise
 
     def _log_tables(self, record: Record) -> None:
         """Add tables and charts to what is logged next. This process sends them itself, so they may fail alone."""
