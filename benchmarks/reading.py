@@ -84,7 +84,8 @@ def main() -> None:
         print(
             f"{parsed.generations:,} generations of {parsed.agents} agents: metrics {sizes['metrics']:,.0f} MB, "
             f"lineage {sizes['lineage']:,.0f} MB, longest line {line:.2f} MB\n\n"
-            "| command | memory, MB | beyond a tiny run, MB | CPU s | of a tiny run | output, MB |\n|---|---|---|---|---|---|"
+            "| command | memory, MB | beyond a tiny run, MB | CPU s | of a tiny run | output, MB |\n"
+            "|---|---|---|---|---|---|"
         )
         failed = False
         for name in parsed.commands or COMMANDS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from evorl.commands.command import Command
 from evorl.config.errors import on_one_line
-from evorl.runs.read import RunRecord, read_run
+from evorl.runs.read import RunOverview, read_overview
 from evorl.system.console import aligned, digits
 from evorl.system.files import is_locked, size_of
 from evorl.types import UserError
@@ -24,11 +24,10 @@ def rows_of(directory: Path) -> list[tuple[str, ...]]:
 
 def _row(path: Path) -> tuple[str, ...]:
     try:
-        run = read_run(path)
+        run = read_overview(path)
     except UserError:
         return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path))
-    last = run.metrics[-1] if run.metrics else {}
-    best, steps = last.get("elite_fitness"), last.get("agent_steps")
+    best, steps = run.last.get("elite_fitness"), run.last.get("agent_steps")
     return (
         path.name,
         _setting(run, "environment", "id"),
@@ -41,17 +40,17 @@ def _row(path: Path) -> tuple[str, ...]:
     )
 
 
-def state_of(run: RunRecord) -> str:
+def state_of(run: RunOverview) -> str:
     """Return in words what has become of a run."""
     if is_locked(run.path):
         return "training"
     if not run.summary:
-        return "killed" if run.metrics else "begun"
+        return "killed" if run.last else "begun"
     ended = "solved" if run.summary.get("solved") is True else run.summary.get("ended")
     return str(ended)
 
 
-def _setting(run: RunRecord, section: str, key: str) -> str:
+def _setting(run: RunOverview, section: str, key: str) -> str:
     values: Any = run.config.get(section)
     return str(values.get(key, "?")) if isinstance(values, dict) else "?"
 

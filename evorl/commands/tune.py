@@ -20,7 +20,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.shipped import PACKAGE
 from evorl.report.statistics import interval
 from evorl.runs.launch import check, read_config
-from evorl.runs.read import read_run
+from evorl.runs.read import read_overview
 from evorl.system.console import aligned, digits, say
 from evorl.types import RunFailed, UserError
 
@@ -85,7 +85,7 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
     """Return a row for each seed's run, and what they come to together: the best agents' mean, and who is solved."""
     rows, best, solved, targets = [], [], 0, 0
     for number, path in runs:
-        record = read_run(path)
+        record = read_overview(path)
         told = record.summary
         reached = told.get("best_fitness")
         shown = "-"

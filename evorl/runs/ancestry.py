@@ -13,7 +13,7 @@ from evorl.config import AnyConfig, Schedule, ScheduledMutation
 from evorl.config.errors import on_one_line
 from evorl.records import Mutation
 from evorl.runs.directory import load_elite
-from evorl.runs.history import JsonLines
+from evorl.runs.history import JsonLines, Row
 from evorl.system.console import aligned, digits
 from evorl.types import Architecture, UserError
 
@@ -47,21 +47,48 @@ def ancestry(run: Path) -> list[Stage]:
     Raises UserError where the run's lineage does not lead there.
     """
     _, elite = load_elite(run)
-    rows = JsonLines(run / "metrics.jsonl").read()
-    generation = rows[-1].get("elite_generation") if rows else None
-    lines = (row for row in JsonLines(run / "lineage.jsonl").read() if isinstance(row.get("id"), int))
-    known: dict[Key, Any] = {(row["generation"], row["id"]): row for row in lines}
-    stages: list[Stage] = []
+    last = JsonLines(run / "metrics.jsonl").last() or {}
+    generation = last.get("elite_generation")
     key: Key = generation if isinstance(generation, int) else None, elite.id
+    search = _Search(JsonLines(run / "lineage.jsonl"))
+    stage = _stage(run, search.first(key), key)
+    stages: list[Stage] = []
     while True:
-        stage = _stage(run, known.get(key), key)
-        if stages and stage.generation >= stages[-1].generation:
-            raise UserError(f"{run / 'lineage.jsonl'}: agent {stages[-1].id} has no parent of an earlier generation")
-        before = stage.generation - 1, stage.id
-        stages.append(replace(stage, mutation=SAME) if before in known else stage)
-        if before not in known and stage.parent is None:
+        key = stage.parent_generation, stage.parent
+        if stage.parent_generation is not None and stage.parent_generation >= stage.generation:
+            raise UserError(f"{run / 'lineage.jsonl'}: agent {stage.id} has no parent of an earlier generation")
+        before, parent = search.before(stage)
+        stages.append(replace(stage, mutation=SAME) if before is not None else stage)
+        if before is None and stage.parent is None:
             return stages[::-1]
-        key = before if before in known else (stage.parent_generation, stage.parent)
+        stage = _stage(run, before or parent, (stage.generation - 1, stage.id) if before else key)
+
+
+class _Search:
+    """The lines of an agent's ancestors, found in one pass from the lineage's end to its beginning."""
+
+    def __init__(self, lineage: JsonLines) -> None:
+        self._rows = lineage.backwards()
+        self._next: Row | None = None
+
+    def first(self, key: Key) -> Row | None:
+        """Return the line of an agent."""
+        return next((row for row in self._rows if (row["generation"], row.get("id")) == key), None)
+
+    def before(self, stage: Stage) -> tuple[Row | None, Row | None]:
+        """Return the lines of an agent a generation earlier and, where it was not yet there, of its parent."""
+        parent = None
+        while (row := self._next or next(self._rows, None)) is not None:
+            self._next = None
+            key = row["generation"], row.get("id")
+            if key == (stage.generation - 1, stage.id):
+                return row, None
+            if row["generation"] < stage.generation - 1 and (parent is not None or stage.parent is None):
+                self._next = row
+                break
+            if parent is None and key == (stage.parent_generation, stage.parent):
+                parent = row
+        return None, parent
 
 
 def _stage(run: Path, row: Any, key: Key) -> Stage:
@@ -117,7 +144,8 @@ def _steps(run: Path, stages: Sequence[Stage]) -> int:
 
     Steps that an environment spends on resets are not counted, so generations differ, and the last one may be shorter.
     """
-    reached = {row["generation"]: int(row["agent_steps"]) for row in JsonLines(run / "metrics.jsonl").read()}
+    rows = JsonLines(run / "metrics.jsonl").members("agent_steps")
+    reached = {row["generation"]: int(row["agent_steps"]) for row in rows}
     own = [reached[stage.generation] - reached.get(stage.generation - 1, 0) for stage in stages]
     return sum(own)
 

@@ -6,13 +6,16 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evorl.system.files import read_bounded, refuse_links, sync_directory, write_atomically
+from evorl.system.files import read_lines, read_lines_backwards, refuse_links, sync_directory, write_atomically
 from evorl.types import EvorlWarning
+
+Row = dict[str, Any]
+DECODER = json.JSONDecoder()
 
 
 class JsonLines:
@@ -47,30 +50,93 @@ class JsonLines:
                         file.truncate(end)
                 raise
 
-    def read(self) -> list[dict[str, Any]]:
-        """Return the objects of all whole lines."""
-        return [row for _, row in self._rows()]
+    def rows(self) -> Iterator[Row]:
+        """Yield the objects of all whole lines, one at a time; without a file there are none."""
+        if self.path.is_file():
+            yield from (row for line in read_lines(self.path) if (row := row_of(line)) is not None)
+
+    def backwards(self) -> Iterator[Row]:
+        """Yield the objects of all whole lines, the last one first; what is not asked for is not read."""
+        if self.path.is_file():
+            yield from (row for line in read_lines_backwards(self.path) if (row := row_of(line)) is not None)
+
+    def newest(self, count: int) -> list[Row]:
+        """Return the objects of the last whole lines, at most so many, in their order."""
+        return list(islice(self.backwards(), count))[::-1]
+
+    def last(self) -> Row | None:
+        """Return the object of the last whole line; None where there is none."""
+        return next(iter(self.newest(1)), None)
+
+    def members(self, *names: str) -> Iterator[Row]:
+        """Yield the objects of all whole lines with these members, at least, where they have them.
+
+        A line is decoded only as far as the last of them, so this is fast where they come first. What follows is not
+        checked.
+        """
+        if self.path.is_file():
+            yield from (row for line in read_lines(self.path) if (row := members_of(line, names)) is not None)
 
     def cut_back(self, generation: int) -> None:
-        """Drop what is of generations after `generation`, which are re-run after resume, and what is damaged."""
+        """Drop the lines of generations after `generation`, which are trained again after a resume, and damaged ones.
+
+        Warns of generations up to `generation` that have no line.
+        """
         refuse_links(self.path)
-        kept = [(line, row) for line, row in self._rows() if row["generation"] <= generation]
+        there: set[int] = set()
+
+        def kept() -> Iterator[bytes]:
+            for line in read_lines(self.path):
+                row = row_of(line)
+                if row is not None and row["generation"] <= generation:
+                    there.add(row["generation"])
+                    yield line
+
         if self.path.is_file():
-            write_atomically(self.path, b"".join(line for line, _ in kept))
-        there = {row["generation"] for _, row in kept}
+            write_atomically(self.path, kept())
         if lost := list(islice((number for number in range(1, generation + 1) if number not in there), 6)):
             named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
             warnings.warn(
                 f"{self.path}: holds nothing of generation {named}; it was damaged", EvorlWarning, stacklevel=2
             )
 
-    def _rows(self) -> list[tuple[bytes, dict[str, Any]]]:
-        if not self.path.is_file():
-            return []
-        rows = []
-        for line in read_bounded(self.path).splitlines(keepends=True):
-            with contextlib.suppress(ValueError, RecursionError):
-                row = json.loads(line)
-                if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
-                    rows.append((line, row))
-        return rows
+
+def row_of(line: bytes) -> Row | None:
+    """Return the object in a line, or None where the line is damaged, not whole, or of no generation."""
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
+            return row
+    return None
+
+
+def members_of(line: bytes, names: Collection[str]) -> Row | None:
+    """Return the members of a line's object as far as the last of `names`, or None where `row_of` would.
+
+    Of a line that lacks one of them this is the whole object. What follows the last of them is not checked.
+    """
+    row: Row = {}
+    left = {"generation", *names}
+    if not line.endswith(b"}\n"):
+        return row_of(line)
+    with contextlib.suppress(ValueError, IndexError, RecursionError):
+        text, place = line.decode(), 0
+        while left and text[place] == ("," if row else "{"):
+            name, place = DECODER.raw_decode(text, _after_space(text, place + 1))
+            place = _after_space(text, place)
+            if not isinstance(name, str) or text[place] != ":":
+                return None
+            row[name], place = DECODER.raw_decode(text, _after_space(text, place + 1))
+            place = _after_space(text, place)
+            left.discard(name)
+        if left or not isinstance(row["generation"], int):
+            return row_of(line)
+        return row
+    return None
+
+
+def _after_space(text: str, place: int) -> int:
+    """Return the first place that holds no space; the writer puts at most one."""
+    while text[place] == " ":
+        place += 1
+    return place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from signal import Signals
 from typing import Any
 
@@ -12,9 +12,10 @@ from tqdm import tqdm
 from evorl.config import AnyConfig
 from evorl.runs.curves import perturbed, record_of
 from evorl.runs.directory import RunDirectory
+from evorl.runs.history import JsonLines
 from evorl.runs.lines import closing_lines, generation_line
 from evorl.runs.summary import STOPPED
-from evorl.runs.trackers import History, Trackers
+from evorl.runs.trackers import Record, Trackers
 from evorl.runs.video import film_elite
 from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched, Within
@@ -23,6 +24,8 @@ from evorl.system.files import reason
 from evorl.types import EvorlWarning
 
 Row = Mapping[str, Any]
+MOST_LINES = 5_000
+"""Lines of the lineage, the newest ones, that trackers are given in the end."""
 
 
 class Logger:
@@ -39,9 +42,9 @@ class Logger:
         self._warn_once = warn_once
         self._written_elite = elite
         self._varying = perturbed(config)
-        history = self._history()
-        self._trackers = Trackers(config, directory.path, history)
-        self._within = Within(config.tracking.interval, history[-1].step if history else 0)
+        self._trackers = Trackers(config, directory.path, _History(directory.metrics, self._varying, warn_once))
+        step = (directory.metrics.last() or {}).get("global_steps", 0)
+        self._within = Within(config.tracking.interval, step if isinstance(step, int) else 0)
         self._bar: tqdm[Any] = tqdm(
             total=config.training.max_steps,
             initial=agent_steps,
@@ -55,7 +58,8 @@ class Logger:
             disable=not Terminal().isatty(),
         )
         self._config = config
-        self._last_id = max((row.get("id", -1) for row in directory.lineage.read()), default=-1)
+        newest = directory.lineage.newest(config.population.size)
+        self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._phase = ""
         self._recent = ""
         self._speed = ""
@@ -131,7 +135,7 @@ class Logger:
             self._directory.write_summary(summary)
         except OSError as error:
             problem = reason(error, self._directory.path)
-        self._trackers.finish(summary, self._directory.lineage.read())
+        self._trackers.finish(summary, self._directory.lineage.newest(MOST_LINES))
         if summary["ended"] in ("finished", STOPPED, *Signals.__members__):
             for line in closing_lines(summary, self._config, self._directory.path):
                 say(line)
@@ -145,14 +149,21 @@ class Logger:
         """Let the bar have room for so many steps: the last generation may end beyond `training.max_steps`."""
         self._bar.total = max(self._bar.total or 0.0, steps)
 
-    def _history(self) -> History:
-        """Return what trackers should have of the generations before this process."""
-        metrics = self._directory.metrics
+
+class _History:
+    """The generations before this process, as trackers take them; they are read from the file each time."""
+
+    def __init__(self, metrics: JsonLines, varying: frozenset[str], warn_once: WarnOnce) -> None:
+        self._metrics = metrics
+        self._varying = varying
+        self._warn_once = warn_once
+
+    def __iter__(self) -> Iterator[Record]:
         try:
-            return [record_of(row, self._varying) for row in metrics.read()]
+            for row in self._metrics.rows():
+                yield record_of(row, self._varying)
         except Exception as error:  # Whatever stands in a file that others may have changed.
-            self._warn_once("history", f"{metrics.path}: a line is not as it was written: {error!r}")
-            return ()
+            self._warn_once("history", f"{self._metrics.path}: a line is not as it was written: {error!r}")
 
 
 def _speed(steps_per_second: float) -> str:

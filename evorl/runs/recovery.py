@@ -76,7 +76,7 @@ class Recovery:
     def _listed(self) -> bytes:
         """Return the generations with checkpoints. Raises UserError where they are gone, and not what they led to."""
         directory, generations = self.host.directory, self.checkpoints.generations()
-        if not generations and any(row["generation"] > 1 for row in directory.metrics.read()):
+        if not generations and any(row["generation"] > 1 for row in directory.metrics.rows()):
             raise UserError(
                 f"run.resume: {directory.path} has been trained before, but has no checkpoint; it was left as it is, "
                 "and with another run.name training begins anew"

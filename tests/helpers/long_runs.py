@@ -82,9 +82,7 @@ def write_long_run(path, generations, agents, seed=0, config=CONFIG):
     with (path / "lineage.jsonl").open("w") as lineage, (path / "metrics.jsonl").open("w") as metrics:
         for generation in range(1, generations + 1):
             simulation.evaluate(generation)
-            lineage.writelines(
-                json.dumps({"generation": generation, **agent}) + "\n" for agent in simulation.agents
-            )
+            lineage.writelines(json.dumps({"generation": generation, **agent}) + "\n" for agent in simulation.agents)
             top = max(simulation.agents, key=lambda agent: agent["fitness"])
             if best is None or top["fitness"] > best["fitness"]:
                 best = top | {"generation": generation}
@@ -118,7 +116,7 @@ def _row(generation, agents, best):
         "seconds": {"training": 1.0, "learning": 0.6, "acting": 0.2, "evaluation": 0.5}, "evaluation_steps": 1000,
         "agents": [agent["id"] for agent in agents], "fitness": fitness, "fitness_std": each,
         "fitness_episodes": [10] * len(agents), "train_return": each, "train_length": each,
-        "train_episodes": [20] * len(agents), "metrics": {name: each for name in losses}, "updates": each,
+        "train_episodes": [20] * len(agents), "metrics": dict.fromkeys(losses, each), "updates": each,
         "parents": [agent["parent"] for agent in agents],
         "parent_generations": [agent["parent_generation"] for agent in agents],
         "mutations": [str(Mutation(**agent["mutation"])) for agent in agents],

@@ -161,7 +161,7 @@ def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monk
         file.write(b'\xff\x00{"generation": 1}\n[]\n{"generation": "x"}\n{"generation": 2')
     with pytest.warns(EvorlWarning, match="metrics.jsonl: holds nothing of generation 4"):
         log.cut_back(4)
-    assert [row["generation"] for row in log.read()] == [1, 2, 3]
+    assert [row["generation"] for row in log.rows()] == [1, 2, 3]
     with pytest.warns(EvorlWarning, match=r"holds nothing of generation 4, 5, 6, 7, 8 [.]{3}; it was damaged"):
         log.cut_back(10**11)
 

@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from evorl.runs.trackers import TRACKERS, Trackers
 from evorl.runs.trackers import wandb as wandb_tracker
-from evorl.runs.trackers.record import Record, lacking
+from evorl.runs.trackers.record import Record
 from evorl.types import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
@@ -105,13 +105,6 @@ def test_tensorboard_forgets_what_is_rerun_and_learns_what_it_missed(tmp_path):
     assert scalars(late, "x") == [(10 * generation, -generation) for generation in range(1, 6)]
     finish(logged("tensorboard", late, HISTORY[:0], 2))
     assert scalars(late) == [(10, 1), (20, 2)], "a run without a checkpoint begins again"
-
-
-def test_a_tracker_lacks_the_generations_from_where_it_stands():
-    assert lacking(HISTORY, 0) == HISTORY
-    assert [record.generation for record in lacking(HISTORY, 51)] == [6, 7]
-    assert lacking(HISTORY, 71) == []
-    assert lacking((), 3) == []
 
 
 @pytest.mark.parametrize(

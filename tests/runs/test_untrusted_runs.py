@@ -172,12 +172,14 @@ def test_a_replay_that_was_kept_before_there_was_one_storage_is_refused(run, cap
     assert REPLAY in refused(capsys)
 
 
-def test_a_history_larger_than_memory_is_not_read(run, capsys):
+def test_a_history_with_a_line_without_end_is_not_read(run, capsys, monkeypatch):
+    monkeypatch.setattr("evorl.system.files.MAX_LINE", 2**20)
     metrics = run / "metrics.jsonl"
     os.truncate(metrics, 2**40)
-    with pytest.raises(UserError, match=r"metrics.jsonl: 1024.0 GiB do not fit"):
-        JsonLines(metrics).read()
-    assert "metrics.jsonl: 1024.0 GiB do not fit" in refused(capsys)
+    for read in (JsonLines(metrics).rows, JsonLines(metrics).backwards, JsonLines(metrics).members):
+        with pytest.raises(UserError, match=r"metrics.jsonl: has a line of more than 1 MiB, which no run writes"):
+            list(read())
+    assert "metrics.jsonl: has a line of more than 1 MiB" in refused(capsys)
 
 
 def test_lines_that_are_no_rows_are_left_out(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from evorl.runs.trackers.record import AgentRecord, Record
@@ -15,8 +16,15 @@ class Node(NamedTuple):
     agent: AgentRecord
 
 
+RECENT = 50
+"""Generations whose agents may still have children: all of them are kept, of older ones only ancestors."""
+
+
 class Paths:
-    """All agents so far, by their ids. An agent that was born late has a curve all the same: that of its ancestors."""
+    """The agents so far, by their ids. An agent that was born late has a curve all the same: that of its ancestors.
+
+    Agents that left no descendants are forgotten, so memory grows with generations and not with all agents.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[int, list[Node]] = {}
@@ -25,8 +33,11 @@ class Paths:
     def add(self, record: Record) -> None:
         """Add a generation."""
         for agent in record.agents:
-            self._nodes.setdefault(agent.id, []).append(Node(record.generation, record.step, agent))
+            drawn = replace(agent, hyperparameters={}, architectures={})
+            self._nodes.setdefault(agent.id, []).append(Node(record.generation, record.step, drawn))
         self._living = [agent.id for agent in record.agents]
+        if record.generation % RECENT == 0:
+            self._forget(record.generation - RECENT)
 
     def living(self) -> dict[int, list[Node]]:
         """Return the path of each agent of the newest generation, from an initial agent to itself."""
@@ -37,6 +48,22 @@ class Paths:
         before = node.agent.parent_generation or node.generation - 1
         older = [one for one in self._nodes.get(node.agent.parent or 0, ()) if one.generation <= before]
         return older[-1] if node.agent.parent is not None and older else None
+
+    def _forget(self, generation: int) -> None:
+        """Forget nodes up to a generation from which no agent descends that has lived since."""
+        kept: dict[int, int] = {}  # The newest generation that is needed of each agent.
+        for nodes in self._nodes.values():
+            node: Node | None = nodes[-1]
+            if nodes[-1].generation <= generation:
+                continue
+            while node is not None and kept.get(node.agent.id, 0) < node.generation:
+                kept[node.agent.id] = node.generation
+                node = self.parent(self._nodes[node.agent.id][0])
+        self._nodes = {
+            id: [node for node in nodes if node.generation <= kept[id]]
+            for id, nodes in self._nodes.items()
+            if id in kept
+        }
 
     def _path(self, agent: int) -> list[Node]:
         path: list[Node] = []

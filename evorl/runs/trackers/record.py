@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +38,8 @@ class Record:
     agents: Sequence[AgentRecord] = ()
 
 
-History = Sequence[Record]
-"""The generations of a run before it was resumed, in their order."""
-
-
-def lacking(history: History, first: int) -> History:
-    """Return the generations that a tracker lacks which has all that ended before step `first`."""
-    return [record for record in history if record.step >= first]
+History = Iterable[Record]
+"""The generations of a run before it was resumed, in their order; they can be iterated several times."""
 
 
 def with_words(row: Mapping[str, Any]) -> dict[str, Any]:

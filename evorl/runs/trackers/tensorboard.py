@@ -12,7 +12,7 @@ import yaml
 
 from evorl.config import AnyConfig
 from evorl.runs.trackers.paths import Node, Paths
-from evorl.runs.trackers.record import History, Points, Record, lacking, with_words
+from evorl.runs.trackers.record import History, Points, Record, with_words
 from evorl.runs.trackers.shared import shared_settings
 from evorl.system.files import refuse_links
 from evorl.types import EvorlWarning
@@ -38,9 +38,10 @@ class TensorBoard:
         self._new_writer = SummaryWriter
         self._events = directory / "tensorboard"
         known = _steps(self._events)
-        first = next((record.step for record in history if record.step not in known), None)
-        missing = [] if first is None else lacking(history, first)
-        last = history[-1].step if history else -1
+        first, last = None, -1
+        for record in history:
+            last = record.step
+            first = last if first is None and last not in known else first
         # TensorBoard forgets everything from here on: it is logged again below, or about to be re-run after resume.
         begin = last + 1 if first is None else first
         self._writer = SummaryWriter(str(self._events), purge_step=begin)
@@ -55,8 +56,8 @@ class TensorBoard:
             shutil.rmtree(path)
         for record in history:
             self._log_agents(record)
-        for record in missing:
-            self._log_population(record.step, record.points)
+            if first is not None and record.step >= first:
+                self._log_population(record.step, record.points)
 
     def log(self, record: Record) -> None:
         self._log_population(record.step, record.points)

@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 import yaml
 
 from evorl.config import AnyConfig
-from evorl.runs.trackers.record import History, Points, Record, lacking, with_words
+from evorl.runs.trackers.record import History, Points, Record, with_words
 from evorl.runs.trackers.shared import shared_settings
 from evorl.runs.trackers.wandb_charts import LINEAGE, MEANS, AgentTables, cell, charts
 from evorl.system.files import read_bounded, write_json
@@ -90,10 +90,7 @@ class WeightsAndBiases:
         self._run.define_metric("global_steps", hidden=True)
         # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are re-run after resume.
         self._first = self._next = self._run.starting_step
-        missing = lacking(history, self._first)
-        for record in history[: len(history) - len(missing)]:
-            self._tables.add(record)
-        for record in missing:
+        for record in history:
             self.log(record)
 
     def log(self, record: Record) -> None:
