@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.report.data import Drawn, Generation
-from evorl.report.statistics import Interval, interval
+from evorl.report.data import Drawn
+from evorl.report.generation import Generation
+from evorl.report.statistics import Interval, interval, thinned
 
 APART = ("seed", "run", "tracking", "checkpoint")
 """Settings that runs of one group may differ in."""
@@ -53,7 +54,7 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
     """Return steps [N] and a measure [N] of a run's generations, without those that have none."""
     _, of = MEASURES[measure]
     known = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
-    known = known or [(run.generations[0].agent_steps, float("nan"))]
+    known = thinned(known) or [(run.generations[0].agent_steps, float("nan"))]
     steps, values = zip(*known, strict=True)
     return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 

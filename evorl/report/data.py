@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing import Any
 
 from evorl.config.errors import on_one_line
+from evorl.report.crowd import Crowd, read_crowd
+from evorl.report.generation import GENERATION, Generation
 from evorl.runs.ancestry import LINE, Stage
-from evorl.runs.read import RunRecord, read_run
+from evorl.runs.history import JsonLines
+from evorl.runs.read import read_overview
+from evorl.system.files import reason
 from evorl.types import UserError
 
-MAX_LIVES = 100_000
-"""Lines of a lineage that a report draws."""
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=10**15)]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A line of `metrics.jsonl`, as far as reports show it."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
-    generation: Count
-    agent_steps: Count
-    global_steps: Count = 0
-    wall_clock_seconds: Number = 0.0
-    ranks: Count = 1
-    placement: str = ""
-    env_steps_per_second: Number = 0.0
-    best_fitness: Number | None = None
-    mean_fitness: Number | None = None
-    elite_fitness: Number | None = None
-    elite_std: Number | None = None
-    elite_episodes: Count = 0
-    elite_generation: Count | None = None
-    seconds: dict[str, Number] = field(default_factory=dict)
-    made_with: dict[str, str] = field(default_factory=dict)
-
-
-GENERATION = TypeAdapter(Generation)
+MOST_LIVES = 4_000
+"""Agents over all generations that are drawn one by one; of longer runs a `Crowd` is drawn."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A run: its generations, what each agent was in each of them, and the ancestors of its best agent."""
+    """A run: its generations, what each agent was in each of them, and the ancestors of its best agent.
+
+    Where there are too many agents to see, `crowd` aggregates them, `lives` is a sample, and `winner` only has the
+    generations that are shown.
+    """
 
     name: str
     config: dict[str, Any]
@@ -56,6 +35,7 @@ class Drawn:
     lives: Sequence[Stage]
     winner: Sequence[Stage]
     summary: dict[str, Any]
+    crowd: Crowd | None = None
 
     @property
     def steps(self) -> dict[int, int]:
@@ -84,22 +64,26 @@ class Drawn:
 
 def load(path: Path) -> Drawn:
     """Return the run in directory `path`. Raises UserError where there is none, or none that can be drawn."""
-    record = read_run(path)
-    if not record.metrics or not record.lineage:
-        raise UserError(f"{path}: no generation has ended yet, so there is nothing to draw")
-    if len(record.lineage) > MAX_LIVES:
-        raise UserError(f"{path}: a report has room for {MAX_LIVES:,} lines of a lineage, and this has more")
+    overview = read_overview(path)
+    lineage, metrics = JsonLines(path / "lineage.jsonl"), JsonLines(path / "metrics.jsonl")
     try:
-        generations = [GENERATION.validate_python(row) for row in record.metrics]
-        lives = [
-            LINE.validate_python({name: row[name] for name in Stage.__dataclass_fields__}) for row in record.lineage
-        ]
-    except (ValidationError, KeyError) as error:
+        rows = list(islice(lineage.rows(), MOST_LIVES + 1))
+        if not overview.last or not rows:
+            raise UserError(f"{path}: no generation has ended yet, so there is nothing to draw")
+        name = path.resolve().name
+        if len(rows) > MOST_LIVES:
+            generations, crowd = read_crowd(metrics, overview.elite.get("id"))
+            return Drawn(name, overview.config, generations, crowd.sample, crowd.path, overview.summary, crowd)
+        generations = [GENERATION.validate_python(row) for row in metrics.members(*Generation.__dataclass_fields__)]
+        lives = [LINE.validate_python({name: row[name] for name in Stage.__dataclass_fields__}) for row in rows]
+    except OSError as error:
+        raise UserError(reason(error, path)) from error
+    except (ValueError, KeyError) as error:
         raise UserError(f"{path}: its metrics or lineage cannot be read: {on_one_line(str(error))[:200]}") from error
     counted = {row.generation for row in generations}
     lives = [life for life in lives if life.generation in counted]
-    drawn = Drawn(path.resolve().name, record.config, generations, lives, (), record.summary)
-    return Drawn(drawn.name, record.config, generations, lives, _winner(drawn, record), record.summary)
+    drawn = Drawn(name, overview.config, generations, lives, (), overview.summary)
+    return replace(drawn, winner=_winner(drawn, overview.elite.get("id", -1)))
 
 
 def born_by(life: Stage, parent: Stage | None) -> str:
@@ -107,11 +91,11 @@ def born_by(life: Stage, parent: Stage | None) -> str:
     return "none" if parent is not None and parent.id == life.id else life.mutation.kind
 
 
-def _winner(drawn: Drawn, record: RunRecord) -> list[Stage]:
+def _winner(drawn: Drawn, elite: Any) -> list[Stage]:
     """Return the ancestors of the elite and itself, from the first on."""
     known = {(life.generation, life.id): life for life in drawn.lives}
     parents = drawn.parents()
-    life = known.get((drawn.generations[-1].elite_generation or 0, record.elite.get("id", -1)))
+    life = known.get((drawn.generations[-1].elite_generation or 0, elite))
     path: list[Stage] = []
     while life is not None:
         path.append(life)

@@ -7,10 +7,14 @@ to them. Only children whose parents were selected in the same way can be compar
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evorl.records import RESTORED
-from evorl.report.data import Drawn
+from evorl.report.data import Drawn, born_by
 from evorl.report.statistics import Interval, interval
 
 
@@ -23,7 +27,7 @@ class Effect:
 
     kind: str
     target: str
-    changes: tuple[float, ...]
+    changes: Sequence[float] | NDArray[np.float64]
 
     @property
     def interval(self) -> Interval:
@@ -32,7 +36,7 @@ class Effect:
     @property
     def improved(self) -> float:
         """Return the share of children that were better than their parents."""
-        return sum(change > 0 for change in self.changes) / len(self.changes)
+        return float(np.mean(np.asarray(self.changes) > 0))
 
 
 def effects(run: Drawn) -> list[Effect]:
@@ -41,6 +45,8 @@ def effects(run: Drawn) -> list[Effect]:
     The kind `none` holds the children that were not mutated. Agents that went on as themselves are in no kind: the
     elite is the best of its generation, so it falls back further than the parents of children do.
     """
+    if run.crowd is not None:
+        return _ordered(run.crowd.effects)
     parents = run.parents()
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for life in run.lives:
@@ -53,5 +59,10 @@ def effects(run: Drawn) -> list[Effect]:
         found[kind, ""].append(change)
         if kind == "hyperparameters":
             found[kind, life.mutation.target].append(change)
+    return _ordered({key: tuple(changes) for key, changes in found.items()})
+
+
+def _ordered(found: Mapping[tuple[str, str], Sequence[float] | NDArray[np.float64]]) -> list[Effect]:
+    """Return effects by kind, then by target; first what the others are compared with."""
     ordered = sorted(found.items(), key=lambda item: (item[0][0] != "none", item[0]))
-    return [Effect(kind, target, tuple(changes)) for (kind, target), changes in ordered]
+    return [Effect(kind, target, changes) for (kind, target), changes in ordered]

@@ -65,15 +65,27 @@ def environment_facts(run: Drawn) -> list[Fact]:
 
 
 def path_rows(run: Drawn) -> list[dict[str, Any]]:
-    """Return the steps of the winner's path: who it was, what that reached, and what changed."""
+    """Return the steps of the winner's path: who it was, what that reached, and what changed.
+
+    Of a long run these are the newest changes on it.
+    """
     rows = []
-    for before, life in zip([None, *run.winner], run.winner, strict=False):
+    path = run.winner if run.crowd is None else run.crowd.changed
+    for before, life in zip([None, *path], path, strict=False):
         kind = born_by(life, before)
         changed = "" if kind == "none" else str(life.mutation)[:120]
         fitness = "–" if life.fitness is None else digits(life.fitness)
         shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
         rows.append({**shown, "colour": look(kind).colour, "steps": short(run.steps[life.generation])})
     return rows
+
+
+def path_heading(run: Drawn) -> str:
+    """Return what `path_rows` are, in words."""
+    if run.crowd is None:
+        return f"All {len(run.winner)} generations of it"
+    shown, changes = len(run.crowd.changed), run.crowd.changes
+    return f"All {changes:,} changes on it" if shown == changes else f"The last {shown:,} of {changes:,} changes on it"
 
 
 def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:

@@ -9,14 +9,22 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.report.crowd import Crowd, units_of
 from evorl.report.data import Drawn, born_by
 from evorl.report.effects import Effect
+from evorl.report.statistics import POINTS, thinned
 from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
+from evorl.report.tree import Tree
 from evorl.runs.ancestry import Stage
 from evorl.system.console import digits
 
 Figure = dict[str, Any]
 INK = "$ink"
+BAND = "rgba(152,162,173,0.3)"
+"""The colour of `PLAIN`, through which bands can be seen that lie above each other."""
 STEPS = "environment steps of each agent"
 TINY = 1e-3
 """Shares of time that no bar is drawn for."""
@@ -24,9 +32,9 @@ TINY = 1e-3
 
 def returns(run: Drawn) -> Figure:
     """Return the fitness of all agents over steps, coloured by mutation, with the winner's path through them."""
-    traces = _lives(run, lambda life: life.fitness)
+    traces = _agents(run, "fitness", lambda life: life.fitness)
     traces.append(_winner(run, lambda life: life.fitness))
-    rows = [row for row in run.generations if row.elite_fitness is not None]
+    rows = thinned([row for row in run.generations if row.elite_fitness is not None])
     traces.append(
         {
             "type": "scatter",
@@ -58,7 +66,10 @@ def schedule(run: Drawn) -> Figure | None:
         own = [(0, path[0].hyperparameters.get(name))]
         own += [(steps[life.generation], life.hyperparameters.get(name)) for life in path]
         # A mutation comes before the generation that it shows in.
-        traces.append({**_points(others, name), **axes})
+        if run.crowd is None:
+            traces.append({**_points(others, name), **axes})
+        else:
+            traces += [{**trace, **axes} for trace in _bands(run.crowd, f"hyperparameters.{name}")]
         traces.append(
             {
                 "type": "scatter",
@@ -79,7 +90,12 @@ def schedule(run: Drawn) -> Figure | None:
 
 
 def tree(run: Drawn) -> Figure:
-    """Return the family tree: a row of agents for each generation, children beside their parents."""
+    """Return the family tree: a row of agents for each generation, children beside their parents.
+
+    Of a run with too many agents these are the lines of descent of the winner and of some others.
+    """
+    if run.crowd is not None:
+        return _descent(run, run.crowd.tree)
     parents, lanes = run.parents(), _lanes(run)
     place = {(life.generation, life.id): lanes[life.generation, life.id] for life in run.lives}
     edges: dict[Look, list[tuple[Stage, Stage]]] = {}
@@ -136,9 +152,9 @@ def architectures(run: Drawn) -> Figure:
         number = "" if place == 1 else str(place)
 
         def units(life: Stage, network: str = network) -> float | None:
-            return float(sum(life.architectures[network].hidden_sizes)) if network in life.architectures else None
+            return units_of(life.architectures).get(network)
 
-        own = [*_lives(run, units), _winner(run, units)]
+        own = [*_agents(run, f"units.{network}", units), _winner(run, units)]
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
         traces += [{**trace, **axes, "showlegend": place == 1} for trace in own]
         layout[f"yaxis{number}"] = {"title": {"text": f"units of {html.escape(network)}"}, "rangemode": "tozero"}
@@ -161,8 +177,8 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "x": list(effect.changes),
-                "y": [name] * mean.number,
+                "x": (drawn := _some(effect.changes)),
+                "y": [name] * len(drawn),
                 "marker": {"color": kind.colour, "size": 6, "opacity": 0.35, "symbol": kind.symbol},
                 "hovertemplate": "%{x:+.1f}<extra></extra>",
             }
@@ -220,7 +236,7 @@ def shares(run: Drawn) -> Figure:
 
 def speed(run: Drawn) -> Figure:
     """Return the environment steps per second of all agents over steps."""
-    rows = run.generations
+    rows = thinned(run.generations)
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
@@ -232,6 +248,114 @@ def speed(run: Drawn) -> Figure:
     layout = _axes(STEPS, "steps/s of all agents")
     layout["yaxis"] |= {"rangemode": "tozero"}
     return {"data": [trace], "layout": {**layout, "height": 260, "showlegend": False}}
+
+
+def _agents(run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Figure]:
+    """Return traces of a quantity of all agents: each of them, or quantiles and a sample where there are too many."""
+    return _lives(run, value) if run.crowd is None else [*_bands(run.crowd, quantity), *_sample(run, value)]
+
+
+def _bands(crowd: Crowd, quantity: str) -> list[Figure]:
+    """Return traces of the quantiles of a quantity over the agents of each shown generation."""
+    values = crowd.bands[quantity]
+    known = [place for place, row in enumerate(values) if np.isfinite(row).all()]
+    steps = [crowd.shown[place].agent_steps for place in known]
+    columns = [[float(value) for value in column] for column in values[known].T]
+    traces: list[Figure] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": words,
+            "x": steps + steps[::-1],
+            "y": columns[high] + columns[low][::-1],
+            "line": {"width": 0},
+            "fill": "toself",
+            "fillcolor": BAND,
+            "hoverinfo": "skip",
+        }
+        for low, high, words in ((0, 4, "90 % of agents"), (1, 3, "half of the agents"))
+    ]
+    line = {"color": PLAIN.colour, "width": 1.2}
+    traces.append({"type": "scatter", "mode": "lines", "name": "median", "x": steps, "y": columns[2], "line": line})
+    return traces
+
+
+def _sample(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
+    """Return a trace for each kind of mutation: agents of the sample, which began with it."""
+    steps = run.steps
+    found: dict[Look, list[Stage]] = {}
+    for life in run.lives:
+        found.setdefault(look(life.mutation.kind), []).append(life)
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": html.escape(f"{kind.words} (a sample)"),
+            "x": [steps[life.generation] for life in lives],
+            "y": [value(life) for life in lives],
+            "hovertext": [_about(life, run) for life in lives],
+            "hoverinfo": "text",
+            "opacity": 0.6,
+            "marker": {"color": kind.colour, "symbol": kind.symbol, "size": 4},
+        }
+        for kind, lives in found.items()
+    ]
+
+
+def _descent(run: Drawn, descent: Tree) -> Figure:
+    """Return the lines of descent: a line leaves that of its ancestors, and goes on in a lane of its own."""
+    x: dict[bool, list[float | None]] = {True: [], False: []}
+    y: dict[bool, list[float | None]] = {True: [], False: []}
+    for node, up in enumerate(descent.up):
+        if up >= 0:
+            begin, lane, trunk = descent.generation[up], descent.lane[node], descent.trunk[node]
+            x[trunk] += [begin, begin, descent.generation[node], None]
+            y[trunk] += [descent.lane[up], lane, lane, None]
+    words = {True: "the winner's path", False: "other lines of descent"}
+    traces: list[Figure] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": words[trunk],
+            "hoverinfo": "skip",
+            "x": x[trunk],
+            "y": y[trunk],
+            "line": {"color": INK if trunk else PLAIN.colour, "width": 4 if trunk else 1},
+        }
+        for trunk in (False, True)
+    ]
+    known = [value for value in descent.fitness if value is not None]
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "showlegend": False,
+            "x": descent.generation,
+            "y": descent.lane,
+            "hovertext": [
+                f"agent #{agent}, generation {generation}<br>fitness {'none' if value is None else digits(value)}"
+                for agent, generation, value in zip(descent.id, descent.generation, descent.fitness, strict=True)
+            ],
+            "hoverinfo": "text",
+            "marker": {
+                "size": 6,
+                "colorscale": "Cividis",
+                "color": descent.fitness,
+                "cmin": min(known, default=0),
+                "cmax": max(known, default=1),
+                "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
+            },
+        }
+    )
+    layout = _axes("generation", "")
+    layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "zeroline": False}
+    layout["xaxis"] |= {"showgrid": False, "zeroline": False}
+    return {"data": traces, "layout": {**layout, "dragmode": "pan"}, "zooms": True}
+
+
+def _some(values: Sequence[float] | NDArray[np.float64]) -> list[float]:
+    """Return values as marks, of very many evenly spaced ones by rank."""
+    return list(values if len(values) <= POINTS else thinned(np.sort(values).tolist()))
 
 
 def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:

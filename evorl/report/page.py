@@ -15,7 +15,7 @@ from evorl.report.compare import MEASURES, groups
 from evorl.report.comparison import comparison
 from evorl.report.data import Drawn
 from evorl.report.effects import effects
-from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_rows, run_facts
+from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
 from evorl.system.extras import require
 
 HERE = Path(__file__).parent
@@ -79,6 +79,8 @@ def _words(run: Drawn) -> dict[str, Any]:
         "facts": run_facts(run),
         "versions": environment_facts(run),
         "path": path_rows(run),
+        "path_heading": path_heading(run),
+        "lives": 0 if run.crowd is None else run.crowd.lives,
         "effects": effect_rows(effects(run)),
         "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
     }

@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evorl.report.compare import MEASURES, Group, groups, points
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import STEPS
+from evorl.report.statistics import thinned
 from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
 from evorl.runs.ancestry import Stage
 from evorl.system.extras import require
@@ -43,8 +47,8 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str, hyperparameter: str 
 def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     ratios = {"height_ratios": (3, 1)} if hyperparameter else {}
     axes = figure.subplots(2 if hyperparameter else 1, 1, sharex=True, squeeze=False, **ratios)[:, 0]
-    used = _lives(axes[0], run, lambda life: life.fitness)
-    best = [(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None]
+    used = _drawn(axes[0], run, "fitness", lambda life: life.fitness)
+    best = thinned([(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None])
     dotted = {"where": "post", "color": "k", "linewidth": THIN, "linestyle": ":", "label": "best so far"}
     axes[0].step(*zip(*best, strict=True) if best else ([], []), **dotted)
     target = run.setting("training.target_fitness")
@@ -52,7 +56,8 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         axes[0].axhline(target, color="#009e73", linestyle="--", linewidth=THIN, label=f"target {target:g}")
     for kind in used:
         words = _plain(kind.words)
-        axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=THIN, label=words)
+        line = THIN if run.crowd is None else 0
+        axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=line, label=words)
     axes[0].set_ylabel("mean return in evaluation")
     axes[0].legend(fontsize=8, frameon=False)
     axes[0].set_title(_plain(f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"), fontsize=10)
@@ -60,7 +65,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         if all(hyperparameter not in life.hyperparameters for life in run.lives):
             known = ", ".join(run.lives[0].hyperparameters)
             raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {known}")
-        _lives(axes[1], run, lambda life: life.hyperparameters.get(hyperparameter))
+        _drawn(axes[1], run, f"hyperparameters.{hyperparameter}", lambda life: life.hyperparameters.get(hyperparameter))
         axes[1].set_ylabel(_plain(hyperparameter))
         values = [life.hyperparameters.get(hyperparameter, 0.0) for life in run.lives]
         if min(values) > 0 and max(values) > 10 * min(values):
@@ -70,7 +75,36 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     axes[-1].set_xlabel(STEPS)
 
 
-def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> list[Look]:
+def _drawn(axis: Any, run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Look]:
+    """Draw a quantity of all agents and the winner's path, and return the looks of all of them."""
+    found = _lives(axis, run, value) if run.crowd is None else _crowd(axis, run, run.crowd.bands[quantity], value)
+    own = [(run.steps[life.generation], value(life)) for life in run.winner]
+    known = [(x, y) for x, y in own if y is not None]
+    axis.plot(*zip(*known, strict=True) if known else ([], []), color="k", linewidth=THICK, label="the winner's path")
+    return sorted(found, key=list(dict.fromkeys([*LOOKS.values(), *found])).index)
+
+
+def _crowd(
+    axis: Any, run: Drawn, bands: NDArray[np.float64], value: Callable[[Stage], float | None]
+) -> dict[Look, None]:
+    """Draw quantiles [K, Q] of all agents and the agents of the sample."""
+    assert run.crowd is not None
+    x = [row.agent_steps for row in run.crowd.shown]
+    quantiles = bands.T
+    for low, high, alpha, words in ((0, 4, 0.3, "90 % of agents"), (1, 3, 0.45, "half of the agents")):
+        axis.fill_between(x, quantiles[low], quantiles[high], color=PLAIN.colour, alpha=alpha, linewidth=0, label=words)
+    axis.plot(x, quantiles[2], color=PLAIN.colour, linewidth=THIN, label="median")
+    steps, found = run.steps, {}
+    for kind in dict.fromkeys(look(life.mutation.kind) for life in run.lives):
+        found[kind] = None
+        lives = [life for life in run.lives if look(life.mutation.kind) == kind]
+        places = [steps[life.generation] for life in lives]
+        values = [float("nan") if (number := value(life)) is None else number for life in lives]
+        axis.plot(places, values, color=kind.colour, marker=kind.marker, markersize=1.8, linewidth=0, alpha=0.6)
+    return found
+
+
+def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> dict[Look, None]:
     """Draw a line from what each agent was made from to itself, and return the looks of all of them."""
     parents, steps = run.parents(), run.steps
     found: dict[Look, None] = {}
@@ -85,10 +119,7 @@ def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> lis
             color=kind.colour, marker=kind.marker, markersize=3 if kind == PLAIN else 4.5,
             linewidth=THIN, markevery=[-1],
         )  # fmt: skip
-    own = [(steps[life.generation], value(life)) for life in run.winner]
-    known = [(x, y) for x, y in own if y is not None]
-    axis.plot(*zip(*known, strict=True) if known else ([], []), color="k", linewidth=THICK, label="the winner's path")
-    return sorted(found, key=list(dict.fromkeys([*LOOKS.values(), *found])).index)
+    return found
 
 
 def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
+
+POINTS = 1_000
+"""Points of a curve; more would lie beside each other in one pixel."""
+Item = TypeVar("Item")
 
 
 class Interval(NamedTuple):
@@ -30,10 +35,16 @@ def quantile(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-def interval(values: Sequence[float]) -> Interval:
+def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
     """Return the mean of values [N], at least one, and the interval that covers the true mean in 95 % of cases."""
     count, mean = len(values), float(np.mean(values))
     if count < 2:
         return Interval(count, mean, None, None)
     half = quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return Interval(count, mean, mean - half, mean + half)
+
+
+def thinned(points: Sequence[Item]) -> Sequence[Item]:
+    """Return at most `POINTS` of these, evenly spaced, with the last one."""
+    stride = max(1, -(-len(points) // POINTS))
+    return points[(len(points) - 1) % stride :: stride]

@@ -69,13 +69,26 @@ class JsonLines:
         return next(iter(self.newest(1)), None)
 
     def members(self, *names: str) -> Iterator[Row]:
-        """Yield the objects of all whole lines with these members, at least, where they have them.
+        """Yield the objects of all whole lines with these members, as `members_at` does."""
+        yield from (row for _, row in self.members_at(names))
 
-        A line is decoded only as far as the last of them, so this is fast where they come first. What follows is not
-        checked.
+    def members_at(self, names: Collection[str]) -> Iterator[tuple[int, Row]]:
+        """Yield the offset and the object of each whole line, decoded only as far as the last of these members.
+
+        This is fast where they come first. What follows them is not checked; a line that lacks one is decoded whole.
         """
-        if self.path.is_file():
-            yield from (row for line in read_lines(self.path) if (row := members_of(line, names)) is not None)
+        offset = 0
+        for line in read_lines(self.path) if self.path.is_file() else ():
+            if (row := members_of(line, names)) is not None:
+                yield offset, row
+            offset += len(line)
+
+    def at(self, offset: int, names: Collection[str]) -> Row:
+        """Return the object of the line at an offset, with these members. Raises ValueError where there is none."""
+        row = members_of(next(read_lines(self.path, offset), b""), names)
+        if row is None:
+            raise ValueError(f"{self.path}: has changed while it was read")
+        return row
 
     def cut_back(self, generation: int) -> None:
         """Drop the lines of generations after `generation`, which are trained again after a resume, and damaged ones.

@@ -71,6 +71,7 @@ def generation_row(
     fitness = [agent.fitness for agent in agents]
     known = [value for value in fitness if value is not None]
     training = seconds["training"]
+    # Reports of long runs decode a line only as far as `architectures`.
     return {
         **progress,
         "elite_fitness": elite.score.mean if elite.score else None,
@@ -78,25 +79,25 @@ def generation_row(
         "elite_episodes": elite.score.episodes if elite.score else 0,
         "elite_lower_bound": elite.lower_bound,
         "elite_generation": elite.generation,
-        "agents": [agent.id for agent in agents],
-        "fitness": fitness,
-        "fitness_std": [score.std for score in scores],
-        "fitness_episodes": [score.episodes for score in scores],
         "best_fitness": max(known, default=None),
         "mean_fitness": float(np.mean(known)) if known else None,
-        "train_return": _list(counts.train_return),
-        "train_length": _list(counts.train_length),
-        "train_episodes": [int(episodes) for episodes in counts.train_episodes],
-        "metrics": {name: _list(values) for name, values in counts.metrics.items()},
-        "updates": _list(counts.updates),
         "env_steps_per_second": float(counts.steps.sum()) / training,
         "updates_per_second": float(counts.updates.sum()) / training,
         "seconds": dict(seconds),
+        "agents": [agent.id for agent in agents],
+        "fitness": fitness,
         "parents": [agent.parent for agent in agents],
         "parent_generations": [agent.parent_generation for agent in agents],
         "mutations": [str(agent.mutation) for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.describe()["architectures"] for agent in agents],
+        "fitness_std": [score.std for score in scores],
+        "fitness_episodes": [score.episodes for score in scores],
+        "train_return": _list(counts.train_return),
+        "train_length": _list(counts.train_length),
+        "train_episodes": [int(episodes) for episodes in counts.train_episodes],
+        "metrics": {name: _list(values) for name, values in counts.metrics.items()},
+        "updates": _list(counts.updates),
         "state": [agent.state.metrics() for agent in agents],
     }
 

@@ -1,0 +1,37 @@
+"""A line of `metrics.jsonl`, as far as reports show it. It may be a stranger's, so types and sizes are checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A line of `metrics.jsonl`, as far as reports show it."""
+
+    __pydantic_config__ = ConfigDict(extra="ignore")
+
+    generation: Count
+    agent_steps: Count
+    global_steps: Count = 0
+    wall_clock_seconds: Number = 0.0
+    ranks: Count = 1
+    placement: str = ""
+    env_steps_per_second: Number = 0.0
+    best_fitness: Number | None = None
+    mean_fitness: Number | None = None
+    elite_fitness: Number | None = None
+    elite_std: Number | None = None
+    elite_episodes: Count = 0
+    elite_generation: Count | None = None
+    seconds: dict[str, Number] = field(default_factory=dict)
+    made_with: dict[str, str] = field(default_factory=dict)
+
+
+GENERATION = TypeAdapter(Generation)
