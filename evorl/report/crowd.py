@@ -24,11 +24,11 @@ from evorl.runs.history import JsonLines, Row
 from evorl.types import Architecture
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-SHOWN = 400
+SHOWN = 250
 """Generations at which quantiles, the winner's path and samples are drawn."""
-SAMPLE = 1_200
+SAMPLE = 1_000
 """Agents that are drawn one by one among the quantiles."""
-CHANGES = 1_000
+CHANGES = 300
 """Changes on the winner's path that are listed, the newest ones."""
 Floats = NDArray[np.float64]
 

@@ -78,7 +78,7 @@ def load(path: Path) -> Drawn:
         lives = [LINE.validate_python({name: row[name] for name in Stage.__dataclass_fields__}) for row in rows]
     except OSError as error:
         raise UserError(reason(error, path)) from error
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, OverflowError) as error:
         raise UserError(f"{path}: its metrics or lineage cannot be read: {on_one_line(str(error))[:200]}") from error
     counted = {row.generation for row in generations}
     lives = [life for life in lives if life.generation in counted]

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict, TypeAdapter
 
-from evorl.report.generation import GENERATION, Count, Generation, Number
-from evorl.runs.history import JsonLines
+from evorl.report.generation import GENERATION, Generation
+from evorl.runs.history import JsonLines, Row
 
 RECENT = 64
 """Generations in which a parent is looked up at once; older ones are searched."""
@@ -20,21 +21,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Members:
-    """The agents of a generation, by lists [P] of its line of `metrics.jsonl`."""
-
-    __pydantic_config__ = ConfigDict(extra="ignore")
-
-    agents: list[Count]
-    fitness: list[Number | None]
-    parents: list[Count | None]
-    parent_generations: list[Count | None]
-    mutations: list[str]
-
-
-MEMBERS = TypeAdapter(Members)
-NEEDED = (*Generation.__dataclass_fields__, *Members.__dataclass_fields__)
+LISTS: Mapping[str, set[type]] = {
+    "agents": {int},
+    "fitness": {float, int, type(None)},
+    "parents": {int, type(None)},
+    "parent_generations": {int, type(None)},
+    "mutations": {str},
+}
+"""The lists [P] of a line of `metrics.jsonl` that are read, and the types of their items."""
+NEEDED = (*Generation.__dataclass_fields__, *LISTS)
 
 
 @dataclass(frozen=True)
@@ -67,47 +62,81 @@ class Lives:
 
 
 def read_lives(metrics: JsonLines) -> tuple[list[Generation], list[int], Lives]:
-    """Return the generations of a run, where their lines begin in the file, and all lives."""
-    generations: list[Generation] = []
-    offsets: list[int] = []
-    codes = _Codes()
-    ids, fitness, origins, mutations, starts = [], [], [], [], [0]
-    recent: dict[int, dict[int, int]] = {}
-    places: dict[int, int] = {}
+    """Return the generations of a run, where their lines begin in the file, and all lives.
+
+    Raises ValueError and KeyError for lines that no run writes.
+    """
+    generations, offsets, reading = [], [], _Reading()
     for offset, row in metrics.members_at(NEEDED):
-        one, members = GENERATION.validate_python(row), MEMBERS.validate_python(row)
-        number, start = one.generation, starts[-1]
-        before: Mapping[int, int] = recent.get(number - 1, {})
-
-        def older(generation: int | None, parent: int | None, number: int = number) -> int:
-            if generation is None or parent is None or generation >= number or generation not in places:
-                return -1
-            if generation in recent:
-                return recent[generation].get(parent, -1)
-            where = places[generation]
-            hits = np.flatnonzero(ids[where] == parent)
-            return starts[where] + int(hits[0]) if hits.size else -1
-
-        here = {agent: place for place, agent in enumerate(members.agents, start=start)}
-        made_from = [before.get(agent, -1) for agent in members.agents]
-        lists = zip(made_from, members.parent_generations, members.parents, members.mutations, members.fitness,
-                    strict=True)  # fmt: skip
-        origins.append(np.array([
-            same if same >= 0 else before.get(parent, -1) if generation == number - 1 else older(generation, parent)  # type: ignore[arg-type]
-            for same, generation, parent, _, _ in lists
-        ], dtype=np.int64))  # fmt: skip
-        ids.append(np.array(members.agents, dtype=np.int64))
-        fitness.append(np.array(members.fitness, dtype=np.float64))
-        mutations.append(np.array([codes[text.partition(":")[0]] for text in members.mutations], dtype=np.int32))
-        places[number] = len(generations)
-        recent[number] = here
-        if len(recent) > RECENT:
-            del recent[next(iter(recent))]
-        generations.append(one)
+        generations.append(GENERATION.validate_python(row))
         offsets.append(offset)
-        starts.append(start + len(members.agents))
-    joined = [np.concatenate(parts) for parts in (ids, fitness, origins, mutations)]
-    return generations, offsets, Lives(*joined, mutations=[*map(_mutation, codes)], starts=np.array(starts))
+        reading.add(generations[-1].generation, {name: _list(row, name) for name in LISTS})
+    return generations, offsets, reading.lives()
+
+
+class _Reading:
+    """The lives of the generations that have been read so far."""
+
+    def __init__(self) -> None:
+        self._ids: list[Ints] = []
+        self._fitness: list[Floats] = []
+        self._origins: list[Ints] = []
+        self._mutations: list[NDArray[np.int32]] = []
+        self._starts = [0]
+        self._codes = _Codes()
+        self._recent: dict[int, dict[int, int]] = {}
+        self._places: dict[int, int] = {}
+
+    def add(self, generation: int, lists: Mapping[str, list[Any]]) -> None:
+        """Add a generation. Raises ValueError where its lists [P] have different lengths, or hold what is no number."""
+        agents, start, count = lists["agents"], self._starts[-1], len(lists["agents"])
+        if any(len(values) != count for values in lists.values()):
+            raise ValueError(f"generation {generation} has lists of different lengths")
+        fitness = np.array(lists["fitness"], dtype=np.float64)
+        if np.isfinite(fitness).sum() + lists["fitness"].count(None) < count:
+            raise ValueError(f"generation {generation} has a fitness that is not finite")
+        find = self._recent.get(generation - 1, {}).get
+        same, parent = (
+            np.fromiter(map(find, lists[name], repeat(-1)), np.int64, count) for name in ("agents", "parents")
+        )
+        born = np.array(lists["parent_generations"], dtype=np.float64)
+        origin = np.where(same >= 0, same, np.where(born == generation - 1, parent, -1))
+        for place in np.flatnonzero((same < 0) & (born < generation - 1)):
+            origin[place] = self._older(int(born[place]), lists["parents"][place])
+        self._ids.append(np.array(agents, dtype=np.int64))
+        self._fitness.append(fitness)
+        self._origins.append(origin)
+        codes = [self._codes[text] for text, _, _ in map(str.partition, lists["mutations"], repeat(":"))]
+        self._mutations.append(np.array(codes, dtype=np.int32))
+        self._places[generation] = len(self._ids) - 1
+        self._recent[generation] = dict(zip(agents, range(start, start + count), strict=True))
+        if len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
+        self._starts.append(start + count)
+
+    def lives(self) -> Lives:
+        """Return all lives."""
+        parts = (self._ids, self._fitness, self._origins, self._mutations)
+        joined = [np.concatenate(part) for part in parts]
+        return Lives(*joined, mutations=[*map(_mutation, self._codes)], starts=np.array(self._starts))
+
+    def _older(self, generation: int, agent: int | None) -> int:
+        """Return the life of an agent in an earlier generation, -1 where there is none."""
+        if generation in self._recent:
+            return self._recent[generation].get(-1 if agent is None else agent, -1)
+        place = self._places.get(generation)
+        if place is None:
+            return -1
+        hits = np.flatnonzero(self._ids[place] == agent)
+        return self._starts[place] + int(hits[0]) if hits.size else -1
+
+
+def _list(row: Row, name: str) -> list[Any]:
+    """Return a list of a line. Raises ValueError where it is none, or has items of other types."""
+    values = row[name]
+    if not isinstance(values, list) or not set(map(type, values)) <= LISTS[name]:
+        raise ValueError(f"{name} of generation {row['generation']} is no list of what a run writes there")
+    return values
 
 
 class _Codes(dict[str, int]):

@@ -128,28 +128,21 @@ def members_of(line: bytes, names: Collection[str]) -> Row | None:
 
     Of a line that lacks one of them this is the whole object. What follows the last of them is not checked.
     """
-    row: Row = {}
-    left = {"generation", *names}
     if not line.endswith(b"}\n"):
         return row_of(line)
+    row: Row = {}
+    left = {"generation", *names}
+    decode, discard = DECODER.raw_decode, left.discard
     with contextlib.suppress(ValueError, IndexError, RecursionError):
-        text, place = line.decode(), 0
-        while left and text[place] == ("," if row else "{"):
-            name, place = DECODER.raw_decode(text, _after_space(text, place + 1))
-            place = _after_space(text, place)
+        text, place, mark = line.decode(), 0, "{"
+        while left and text[place] == mark:
+            mark = ","
+            # The writer puts a space where it puts any.
+            name, place = decode(text, place + 2 if text[place + 1] == " " else place + 1)
             if not isinstance(name, str) or text[place] != ":":
-                return None
-            row[name], place = DECODER.raw_decode(text, _after_space(text, place + 1))
-            place = _after_space(text, place)
-            left.discard(name)
-        if left or not isinstance(row["generation"], int):
-            return row_of(line)
-        return row
-    return None
-
-
-def _after_space(text: str, place: int) -> int:
-    """Return the first place that holds no space; the writer puts at most one."""
-    while text[place] == " ":
-        place += 1
-    return place
+                return row_of(line)
+            row[name], place = decode(text, place + 2 if text[place + 1] == " " else place + 1)
+            discard(name)
+        if not left and isinstance(row["generation"], int):
+            return row
+    return row_of(line)

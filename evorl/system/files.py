@@ -20,7 +20,7 @@ from evorl.types import UserError
 
 MAX_LINE = 2**27
 """Bytes of the longest line that is read; the metrics of 65,536 agents take some 80 MB."""
-BLOCK = 2**20
+BLOCK = 2**18
 """Bytes that are read at a time from a file of lines."""
 FIRST_BLOCK = 2**16
 """Bytes that are read first from the end of a file."""
