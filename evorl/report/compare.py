@@ -54,8 +54,8 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
     """Return steps [N] and a measure [N] of a run's generations, without those that have none."""
     _, of = MEASURES[measure]
     known = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
-    known = thinned(known) or [(run.generations[0].agent_steps, float("nan"))]
-    steps, values = zip(*known, strict=True)
+    points = thinned(known) or [(run.generations[0].agent_steps, float("nan"))]
+    steps, values = zip(*points, strict=True)
     return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
 
 

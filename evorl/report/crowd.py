@@ -78,7 +78,7 @@ def read_crowd(metrics: JsonLines, elite: Any) -> tuple[list[Generation], Crowd]
     place_of = {row.generation: place for place, row in enumerate(generations)}
     winner = _place(lives, place_of.get(generations[-1].elite_generation or 0), elite)
     path = lives.ancestors(winner)
-    shown = sorted({*shown, *lives.generation(path[-1:]).tolist()})
+    shown = sorted({0, *shown, *lives.generation(path[-1:]).tolist()})
     changed = [life for life in path[1:].tolist() if lives.mutations[lives.mutation[life]][0] != "none"
                and lives.id[life] != lives.id[lives.origin[life]]]  # fmt: skip
     at = dict(zip(lives.generation(path).tolist(), path.tolist(), strict=True))

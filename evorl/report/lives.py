@@ -116,9 +116,14 @@ class _Reading:
 
     def lives(self) -> Lives:
         """Return all lives."""
-        parts = (self._ids, self._fitness, self._origins, self._mutations)
-        joined = [np.concatenate(part) for part in parts]
-        return Lives(*joined, mutations=[*map(_mutation, self._codes)], starts=np.array(self._starts))
+        return Lives(
+            id=np.concatenate(self._ids),
+            fitness=np.concatenate(self._fitness),
+            origin=np.concatenate(self._origins),
+            mutation=np.concatenate(self._mutations),
+            mutations=[*map(_mutation, self._codes)],
+            starts=np.array(self._starts),
+        )
 
     def _older(self, generation: int, agent: int | None) -> int:
         """Return the life of an agent in an earlier generation, -1 where there is none."""

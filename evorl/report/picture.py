@@ -94,9 +94,8 @@ def _crowd(
     for low, high, alpha, words in ((0, 4, 0.3, "90 % of agents"), (1, 3, 0.45, "half of the agents")):
         axis.fill_between(x, quantiles[low], quantiles[high], color=PLAIN.colour, alpha=alpha, linewidth=0, label=words)
     axis.plot(x, quantiles[2], color=PLAIN.colour, linewidth=THIN, label="median")
-    steps, found = run.steps, {}
-    for kind in dict.fromkeys(look(life.mutation.kind) for life in run.lives):
-        found[kind] = None
+    steps, found = run.steps, dict.fromkeys(look(life.mutation.kind) for life in run.lives)
+    for kind in found:
         lives = [life for life in run.lives if look(life.mutation.kind) == kind]
         places = [steps[life.generation] for life in lives]
         values = [float("nan") if (number := value(life)) is None else number for life in lives]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evorl.report.generation import Generation
 from evorl.report.lives import Lives
 
-LAST = 100
+LAST = 40
 """Agents of the last generation whose lines are drawn."""
 TIMES, EACH = 30, 8
 """Earlier generations, and the agents of each, whose lines are drawn."""

@@ -12,8 +12,9 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from evorl.system.memory import check_room
 from evorl.types import UserError
@@ -152,11 +153,11 @@ def _check_line(path: Path, length: int) -> None:
         raise UserError(f"{path}: has a line of more than {MAX_LINE / 2**20:.0f} MiB, which no run writes")
 
 
-def _open(path: Path, buffer: int = -1) -> BinaryIO:
+def _open(path: Path, buffer: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
     """Open for reading what is a file. Raises OSError."""
     if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait for its other end.
         raise OSError(errno.EINVAL, "not a file", str(path))
-    return path.open("rb", buffer)
+    return BufferedReader(FileIO(path), buffer)
 
 
 def refuse_links(*paths: Path) -> None:

@@ -113,7 +113,7 @@ def _row(generation, agents, best):
         "elite_fitness": best["fitness"], "elite_std": 8.0, "elite_episodes": 10, "elite_lower_bound": None,
         "elite_generation": best["generation"], "best_fitness": max(fitness), "mean_fitness": float(np.mean(fitness)),
         "env_steps_per_second": 20000.0 + generation % 7, "updates_per_second": 600.0,
-        "seconds": {"training": 1.0, "learning": 0.6, "acting": 0.2, "evaluation": 0.5}, "evaluation_steps": 1000,
+        "seconds": {"training": 1.0, "learning": 0.6, "acting": 0.2, "evaluation": 0.5},
         "agents": [agent["id"] for agent in agents], "fitness": fitness,
         "parents": [agent["parent"] for agent in agents],
         "parent_generations": [agent["parent_generation"] for agent in agents],
@@ -124,4 +124,5 @@ def _row(generation, agents, best):
         "train_episodes": [20] * len(agents), "metrics": dict.fromkeys(losses, each), "updates": each,
         "state": [{**agent["state"]["acting"], "updates/policy": 1.0, "update_debt": 0.0, "rewards/count": 0.0,
                    "rewards/mean": 0.0, "rewards/variance": 0.0} for agent in agents],
+        "evaluation_steps": 1000,
     }  # fmt: skip

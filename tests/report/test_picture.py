@@ -3,6 +3,7 @@
 import matplotlib.image
 import pytest
 from helpers.drawn import CONFIG, LIVES, write_run
+from helpers.long_runs import write_long_run
 
 from evorl.commands.command import run_command
 from evorl.types import UserError
@@ -17,6 +18,17 @@ def test_a_run_is_drawn_with_its_mutations_and_its_winner(tmp_path):
     picture = (tmp_path / "a.svg").read_text()
     for colour in ("#0072b2", "#98a2ad", "#56b4e9", "#009e73", "#000000"):
         assert colour in picture, "hyperparameters, none, a kind of the user's own, the target, the winner"
+
+
+def test_a_long_run_is_drawn_as_quantiles_with_a_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr("evorl.report.data.MOST_LIVES", 100)
+    path = write_long_run(tmp_path / "a", 30, 6)
+    run_command(["plot", str(path), "--hyperparameter", "learning_rate", "-o", str(tmp_path / "a.svg")])
+    picture = (tmp_path / "a.svg").read_text()
+    assert picture.count('id="FillBetweenPolyCollection') + picture.count('id="PolyCollection') == 4
+    assert "#0072b2" in picture, "the sample's mutations of hyperparameters"
+    with pytest.raises(UserError, match="have no 'lr'; they have learning_rate, gamma"):
+        run_command(["plot", str(path), "--hyperparameter", "lr", "-o", str(tmp_path / "x.png")])
 
 
 def test_several_runs_are_drawn_with_their_mean(tmp_path):

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from helpers.drawn import CONFIG, LIVES, write_run
+from helpers.long_runs import write_long_run
 
 from evorl.commands.command import run_command
 from evorl.config import Selection
@@ -18,6 +19,7 @@ from evorl.report import figures
 from evorl.report.compare import groups
 from evorl.report.data import Drawn, load
 from evorl.report.effects import effects
+from evorl.report.facts import path_rows
 from evorl.report.page import embedded, page
 from evorl.report.statistics import interval, quantile
 from evorl.runs.ancestry import Stage
@@ -111,6 +113,128 @@ def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_
     steps, means = group.curve("best")
     assert (steps[-1], means[-1].mean) == (400, (40 + 60) / 2)
     assert group.curve("mean")[0].tolist() == [100, 200]
+
+
+GENERATIONS, AGENTS = 60, 8
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """A run that is not to be changed."""
+    return write_long_run(tmp_path_factory.mktemp("long") / "a", GENERATIONS, AGENTS)
+
+
+@pytest.fixture(scope="module")
+def each(long_run):
+    """The run with each of its agents."""
+    return load(long_run)
+
+
+@pytest.fixture
+def _small_limits(monkeypatch):
+    """Let the run be one of too many agents."""
+    monkeypatch.setattr("evorl.report.data.MOST_LIVES", 100)
+    monkeypatch.setattr("evorl.report.crowd.SHOWN", 20)
+
+
+@pytest.fixture
+def crowded(long_run, _small_limits):
+    return load(long_run)
+
+
+def test_a_long_run_is_aggregated_from_all_its_agents(crowded, each):
+    crowd = crowded.crowd
+    assert each.crowd is None
+    assert crowd.lives == len(each.lives) == GENERATIONS * AGENTS
+    assert crowded.generations == each.generations
+    for place in (0, 3, len(crowd.shown) - 1):
+        living = [life for life in each.lives if life.generation == crowd.shown[place].generation]
+        for name, values in {
+            "fitness": [life.fitness for life in living],
+            "hyperparameters.learning_rate": [life.hyperparameters["learning_rate"] for life in living],
+            "units.policy": [sum(life.architectures["policy"].hidden_sizes) for life in living],
+        }.items():
+            wanted = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
+            assert crowd.bands[name][place] == pytest.approx(wanted)
+
+
+def test_the_winner_of_a_long_run_is_the_same_at_the_generations_that_are_shown(crowded, each):
+    shown = {row.generation for row in crowded.crowd.shown}
+    path = [(life.generation, life.id, life.fitness, life.hyperparameters) for life in crowded.winner]
+    assert path == [
+        (life.generation, life.id, life.fitness, life.hyperparameters)
+        for life in each.winner
+        if life.generation in shown
+    ]
+    assert path[-1][:2] == (each.winner[-1].generation, each.winner[-1].id)
+    changed = [row for row in path_rows(each)[1:] if row["changed"]]
+    assert [row["changed"] for row in path_rows(crowded)] == [row["changed"] for row in changed]
+    assert crowded.crowd.changes == len(changed) > 5
+
+
+def test_the_effects_in_a_long_run_are_those_of_all_its_children(crowded, each):
+    parents, found = each.parents(), {}
+    for life in each.lives:
+        parent = parents.get((life.generation, life.id))
+        if parent is not None and parent.id != life.id:
+            found.setdefault(life.mutation.kind, []).append(life.fitness - parent.fitness)
+    drawn = {effect.kind: sorted(effect.changes) for effect in effects(crowded) if not effect.target}
+    assert drawn.keys() == found.keys()
+    for kind, changes in found.items():
+        assert drawn[kind] == pytest.approx(sorted(changes))
+
+
+def test_lines_of_descent_lead_from_each_node_to_its_ancestors(crowded, each):
+    tree, parents = crowded.crowd.tree, each.parents()
+    trunk = {(life.generation, life.id) for life in each.winner}
+    assert len(tree.up) < 800
+    for node, up in enumerate(tree.up):
+        key = tree.generation[node], tree.id[node]
+        assert tree.trunk[node] == (key in trunk)
+        while up >= 0 and key != (tree.generation[up], tree.id[up]):
+            parent = parents[key]
+            key = parent.generation, parent.id
+        assert up >= 0 or key not in parents
+        assert (tree.lane[node] == 0) >= tree.trunk[node]
+
+
+def test_the_page_of_a_long_run_does_not_grow_with_its_agents(crowded, each):
+    small, large = page([crowded]), page([each])
+    assert len(large) - len(small) > 300_000
+    assert "The run had 480 agents, counted in each generation" in small
+    assert "counted in each generation" not in large
+    assert "changes on it</summary>" in small
+    assert " generations of it</summary>" in large
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("agents", "many"), ("agents", [[]] * 8), ("agents", [10**30] * 8), ("fitness", [1.0]),
+        ("fitness", [float("nan")] * 8), ("parents", None), ("mutations", [3] * 8), ("hyperparameters", []),
+        ("architectures", [3] * 8), ("parent_generations", ["x"] * 8), ("generation", -1),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("_small_limits")
+def test_a_long_run_that_somebody_spoiled_is_named(long_run, tmp_path, key, value):
+    run = shutil.copytree(long_run, tmp_path / "a")
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    rows[-1] = json.dumps(json.loads(rows[-1]) | {key: value})
+    (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    with pytest.raises(UserError, match="its metrics or lineage cannot be read"):
+        load(run)
+
+
+@pytest.mark.usefixtures("_small_limits")
+def test_damaged_lines_of_a_long_run_are_left_out(long_run, tmp_path):
+    run = shutil.copytree(long_run, tmp_path / "a")
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    rows[40] = rows[40][:3000]
+    (run / "metrics.jsonl").write_text("\n".join(rows) + '\n{"generation": 61, "ag')
+    drawn = load(run)
+    assert len(drawn.generations) == GENERATIONS - 1
+    assert drawn.crowd.lives == (GENERATIONS - 1) * AGENTS
+    assert page([drawn])
 
 
 class Elements(HTMLParser):
