@@ -37,9 +37,12 @@ TRAIN = (
 EVORL = "import sys; from evorl.cli import main; sys.exit(main())"
 READ = "import evorl, sys; record = evorl.read_run(sys.argv[1])"
 REPLAY = (
-    "import sys; from pathlib import Path; from evorl.commands.replay import replay_command;"
-    "replay_command(Path(sys.argv[1]), [], Path('demos/online.py'), 1, False)"
+    "import sys; from pathlib import Path; from evorl.algorithms import SETTINGS; from evorl.config import validate;"
+    "from evorl.runs.ancestry import ancestry, replayed; from evorl.runs.directory import load_elite;"
+    "run = Path(sys.argv[1]); config = validate(load_elite(run)[0], SETTINGS);"
+    "replayed(config, run, ancestry(run), False).to_yaml()"
 )
+"""What `evorl replay` reads; a configuration is too small for the schedule of 2,000 generations."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "list": (EVORL, "list", "{parent}"),
     "clean": (EVORL, "clean", "{run}"),
