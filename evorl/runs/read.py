@@ -42,10 +42,9 @@ class RunRecord:
     """The contents of a run's directory: its tables are sequences of rows, which `columns` turns into arrays.
 
     `metrics` has a row for each generation, `lineage` one for each agent and generation, in the order of the files.
-    They are kept by columns, 9 bytes for each number that is not the same in all rows: about a seventh of the files'
-    size for the lineage, and half of it for the metrics. `config` is the configuration as it was written, `elite`
-    describes the best agent so far. `summary` says how the run ended; it is empty while the run trains, and where it
-    was killed.
+    They are kept by columns, 9 bytes for each number that is not the same in all rows: a sixth of the files' size.
+    `config` is the configuration as it was written, `elite` describes the best agent so far. `summary` says how the run
+    ended; it is empty while the run trains, and where it was killed.
     """
 
     path: Path
