@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from evorl.records import Mutation
+from evorl.records import RESTORED, Mutation
 from evorl.report.generation import Generation, Number
 from evorl.report.lives import Lives, read_lives
 from evorl.report.tree import Tree, tree_of
@@ -186,7 +186,7 @@ def _effects(lives: Lives) -> dict[tuple[str, str], Floats]:
     found: dict[tuple[str, str], list[Floats]] = defaultdict(list)
     for code, (kind, target) in enumerate(lives.mutations):
         own = change[by_code == code]
-        if own.size:
+        if own.size and (kind, target) != (RESTORED.kind, RESTORED.target):
             found[kind, ""].append(own)
             if kind == "hyperparameters":
                 found[kind, target].append(own)

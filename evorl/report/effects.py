@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.records import RESTORED
-from evorl.report.data import Drawn, born_by
+from evorl.report.data import Drawn
 from evorl.report.statistics import Interval, interval
 
 
