@@ -1,11 +1,14 @@
 """Give `evorl` hostile runs and mistyped command lines, and see that it only ever refuses them or does as it is told.
 
-    OMP_NUM_THREADS=1 python tests/robustness/fuzz.py [--count 10000] [--seed 1] [--only N] [--family TEXT] [--ancestry]
+    OMP_NUM_THREADS=1 python tests/robustness/fuzz.py [--of inputs|ancestry|readers] [--count 10000]
+        [--seed 1] [--only N] [--family TEXT] [--store FOLDER]
 
 Each input is tried on a copy of a small run, in a forked process that watches itself. What is promised: nothing of the
 directory is executed, nothing outside it is written, nobody on the network is asked; the exit code is 0 or 2, with one
 printable line of error or none; and it takes at most 5 s and 500 MB. A resumed run is followed up to its first step.
-Prints a table by family, and exits with 1 if a promise was broken; `--only` tries one again and shows what it says.
+`--of inputs` gives hostile files and command lines to `evaluate` and `resume`, `--of ancestry` lineages to `schedule`
+and `replay`, `--of readers` spoiled runs to every command that reads one. Prints a table by family, and exits with 1 if
+a promise was broken; `--only` tries one again and shows what it says, `--store` keeps the first input of each problem.
 """
 
 from __future__ import annotations
@@ -16,20 +19,23 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from fuzz_ancestry import ANCESTRY
 from fuzz_files import FILES
 from fuzz_places import FOLDERS
+from fuzz_readers import READERS, warm
 from fuzz_rooms import Bench, Case, workshop
 from fuzz_texts import TEXTS, Family
-from fuzz_watch import Outcome
+from fuzz_watch import TRACEBACK, Outcome
 
 FAMILIES = (*TEXTS, *FILES, *FOLDERS)
-"""Those of ANCESTRY have numbers of their own, since an input's number says which of so many families it is of."""
+SETS = {"inputs": FAMILIES, "ancestry": ANCESTRY, "readers": READERS}
+"""Each has numbers of its own, since an input's number says which of so many families it is of."""
 LIKE = 80
 """Letters in which problems are of one kind, of which only the first is told at once."""
-COLUMNS = ("family", "inputs", "refused", "accepted", "slowest s", "most MB", "wrong")
+COLUMNS = ("family", "inputs", "refused", "accepted", "slowest s", "most MB", "tracebacks", "wrong")
 
 
 def drawn(bench: Bench, number: int, seed: int, families: Sequence[Family] = FAMILIES) -> Case:
@@ -53,10 +59,13 @@ def table(tried: dict[str, list[Outcome]]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for name, each in rows:
         wrong = sum(bool(outcome.problems) for outcome in each)
+        traced = sum(any(problem.startswith(TRACEBACK) for problem in outcome.problems) for outcome in each)
         refused, accepted = (sum(outcome.code == code and not outcome.problems for outcome in each) for code in (2, 0))
         slowest = max((outcome.seconds for outcome in each), default=0.0)
         most = max((outcome.megabytes for outcome in each), default=0.0)
-        lines.append(f"| {name} | {len(each)} | {refused} | {accepted} | {slowest:.2f} | {most:.0f} | {wrong} |")
+        lines.append(
+            f"| {name} | {len(each)} | {refused} | {accepted} | {slowest:.2f} | {most:.0f} | {traced} | {wrong} |"
+        )
     return "\n".join(lines)
 
 
@@ -79,12 +88,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further input after so many")
     parser.add_argument("--only", type=int, metavar="N", help="try input N and show its output")
     parser.add_argument("--family", default="", help="only families whose name has this text in it")
-    parser.add_argument("--ancestry", action="store_true", help="hostile lineages and schedules instead of all else")
+    parser.add_argument("--of", choices=tuple(SETS), default="inputs", help="what is tried, and by which commands")
+    parser.add_argument("--store", type=Path, metavar="FOLDER", help="keep the first input of each problem here")
     options = parser.parse_args()
-    families = ANCESTRY if options.ancestry else FAMILIES
+    families = SETS[options.of]
     tried: dict[str, list[Outcome]] = defaultdict(list)
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
-    with workshop() as bench:
+    with workshop(warm if families is READERS else None) as bench:
         if options.only is not None:
             return int(show(bench, options.only, options.seed, families))
         began = time.perf_counter()
@@ -95,6 +105,8 @@ def main() -> int:
                 alike.append(number)
                 if len(alike) == 1:
                     print(f"{number} {case.family}: {problem}", flush=True)
+                    if options.store is not None:
+                        bench.store(case, options.store.absolute() / str(number))
             if time.perf_counter() - began > 60 * options.minutes:
                 break
         seconds = time.perf_counter() - began

@@ -59,7 +59,7 @@ WANDB = (
 
 
 def prepared(
-    name: str, command: tuple[str, ...], spoil: Callable[[np.random.Generator, Room], None], **options: bool
+    name: str, command: tuple[str, ...], spoil: Callable[[np.random.Generator, Room], None], **options: Any
 ) -> Family:
     """Runs that are spoiled where they are tried, by a generator of their own."""
 

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import corruption
+import huggingface_hub
 import torch
 import yaml
 from fuzz_watch import CANARY, Limits, Outcome, Watch, complaints, unsafe
@@ -36,14 +37,14 @@ from wandb.sdk.wandb_setup import _WandbSetup
 
 from evorl import cli
 from evorl.algorithms import SETTINGS
-from evorl.commands import evaluate
+from evorl.commands import evaluate, push
 from evorl.config import read_yaml, validate
 from evorl.runs import run as training
 from evorl.runs.launch import run_program
 from evorl.runs.programs import ONLINE
 
-RUN = "{run}"
-"""Stands in the arguments of a case for the run's directory."""
+RUN, BESIDE = "{run}", "{beside}"
+"""Stand in the arguments of a case for the run's directory and for that of a whole run beside it."""
 PREPARING = 60.0
 PARENTS_END = 1
 """What prctl calls the signal that a process gets when its parent ends."""
@@ -94,7 +95,8 @@ class Case:
     """A command line, and what is done to the run before.
 
     `inside` makes the run's directory the working directory, `goes_on` lets a resumed run get as far as its first step,
-    and `unprivileged` takes away the superuser's right to look into every directory.
+    and `unprivileged` takes away the superuser's right to look into every directory. `beside` puts a whole run next to
+    it. A `call` is given the run's directory instead of a command line. `says` is a pattern that stdout must match.
     """
 
     family: str
@@ -103,6 +105,9 @@ class Case:
     inside: bool = False
     goes_on: bool = False
     unprivileged: bool = False
+    beside: bool = False
+    call: Callable[[Path], None] | None = None
+    says: str = ""
 
 
 class Executed(BaseException):
@@ -147,8 +152,11 @@ def forked(work: Callable[[], None]) -> int:
 
 
 @contextlib.contextmanager
-def workshop() -> Iterator[Bench]:
-    """A place to try cases in, with a small run that was trained there; all of it is removed in the end."""
+def workshop(warm: Callable[[Path, Path], None] | None = None) -> Iterator[Bench]:
+    """A place to try cases in, with a small run that was trained there; all of it is removed in the end.
+
+    `warm` is given the run and a folder before children are forked, to do what a process does once.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="evorl-fuzz-") as name:
         place = Path(name)
@@ -168,6 +176,8 @@ def workshop() -> Iterator[Bench]:
             (run / f"{module}.py").write_text(EVIL.format(name=module))
         # What is imported or worked out once is so before the children are forked.
         evaluate.evaluate_elite(run, 1, 0)
+        if warm is not None:
+            warm(run, place)
         gc.collect()
         gc.freeze()
         try:
@@ -232,7 +242,7 @@ class Bench:
             return self._in_room(case, Room(Path(name)), limits)
 
     def _in_room(self, case: Case, room: Room, limits: Limits) -> Outcome:
-        shutil.copytree(self.template, room.run)
+        self._furnish(room, case)
         (room.outside / "thesis").mkdir(parents=True)
         (room.outside / "thesis" / "text").write_text("mine")
         (room.path / "temporary").mkdir()
@@ -247,7 +257,23 @@ class Bench:
             outcome = _awaited(pid, pipe, limits)
         output = [(room.path / name).read_bytes()[: 2**20].decode(errors="replace") for name in ("stdout", "stderr")]
         outcome = replace(outcome, stdout=output[0], stderr=output[1])
-        return replace(outcome, problems=[*outcome.problems, *complaints(outcome, limits, case.goes_on), *traces(room)])
+        problems = [*outcome.problems, *complaints(outcome, limits, case.goes_on), *traces(room)]
+        if case.says and not problems and (outcome.code or not re.search(case.says, outcome.stdout)):
+            problems.append(f"exit code {outcome.code}, and stdout does not match {case.says}")
+        return replace(outcome, problems=problems)
+
+    def store(self, case: Case, path: Path) -> None:
+        """Leave a case's spoiled run and its command line in a directory, to be looked at."""
+        room = Room(path)
+        shutil.rmtree(path, ignore_errors=True)
+        self._furnish(room, case)
+        case.prepare(room)
+        (path / "command.txt").write_text(f"evorl {' '.join(map(repr, case.arguments))} {case.call}\n")
+
+    def _furnish(self, room: Room, case: Case) -> None:
+        shutil.copytree(self.template, room.run)
+        if case.beside:
+            shutil.copytree(self.template, room.run.with_name("b"))
 
 
 def _awaited(pid: int, pipe: Any, limits: Limits) -> Outcome:
@@ -293,7 +319,7 @@ class Child:
         if case.unprivileged:
             drop_rights()
         run = "." if case.inside else "runs/a"
-        sys.argv = ["evorl", *(argument.replace(RUN, run) for argument in case.arguments)]
+        sys.argv = ["evorl", *(argument.replace(RUN, run).replace(BESIDE, "runs/b") for argument in case.arguments)]
         os.write(self._writer, b"ready\n")
         sys.addaudithook(self._watch)
         before, began = memory("VmRSS"), time.perf_counter()
@@ -340,6 +366,8 @@ class Child:
             patch.object(training.Run, "steps", steps),
             patch.object(_WandbSetup, "ensure_service", lambda it: None),
             patch.object(_WandbInit, "init", settled),
+            patch.object(huggingface_hub, "get_token", lambda: "token"),
+            patch.object(push, "push", lambda folder, name, private: name),
         ):
             return self._ended(self._command)
 
@@ -356,8 +384,9 @@ class Child:
             return 1
 
     def _command(self) -> int:
+        call = self._case.call
         try:
-            return cli.main()
+            return cli.main() if call is None else run_program(lambda given: call(self._room.run), [])
         except Executed as done:
             if problem := unsafe(done.command):
                 self._watch.problems.append(problem)

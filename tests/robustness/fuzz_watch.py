@@ -18,6 +18,8 @@ GIT = ["git", "rev-parse", "--show-toplevel"]
 ASKS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
 CANARY = "canary-"
 ERROR = re.compile(r"(evorl[ a-z]*: )?error: ")
+TRACEBACK = "a traceback"
+"""How a problem begins that is one."""
 LONGEST = 20_200
 """Letters of an error message."""
 SHARED = "/dev/shm/pym-"
@@ -116,15 +118,17 @@ def complaints(outcome: Outcome, limits: Limits, goes_on: bool) -> list[str]:
     found = []
     if "Traceback (most recent call last)" in outcome.stderr:
         places = re.findall(r'File ".*?/(evorl/\S+)", line (\d+)', outcome.stderr) or [("evorl", "?")]
-        found.append(f"a traceback from {':'.join(places[-1])}: {lines[-1][:200]}")
+        found.append(f"{TRACEBACK} from {':'.join(places[-1])}: {lines[-1][:200]}")
     elif outcome.code not in (0, 2):
         found.append(f"exit code {outcome.code}")
     elif len(errors) != (outcome.code == 2):
         found.append(f"exit code {outcome.code} with {len(errors)} lines of error")
     elif outcome.code == 2 and len(lines) != 1 and not usage and not goes_on:
         found.append(f"{len(lines)} lines where one was due: {lines[0][:200]!r}")
-    if any(not line.isprintable() for line in lines):
+    if any(not line.isprintable() for line in (*lines, *outcome.stdout.split("\n"))):
         found.append("letters on the terminal that cannot be printed")
+    if warned := re.search(r"\w+Warning: .*", outcome.stderr):
+        found.append(f"a warning of Python's: {warned[0][:200]}")
     if any(len(line) >= LONGEST for line in errors):
         found.append(f"an error of {max(map(len, errors))} letters")
     if outcome.seconds > limits.seconds:
