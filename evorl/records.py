@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
+
+Words = Annotated[str, Field(max_length=1_000)]
 
 
 class Change(NamedTuple):
@@ -20,12 +22,12 @@ class Change(NamedTuple):
 class Mutation:
     """The difference of an agent from its parent at birth: the `kind` of mutation, and what that changed."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    kind: str
-    target: str = ""
-    before: int | float | str | None = None
-    after: int | float | str | None = None
+    kind: Words
+    target: Words = ""
+    before: int | float | Words | None = None
+    after: int | float | Words | None = None
 
     def __str__(self) -> str:
         ends = [_shown(value) for value in (self.before, self.after) if value is not None]

@@ -66,6 +66,7 @@ Streams = Literal["shared", "last", "all"]
 
 Size = Annotated[int, Field(ge=1, le=65_536)]
 Few = Annotated[int, Field(ge=0, le=1_000)]
+Total = Annotated[float, Field(ge=0, le=1e15)]
 """Bounds on a description of an agent, validated before anything is built from it."""
 
 
@@ -166,11 +167,11 @@ def _put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
 class RewardStats:
     """Running statistics of discounted sums of rewards, by which rewards are scaled."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    count: float = 0.0
+    count: Total = 0.0
     mean: float = 0.0
-    variance: float = 0.0
+    variance: Annotated[float, Field(ge=0)] = 0.0
 
 
 @dataclass
@@ -181,11 +182,11 @@ class AgentState:
     `update_debt` is the share of an update that was earned by acting and is not yet due.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     acting: dict[str, float] = field(default_factory=dict)
-    updates: dict[str, float] = field(default_factory=dict)
-    update_debt: float = 0.0
+    updates: dict[str, Total] = field(default_factory=dict)
+    update_debt: Annotated[float, Field(ge=0, le=1)] = 0.0
     rewards: RewardStats = field(default_factory=RewardStats)
 
     def metrics(self) -> dict[str, float]:

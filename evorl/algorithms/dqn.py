@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import gymnasium as gym
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evorl.algorithms.exploration import EpsilonGreedy, random_choices
 from evorl.algorithms.objective import hyperparameter
-from evorl.algorithms.replayed import Rate, Replayed
+from evorl.algorithms.replayed import Rate, Replayed, UpdatePeriod
 from evorl.algorithms.returns import atom_index, of_action
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
@@ -48,7 +48,7 @@ class DQNSettings(ValueSettings):
     dueling: bool = False
     """Learn the value of states and the advantages of actions apart (arXiv 1511.06581)."""
     learning_rate: Rate = 2e-3
-    learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 8
+    learn_step: UpdatePeriod = 8
     target: Literal["polyak", "periodic"] = "polyak"
     """`polyak`: the target network follows in each update, a share `tau` of the way. `periodic`: it is copied every
     `target_period` updates (Mnih et al. 2015)."""

@@ -102,7 +102,7 @@ class Algorithm(Protocol):
         """
 
     def initial_state(self) -> dict[str, float]:
-        """Return the part of a new agent's state that acting changes, by name."""
+        """Return the part of a new agent's state that acting changes, by name: numbers of at least 0."""
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
         """Return in what the acting state of actor `index` of `count`, over all ranks, differs from the learner's."""

@@ -30,6 +30,7 @@ REPORT_EVERY = 17
 """What an update reports costs a tenth of it where networks are small. A prime, since agents with a larger `learn_step`
 than others are due in every second or fourth update, and those reported would never be theirs."""
 Rate = Annotated[float, Field(gt=0, le=1)]
+UpdatePeriod = Annotated[float, Field(ge=1e-3, le=1e9)]
 
 
 class ReplayedSettings(AlgorithmSettings):
@@ -41,7 +42,7 @@ class ReplayedSettings(AlgorithmSettings):
     """The learning rate of Adam."""
     gamma: Fraction = 0.99
     """The discount of a step."""
-    learn_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1
+    learn_step: UpdatePeriod = 1
     """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
     tau: Rate = 5e-3
     """The share of the way that a target network follows in each of its updates."""

@@ -38,7 +38,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     data, agent = load_elite(run)
     config = validate(data, SETTINGS)
     refuse_code(config, allow_code)
-    check(config)
+    check(config, trains=False)
     with Environments(
         for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True
     ) as environments:

@@ -1,7 +1,19 @@
 """Agents that act and learn: policies, learners, and where agents come from."""
 
-from evorl.population.initial import check_agents, check_environment_hyperparameters, initial_population
+from evorl.population.initial import (
+    check_agents,
+    check_environment_hyperparameters,
+    check_population_size,
+    initial_population,
+)
 from evorl.population.learner import Learner
 from evorl.population.policy import Policy
 
-__all__ = ["Learner", "Policy", "check_agents", "check_environment_hyperparameters", "initial_population"]
+__all__ = [
+    "Learner",
+    "Policy",
+    "check_agents",
+    "check_environment_hyperparameters",
+    "check_population_size",
+    "initial_population",
+]

@@ -6,16 +6,26 @@ import math
 from collections.abc import Sequence
 
 from evorl.algorithms import Algorithm
-from evorl.config import AnyConfig, check_name
+from evorl.algorithms.a3c import SCALE
+from evorl.algorithms.apex import NOISE_SCALE
+from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
 from evorl.evolution.founders import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stacked import check_network, new_tensors
 from evorl.randomness import numpy_generator, torch_generator
-from evorl.types import Agent, AgentState, Architecture, UserError
+from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
+from evorl.types import ROLES, Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
 """A bound above all that an agent counts."""
+ACTING = {"epsilon": 1.0, SCALE: 1e9, NOISE_SCALE: 1e9}
+"""The largest values of acting states that are no counts; all acting states are at least 0."""
+MOMENTS_RATIO, TINY = 10.0, 1e-12
+"""Adam's mean is at most 7.3 times the root of its square: (1 - b1) / sqrt((1 - b2) (1 - b1**2 / b2)), by Cauchy and
+Schwarz."""
+STATISTICS = "normal."
+"""How the names of the statistics begin by which networks normalise observations: count, mean and variance."""
 
 
 def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
@@ -47,6 +57,49 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
     return agents
+
+
+def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
+    """Raise UserError where a checkpoint has no room for so many agents, once their networks have grown to the limits.
+
+    All agents stand in one file, whose header names every tensor of each of them.
+    """
+    size = config.population.size
+    agent = Agent(
+        id=10**9,
+        architectures={name: _grown(spec.architecture, config.evolution) for name, spec in algorithm.networks.items()},
+        hyperparameters=algorithm.settings.first_hyperparameters() | config.first_environment_hyperparameters(),
+        tensors={},
+        state=AgentState(acting=algorithm.initial_state()),
+    )
+    tensors = []
+    for module, spec in algorithm.networks.items():
+        shape = agent.architectures[module]
+        trained = [role for role in ROLES if role != "buffers" and (role != "target" or spec.target is not None)]
+        for name, one in spec.network.specs(shape).items():
+            roles = trained if one.trained else ["buffers"]
+            tensors += [(module, role, name, one.shape(shape.sizes())) for role in roles]
+    if size > (most := MAX_HEADER_BYTES // header_bytes(agent, tensors, size)):
+        raise UserError(
+            f"population.size: a checkpoint has room for {most:,} agents with networks of these sizes, as they are at "
+            f"the limits of evolution.architecture; {size:,} are too many"
+        )
+
+
+def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
+    """Return an architecture with as many layers, units and channels as mutations may add."""
+    limits, mutation = evolution.architecture, evolution.mutation
+    if not mutation.architecture:
+        return shape
+    more = {"hidden": limits.max_units, "recurrent": limits.max_units, "channels": limits.max_channels}
+    for group, size in shape.sizes().items():
+        shape = shape.resized(group, max(size, more.get(group.split(".")[0], size)))
+    convolutions = len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
+    missing = {"hidden.0": limits.max_layers - shape.layers, "channels.0": limits.max_convolutions - convolutions}
+    for group, layers in missing.items():
+        if mutation.new_layer and layers > 0 and group in shape.sizes():
+            shape = shape.deepened(group, layers)
+    return shape
 
 
 def not_finite(agent: Agent) -> str | None:
@@ -113,8 +166,30 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
             raise UserError(f"{here}: its state is {sorted(agent.state.metrics())[:20]}, which is another algorithm's")
         for name, spec in algorithm.networks.items():
             check_network(agent, name, spec, here)
-        counts = *agent.state.acting.values(), *agent.state.updates.values()
-        if not all(abs(count) <= MAX_COUNT for count in counts):
-            raise UserError(f"{here}: its state counts beyond {MAX_COUNT:g}")
-        if fault := not_finite(agent):
+        if fault := not_finite(agent) or _impossible(agent):
             raise UserError(f"{here}: {fault}")
+
+
+def _impossible(agent: Agent) -> str | None:
+    """Return what of an agent no training leads to, although its type and shape are right, if anything is."""
+    if agent.parent is not None and agent.parent >= agent.id:
+        return f"its parent {agent.parent} is not older than itself"
+    if agent.parent is None and agent.parent_generation is not None:
+        return f"has no parent, but one of generation {agent.parent_generation}"
+    for name, value in agent.state.acting.items():
+        most = ACTING.get(name, MAX_COUNT)
+        if not 0 <= value <= most:
+            return f"state {name} is {value:g}; it must be 0 to {most:g}"
+    for name, value in agent.state.updates.items():
+        if not value.is_integer():
+            return f"has made {value:g} updates of {name}, which is no whole number"
+    for module, roles in agent.tensors.items():
+        for name, square in roles["square"].items():
+            if (square < 0).any():
+                return f"square of {module}.{name} is below 0"
+            if (roles["mean"][name].abs() > MOMENTS_RATIO * square.sqrt() + TINY).any():
+                return f"mean of {module}.{name} is larger than its square allows"
+        for name, buffer in roles["buffers"].items():
+            if name.startswith(STATISTICS) and not name.endswith(".mean") and (buffer < 0).any():
+                return f"{module}.{name} is below 0"
+    return None

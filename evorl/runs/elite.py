@@ -17,16 +17,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, Field
 
+from evorl.config.fields import Finite
+
 Number = Annotated[int, Field(ge=0, le=10**15)]
+Measured = Annotated[float, Field(ge=-1e100, le=1e100)]
+"""A number that reports can square and sum up."""
 
 
 class Score(NamedTuple):
     """Number, mean, standard deviation (of the sample) and skewness of the returns of an agent's episodes."""
 
-    episodes: int
-    mean: float
-    std: float
-    skewness: float = 0.0
+    episodes: Annotated[int, Field(ge=1, le=10**15)]
+    mean: Finite
+    std: Annotated[Finite, Field(ge=0)]
+    skewness: Finite = 0.0
 
     @classmethod
     def of(cls, returns: ArrayLike) -> Score:
@@ -111,7 +115,7 @@ class Elite:
     score: Score | None = None
     generation: Number | None = None
     tests: Number = 0
-    lower_bound: float | None = None
+    lower_bound: Annotated[float, Field(lt=math.inf)] | None = None
 
     def note(self, score: Score) -> None:
         """Pool further episodes of the elite with those it has."""

@@ -29,10 +29,11 @@ from evorl.envs import Environments
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
+from evorl.population import check_population_size
 from evorl.runs.trackers import TRACKERS, shared_settings
 from evorl.runs.video import check_encoder
 from evorl.system.background import end_background, end_now, limit_end
-from evorl.system.console import say, warnings_on_one_line
+from evorl.system.console import escape_stdout, say, warnings_on_one_line
 from evorl.system.memory import keep_freed_memory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
@@ -131,8 +132,11 @@ def _in_precision(config: AnyConfig, asked: bool) -> AnyConfig:
     return config
 
 
-def check(config: AnyConfig) -> AnyConfig:
-    """Raise UserError unless all names are known and the algorithm fits the environment and the launch."""
+def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
+    """Raise UserError unless all names are known and the algorithm fits the environment and the launch.
+
+    Where nothing `trains`, the population may be too large to be saved.
+    """
     check_name("network.name", config.network.name, NETWORKS)
     check_name("network.activation", config.network.activation, ACTIVATIONS)
     if config.network.recurrent:
@@ -164,6 +168,8 @@ def check(config: AnyConfig) -> AnyConfig:
         if config.population.placement == "sharded":
             copies = 1
         algorithm.pace(copies)
+        if trains:
+            check_population_size(config, algorithm)
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
     return config
@@ -185,6 +191,7 @@ def _check_environment_ranges(config: AnyConfig) -> None:
 def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
     """Return the exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + n for signal n."""
     keep_freed_memory()
+    escape_stdout()
     # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes.
     atexit.register(gc.freeze)
     code = 1

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
+from evorl.records import Words
 from evorl.runs.elite import Elite, Number
 from evorl.system.provenance import made_with
-from evorl.types import UserError
+from evorl.types import Agent, UserError
 
 
 @dataclass
@@ -22,7 +24,7 @@ class Progress:
     The last fields say how its newest checkpoint was made; `replay` is whether that holds all parts of the replay.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     generation: Number = 0
     agent_steps: Number = 0
@@ -30,14 +32,14 @@ class Progress:
     next_id: Number = 0
     elite: Elite = field(default_factory=Elite)
     solved: bool = False
-    wall_clock_seconds: float = 0.0
+    wall_clock_seconds: Annotated[float, Field(ge=0)] = 0.0
     ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    placement: str = "replicated"
-    vectorization: str | None = None
+    placement: Words = "replicated"
+    vectorization: Words | None = None
     replay: bool = True
     drifts: Number = 0
     """Generations after which ranks that should have held the same agents did not, and took those of rank 0."""
-    made_with: dict[str, str] = field(default_factory=dict)
+    made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
 
     def note_setup(self, config: AnyConfig, placement: Placement) -> None:
         """Note what a resumed run must share to be bit-exact."""
@@ -59,6 +61,23 @@ class Progress:
             if value != versions.get(name):
                 yield f"{name} changed from {value} to {versions.get(name)}"
 
+    def contradiction(self) -> str | None:
+        """Return which of the numbers cannot be true of one run together, if any."""
+        if (self.elite.generation or 0) > self.generation:
+            return f"elite.generation {self.elite.generation} comes after generation {self.generation}"
+        if self.agent_steps > self.global_steps:
+            return f"agent_steps {self.agent_steps} are more than global_steps {self.global_steps}"
+        return None
+
+    def contradicts(self, agents: Sequence[Agent]) -> str | None:
+        """Return why these agents cannot be of a run that has come so far, or None where they can."""
+        for agent in agents:
+            if agent.id >= self.next_id:
+                return f"agent {agent.id} is not below next_id {self.next_id}"
+            if (agent.parent_generation or 0) > self.generation:
+                return f"agent {agent.id} has a parent of generation {agent.parent_generation}, after {self.generation}"
+        return None
+
 
 PROGRESS = TypeAdapter(Progress)
 
@@ -66,7 +85,11 @@ PROGRESS = TypeAdapter(Progress)
 def progress_of(payload: bytes, where: str) -> Progress:
     """Return the progress in a checkpoint's `state.json`; errors say `where` it is. Raises UserError."""
     try:
-        return PROGRESS.validate_json(payload)
+        progress = PROGRESS.validate_json(payload)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        place = on_one_line(".".join(map(str, first["loc"])), 200)
+        raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
+    if problem := progress.contradiction():
+        raise UserError(f"{where}: {problem}")
+    return progress

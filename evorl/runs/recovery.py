@@ -104,9 +104,10 @@ class Recovery:
         ranks, where = self.placement.ranks, self.checkpoints.path(generation)
         size = self.config.population.size
         state = ranks.from_main(lambda: self._read_state(generation), "the run's state")
-        agents = ranks.from_main(lambda: self._read_agents(generation, AGENTS, size), "the checkpoint's agents")
-        elite = ranks.from_main(lambda: self._read_elite(generation), "the checkpoint's elite")
-        return RestoredRun(progress_of(state, str(where)), decode_agents(agents, str(where)), elite)
+        progress = progress_of(state, str(where))
+        agents = ranks.from_main(lambda: self._read_agents(progress, AGENTS, size), "the checkpoint's agents")
+        elite = ranks.from_main(lambda: self._read_elite(progress), "the checkpoint's elite")
+        return RestoredRun(progress, decode_agents(agents, str(where)), elite)
 
     def _read_state(self, generation: int) -> bytes:
         """Return the file of the run's progress. Raises UserError where it is not that of this generation."""
@@ -115,18 +116,21 @@ class Recovery:
             raise UserError(f"{path}: is of another generation")
         return payload
 
-    def _read_elite(self, generation: int) -> bytes:
+    def _read_elite(self, progress: Progress) -> bytes:
         """Return the file of the elite, empty where there was none yet. Raises UserError."""
-        return self._read_agents(generation, ELITE, 1) if ELITE in self.checkpoints.files(generation) else b""
+        return self._read_agents(progress, ELITE, 1) if ELITE in self.checkpoints.files(progress.generation) else b""
 
-    def _read_agents(self, generation: int, name: str, count: int) -> bytes:
+    def _read_agents(self, progress: Progress, name: str, count: int) -> bytes:
         """Return a file of so many agents. Raises UserError where they are others, or the algorithm cannot use them."""
+        generation = progress.generation
         payload, path = self.checkpoints.read(generation, name), str(self.checkpoints.path(generation) / name)
         agents = decode_agents(payload, path)
         if len(agents) != count:
             raise UserError(f"{path}: holds {len(agents)} agents, not {count}")
         check_agents(agents, self.algorithm, path)
         check_environment_hyperparameters(agents, self.config, path)
+        if problem := progress.contradicts(agents):
+            raise UserError(f"{path}: {problem}")
         return payload
 
     def _load_replay(self, generation: int, progress: Progress) -> int:

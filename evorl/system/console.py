@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import warnings
@@ -43,6 +44,12 @@ class Terminal:
 
     def fileno(self) -> int:
         return sys.stderr.fileno()
+
+
+def escape_stdout() -> None:
+    """Print letters that the terminal's encoding lacks as escapes, as stderr does, instead of raising an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -24,21 +25,24 @@ def _small(value: object) -> object:
     return value
 
 
+Number = Annotated[int, Field(ge=0, le=10**15)]
+
+
 class Description(TypedDict):
     """Everything about an agent but its tensors, as JSON has it."""
 
-    id: Annotated[int, Field(ge=0)]
-    parent: Annotated[int, Field(ge=0)] | None
-    parent_generation: Annotated[int, Field(ge=0)] | None
+    id: Number
+    parent: Number | None
+    parent_generation: Number | None
     mutation: Mutation
     fitness: float | None
-    fault: str | None
+    fault: Annotated[str, Field(max_length=10_000)] | None
     architectures: Annotated[dict[str, Architecture], BeforeValidator(_small)]
     hyperparameters: Annotated[dict[str, float], BeforeValidator(_small)]
     state: AgentState
 
 
-Description.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+Description.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[attr-defined]
 # Where it fails at once, millions of empty descriptions do not each leave an error in memory.
 DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
 """The validator of what a file says of its agents."""
@@ -92,6 +96,20 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
         raise UserError(f"{where}: not a file of agents: {_short(place)}: {_short(first['msg'])}") from error
     except UNREADABLE as error:
         raise UserError(f"{where}: not a file of agents: {_short(error)}") from error
+
+
+def header_bytes(agent: Agent, tensors: Sequence[tuple[str, str, str, Shape]], agents: int) -> int:
+    """Return an upper bound on an agent's part of the header that `encode_agents` writes for so many agents.
+
+    `tensors` are the module, role, name and shape of each of its tensors.
+    """
+    largest, place = 4 * agents * sum(math.prod(shape) for *_, shape in tensors), agents - 1
+    entries = {
+        f"{place}/{module}/{role}/{name}": {"dtype": "F32", "shape": shape, "data_offsets": [largest, largest]}
+        for module, role, name, shape in tensors
+    }
+    # Descriptions are JSON within JSON; fitness, counts and the record of a mutation make them longer later on.
+    return len(json.dumps(entries, separators=(",", ":"))) + len(json.dumps(json.dumps(agent.describe()))) + 500
 
 
 def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:

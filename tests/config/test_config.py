@@ -190,7 +190,10 @@ def test_it_cannot_be_changed():
         ),
         ("evolution.hyperparameters={gamma: {min: 0, max: 0.9, scale: log}}", "hyperparameters.gamma: min 0 must be"),
         ("evolution.hyperparameters={tau: {min: 0.5, max: .inf}}", "evolution.hyperparameters.tau.max: inf is out"),
-        ("evolution.hyperparameters={learn_step: {min: 0, max: 2, scale: linear}}", "learn_step.min: .* above 0"),
+        (
+            "evolution.hyperparameters={learn_step: {min: 0, max: 2, scale: linear}}",
+            "learn_step.min: .* least 0.001",
+        ),
         (
             "network={name: module, factory: 'helpers.support:no_module'}",
             "factory: .* returned a int, not an nn.Module",

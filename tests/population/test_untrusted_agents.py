@@ -1,16 +1,26 @@
 """Files of agents that somebody has prepared: one line says which, and nothing is built from them."""
 
 import json
+import re
 import resource
 import time
 
+import numpy as np
 import pytest
 import torch
 from helpers.forged import DESCRIBED, described, hostile, raw
 from helpers.support import agent, algorithm
 
-from evorl.population import check_agents
-from evorl.system.formats import decode_agents, decode_tensors, encode_agents
+from evorl.algorithms import SETTINGS, make_algorithm
+from evorl.config import validate
+from evorl.envs import Environments
+from evorl.evolution.architecture import mutate_layers
+from evorl.networks.optimizer import StackedAdam
+from evorl.population import check_agents, initial, initial_population
+from evorl.population.initial import MOMENTS_RATIO, TINY
+from evorl.records import Mutation
+from evorl.runs.launch import check
+from evorl.system.formats import MAX_HEADER_BYTES, decode_agents, decode_tensors, encode_agents, header_bytes
 from evorl.types import UserError
 
 
@@ -108,3 +118,139 @@ def test_tensors_of_an_agent_before_the_first_are_refused():
     name, value = next(iter(roles["parameters"].items()))
     payload = described(json.dumps([member.describe()]), **{f"-1/{module}/parameters/{name}": torch.zeros_like(value)})
     assert "of no agent" in check_refused(payload)
+
+
+NAN, INF = float("nan"), float("inf")
+NONSENSE = {
+    "an id past all counting": {"id": 10**16},
+    "an id past 64 bits": {"id": 2**70},
+    "a fitness of NaN": {"fitness": NAN},
+    "an infinite fitness": {"fitness": INF},
+    "a fitness of minus infinity": {"fitness": -INF},
+    "a parent past all counting": {"parent": 10**16, "id": 10**16 + 1},
+    "itself as its parent": {"parent": 3, "id": 3},
+    "a younger parent": {"parent": 9, "id": 3},
+    "a parent's generation without a parent": {"parent_generation": 4},
+    "a negative parent's generation": {"parent": 1, "id": 3, "parent_generation": -1},
+    "a parent's generation past all counting": {"parent": 1, "id": 3, "parent_generation": 10**16},
+    "a mutation of a long kind": {"mutation__kind": "x" * 100_000},
+    "a mutation of a long target": {"mutation__target": "x" * 100_000},
+    "a mutation from NaN": {"mutation__before": NAN},
+    "a mutation to infinity": {"mutation__after": INF},
+    "a mutation to a long text": {"mutation__after": "x" * 100_000},
+    "a fault of a megabyte": {"fault": "x" * 1_000_000},
+    "a learning rate of 0": {"hyperparameters__learning_rate": 0.0},
+    "a negative learning rate": {"hyperparameters__learning_rate": -1e-3},
+    "a learning rate above 1": {"hyperparameters__learning_rate": 7.0},
+    "an infinite learning rate": {"hyperparameters__learning_rate": INF},
+    "a discount above 1": {"hyperparameters__gamma": 1.01},
+    "a negative discount": {"hyperparameters__gamma": -0.1},
+    "a discount of NaN": {"hyperparameters__gamma": NAN},
+    "a batch of nothing": {"hyperparameters__batch_size": 0.0},
+    "a negative batch": {"hyperparameters__batch_size": -32.0},
+    "a batch past memory": {"hyperparameters__batch_size": 1e12},
+    "an infinite batch": {"hyperparameters__batch_size": INF},
+    "no steps between updates": {"hyperparameters__learn_step": 0.0},
+    "updates without end in a step": {"hyperparameters__learn_step": 1e-300},
+    "no update ever": {"hyperparameters__learn_step": 1e300},
+    "a target rate above 1": {"hyperparameters__tau": 2.0},
+    "an exploration rate above 1": {"state__acting__epsilon": 1.5},
+    "a negative exploration rate": {"state__acting__epsilon": -0.5},
+    "an exploration rate of NaN": {"state__acting__epsilon": NAN},
+    "an infinite exploration rate": {"state__acting__epsilon": INF},
+    "negative updates": {"state__updates__q": -5.0},
+    "a fraction of an update": {"state__updates__q": 2.5},
+    "updates past all counting": {"state__updates__q": 1e16},
+    "updates of NaN": {"state__updates__q": NAN},
+    "a negative debt of updates": {"state__update_debt": -0.5},
+    "a debt of many updates": {"state__update_debt": 1e6},
+    "a debt of NaN": {"state__update_debt": NAN},
+    "a negative count of rewards": {"state__rewards__count": -1.0},
+    "an infinite count of rewards": {"state__rewards__count": INF},
+    "a count of rewards past all counting": {"state__rewards__count": 1e30},
+    "a mean reward of NaN": {"state__rewards__mean": NAN},
+    "an infinite mean reward": {"state__rewards__mean": INF},
+    "a negative variance of rewards": {"state__rewards__variance": -1.0},
+    "an infinite variance of rewards": {"state__rewards__variance": INF},
+    "a variance of rewards of NaN": {"state__rewards__variance": NAN},
+}
+
+
+@pytest.mark.parametrize("changes", NONSENSE.values(), ids=NONSENSE)
+def test_numbers_that_no_training_leads_to_are_refused(changes):
+    error = check_refused(hostile(**changes))
+    assert "\n" not in error
+    assert len(error) < 600
+
+
+IMPOSSIBLE = {
+    "a negative square": ("square", -1e-6, "square of q.* is below 0"),
+    "a square just below zero": ("square", -1e-38, "square of q.* is below 0"),
+    "a mean without a square": ("mean", 1e20, "mean of q.* is larger than its square allows"),
+}
+
+
+@pytest.mark.parametrize(("role", "value", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_moments_that_adam_never_has_are_refused(role, value, message):
+    error = check_refused(spoiled(lambda roles, name: roles[role][name].view(-1)[-1].fill_(value)))
+    assert re.search(message, error)
+
+
+@pytest.mark.parametrize("name", ["number", "variance"])
+def test_statistics_of_observations_below_zero_are_refused(name):
+    normal = algorithm("algorithm.normalize_observations=true")
+    member = agent(dqn=normal)
+    check_agents([member], normal, "here")
+    (roles,) = member.tensors.values()
+    (key,) = (key for key in roles["buffers"] if key.endswith(f".{name}"))
+    roles["buffers"][key].view(-1)[0] = -1.0
+    with pytest.raises(UserError, match=f"here: agent 0: q.{key} is below 0"):
+        check_agents([member], normal, "here")
+
+
+CARTPOLE, PENDULUM = {"id": "CartPole-v1"}, {"id": "Pendulum-v1"}
+ROOM: dict[str, dict[str, dict[str, object]]] = {
+    "dqn": {"algorithm": {"name": "dqn", "normalize_observations": True}, "environment": CARTPOLE},
+    "sac": {"algorithm": {"name": "sac"}, "environment": PENDULUM},
+    "td3": {"algorithm": {"name": "td3"}, "environment": PENDULUM},
+    "recurrent ppo": {"algorithm": {"name": "ppo"}, "environment": CARTPOLE, "network": {"recurrent": "lstm"}},
+}
+
+
+@pytest.mark.parametrize("sections", ROOM.values(), ids=ROOM)
+def test_populations_that_no_checkpoint_has_room_for_are_refused_before_training(sections, monkeypatch):
+    """Also those whose header is within the bound at first: layers that are added make it longer."""
+    bounds = []
+    monkeypatch.setattr(initial, "header_bytes", lambda *given: bounds.append(header_bytes(*given)) or bounds[-1])
+    limits = {"evolution": {"architecture": {"max_layers": 4, "min_units": 8}}}
+    settings = validate({**sections, **limits, "population": {"size": 6}}, SETTINGS)
+    check(settings)
+    environments = Environments(settings.environment, 1, 1)
+    made = make_algorithm(settings, environments.interface)
+    environments.close()
+    agents = initial_population(settings, made)
+    rng = np.random.default_rng(0)
+    only_more = settings.evolution.architecture.model_copy(update={"min_layers": 9})
+    for member in agents:
+        member.mutation, member.fitness = Mutation("architecture", "actor.hidden.0", 1e-17 / 3, 1 / 3), 1 / 3
+        while mutate_layers(member, made.networks, only_more, rng):
+            pass
+    payload = encode_agents(agents)
+    needed = int.from_bytes(payload[:8], "little")
+    assert needed / 6 <= bounds[0] < 1.3 * needed / 6
+    most, one = MAX_HEADER_BYTES // bounds[0], {**sections["environment"], "num_envs": 1}
+    with pytest.raises(UserError, match=r"population.size: a checkpoint has room for [0-9,]+ agents .*; 9,999 are"):
+        check(validate({**sections, **limits, "population": {"size": 9999}, "environment": one}, SETTINGS))
+    assert 300 < most < 3000
+
+
+def test_what_adam_has_after_every_kind_of_gradient_is_not_refused():
+    """Of all gradients, those that have just become large make the mean the largest beside the square's root."""
+    adam = StackedAdam({"w": (1, 4)}, 1, 1e-8, torch.device("cpu"))
+    values, worst = torch.zeros(4), 0.0
+    for step in range(400):
+        gradient = torch.tensor([1e-20, 0.0, 1.0, 10.0 ** (step / 20 - 10)])
+        adam.step(values, gradient, torch.full((1,), 1e-3))
+        worst = max(worst, float((adam.mean.flat / adam.square.flat.sqrt()).max()))
+        assert not (adam.mean.flat.abs() > MOMENTS_RATIO * adam.square.flat.sqrt() + TINY).any()
+    assert worst > 3

@@ -4,16 +4,18 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from helpers.forged import DESCRIBED, forge, hostile
-from helpers.support import error_line, train
+from helpers.support import agent, error_line, train
 
 from evorl.commands.command import run_command
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.history import JsonLines
 from evorl.runs.launch import run_program
+from evorl.runs.progress import progress_of
 from evorl.system.files import entry, read_bounded
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning, UserError
@@ -213,3 +215,52 @@ def test_a_file_in_the_place_of_a_checkpoint_is_passed_over(run):
     with pytest.warns(EvorlWarning, match="generation-000009/manifest.json: cannot be read"):
         assert train(*RESUME) == 0
     assert (run / "checkpoints" / "damaged-generation-000009").read_text() == "mine"
+
+
+NAN, INF = float("nan"), float("inf")
+WHOLE = {
+    "generation": 3, "agent_steps": 120, "global_steps": 480, "next_id": 9, "wall_clock_seconds": 3.5,
+    "elite": {"score": [60, 9.5, 1.5, 0.1], "generation": 2, "tests": 1, "lower_bound": -INF},
+}  # fmt: skip
+NONSENSE = {
+    "generations before the first": {"generation": -1},
+    "steps of NaN": {"agent_steps": NAN},
+    "more steps of one agent than of all": {"agent_steps": 481},
+    "an id past all counting": {"next_id": 10**16},
+    "seconds before the start": {"wall_clock_seconds": -1.0},
+    "seconds without end": {"wall_clock_seconds": INF},
+    "seconds of NaN": {"wall_clock_seconds": NAN},
+    "no ranks": {"ranks": 0},
+    "a placement of a megabyte": {"placement": "x" * 1_000_000},
+    "a vectorization of a megabyte": {"vectorization": "x" * 1_000_000},
+    "packages without end": {"made_with": {str(number): "" for number in range(1_000)}},
+    "a version of a megabyte": {"made_with": {"torch": "x" * 1_000_000}},
+    "negative drifts": {"drifts": -1},
+    "an elite of the future": {"elite": WHOLE["elite"] | {"generation": 4}},
+    "an elite of no episodes": {"elite": WHOLE["elite"] | {"score": [0, 9.5, 1.5, 0.1]}},
+    "an elite's mean of NaN": {"elite": WHOLE["elite"] | {"score": [60, NAN, 1.5, 0.1]}},
+    "an elite's infinite mean": {"elite": WHOLE["elite"] | {"score": [60, INF, 1.5, 0.1]}},
+    "an elite's negative deviation": {"elite": WHOLE["elite"] | {"score": [60, 9.5, -1.5, 0.1]}},
+    "an elite's deviation of NaN": {"elite": WHOLE["elite"] | {"score": [60, 9.5, NAN, 0.1]}},
+    "an elite's skewness of NaN": {"elite": WHOLE["elite"] | {"score": [60, 9.5, 1.5, NAN]}},
+    "an elite above every target": {"elite": WHOLE["elite"] | {"lower_bound": INF}},
+    "an elite's bound of NaN": {"elite": WHOLE["elite"] | {"lower_bound": NAN}},
+    "negative tests": {"elite": WHOLE["elite"] | {"tests": -1}},
+}
+
+
+@pytest.mark.parametrize("changes", NONSENSE.values(), ids=NONSENSE)
+def test_a_progress_that_no_run_makes_is_refused(changes):
+    progress_of(json.dumps(WHOLE).encode(), "here")
+    with pytest.raises(UserError) as caught:
+        progress_of(json.dumps(WHOLE | changes).encode(), "here")
+    assert str(caught.value).startswith("here: ")
+    assert len(str(caught.value)) < 600
+
+
+def test_agents_that_a_run_has_not_come_to_yet_are_refused():
+    progress = progress_of(json.dumps(WHOLE).encode(), "here")
+    assert progress.contradicts([agent(id=8)]) is None
+    assert progress.contradicts([agent(id=9)]) == "agent 9 is not below next_id 9"
+    younger = replace(agent(id=8), parent=1, parent_generation=4)
+    assert progress.contradicts([younger]) == "agent 8 has a parent of generation 4, after 3"
