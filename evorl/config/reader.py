@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from evorl.config.errors import on_one_line, shown
+from evorl.config.plain import check_text, check_whole
 from evorl.types import UserError
 
 MAX_BYTES = 2**17
@@ -41,15 +42,37 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, f"it stands for more than {MAX_VALUES} values")
         return node
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        text: str = super().construct_scalar(node)
+        try:
+            check_text(text)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+        return text
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        number: int = super().construct_yaml_int(node)
+        try:
+            check_whole(number)
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+        return number
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[tuple[str, str]] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if (key.tag, key.value) in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
             seen.add((key.tag, key.value))
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        for key in mapping:
+            if not isinstance(key, str):
+                # As numbers they would not come back from the file that a run keeps of its configuration.
+                raise yaml.constructor.ConstructorError(None, None, f"key {shown(key)} is no text", node.start_mark)
+        return mapping
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.records import RESTORED, Mutation
-from evorl.report.generation import Generation, Number
+from evorl.report.generation import Generation
 from evorl.report.lives import Lives, read_lives
 from evorl.report.tree import Tree, tree_of
 from evorl.runs.ancestry import SAME, Stage
+from evorl.runs.elite import Measured
 from evorl.runs.history import JsonLines, Row
 from evorl.types import Architecture
 
@@ -39,7 +40,7 @@ class Settings:
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
-    hyperparameters: list[dict[str, Number]]
+    hyperparameters: list[dict[str, Measured]]
     architectures: list[dict[str, Architecture]]
     mutations: list[Annotated[str, Field(max_length=10_000)]]
 

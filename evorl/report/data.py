@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -55,11 +56,14 @@ class Drawn:
         return found
 
     def setting(self, path: str) -> Any:
-        """Return a setting by its path, such as `environment.id`; none where there is no such setting."""
+        """Return a setting by its path, such as `environment.id`; none where there is no such setting.
+
+        The configuration is not validated, so that a number that cannot be drawn is none either.
+        """
         value: Any = self.config
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-        return value
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load(path: Path) -> Drawn:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
+from evorl.runs.elite import Measured
+
 Count = Annotated[int, Field(ge=0, le=10**15)]
 
 
@@ -20,17 +21,17 @@ class Generation:
     generation: Count
     agent_steps: Count
     global_steps: Count = 0
-    wall_clock_seconds: Number = 0.0
+    wall_clock_seconds: Measured = 0.0
     ranks: Count = 1
     placement: str = ""
-    env_steps_per_second: Number = 0.0
-    best_fitness: Number | None = None
-    mean_fitness: Number | None = None
-    elite_fitness: Number | None = None
-    elite_std: Number | None = None
+    env_steps_per_second: Measured = 0.0
+    best_fitness: Measured | None = None
+    mean_fitness: Measured | None = None
+    elite_fitness: Measured | None = None
+    elite_std: Measured | None = None
     elite_episodes: Count = 0
     elite_generation: Count | None = None
-    seconds: dict[str, Number] = field(default_factory=dict)
+    seconds: dict[str, Measured] = field(default_factory=dict)
     made_with: dict[str, str] = field(default_factory=dict)
 
 

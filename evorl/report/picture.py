@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.config.errors import on_one_line
 from evorl.report.compare import MEASURES, Group, groups, points
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import STEPS
@@ -41,7 +43,9 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str, hyperparameter: str 
         _compare(figure, groups(runs), measure)
     else:
         _agents(figure, runs[0], hyperparameter)
-    figure.savefig(output, dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # The font draws a box for each.
+        figure.savefig(output, dpi=120)
 
 
 def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
@@ -148,5 +152,5 @@ def _tidy(axis: Any) -> None:
 
 
 def _plain(words: str) -> str:
-    """Return words that matplotlib does not read as mathematics."""
-    return words[:120].replace("$", "\\$")
+    """Return words on one line that matplotlib does not read as mathematics."""
+    return on_one_line(words, 120).replace("$", "\\$")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from evorl.config import AnyConfig, Schedule, ScheduledMutation
 from evorl.config.errors import on_one_line
-from evorl.records import Mutation
+from evorl.records import Mutation, Words
 from evorl.runs.directory import load_elite
+from evorl.runs.elite import Measured, Number
 from evorl.runs.history import JsonLines, Row
 from evorl.system.console import aligned, digits
 from evorl.types import Architecture, UserError
@@ -25,17 +26,18 @@ class Stage:
     `mutation` made it from the agent of the stage before; where that is the same agent, it is nothing.
     """
 
-    generation: int
-    id: int
-    parent: int | None
-    parent_generation: int | None
+    generation: Number
+    id: Number
+    parent: Number | None
+    parent_generation: Number | None
     mutation: Mutation
-    hyperparameters: dict[str, float]
-    architectures: dict[str, Architecture]
-    fitness: float | None = None
+    hyperparameters: Annotated[dict[Words, Measured], Field(max_length=100)]
+    architectures: Annotated[dict[Words, Architecture], Field(max_length=100)]
+    fitness: Measured | None = None
 
 
 LINE = TypeAdapter(Stage)
+STEPS = TypeAdapter(Number)
 SAME = Mutation("none", "the same agent")
 Key = tuple[int | None, int | None]
 """The generation and the identity that a line is looked up by."""
@@ -144,9 +146,13 @@ def _steps(run: Path, stages: Sequence[Stage]) -> int:
 
     Steps that an environment spends on resets are not counted, so generations differ, and the last one may be shorter.
     """
-    rows = JsonLines(run / "metrics.jsonl").members("agent_steps")
-    reached = {row["generation"]: int(row["agent_steps"]) for row in rows}
-    own = [reached[stage.generation] - reached.get(stage.generation - 1, 0) for stage in stages]
+    path = run / "metrics.jsonl"
+    try:
+        rows = JsonLines(path).members("agent_steps")
+        reached = {row["generation"]: STEPS.validate_python(row.get("agent_steps")) for row in rows}
+        own = [reached[stage.generation] - reached.get(stage.generation - 1, 0) for stage in stages]
+    except (ValidationError, KeyError) as error:
+        raise UserError(f"{path}: does not say how many steps each generation of the best agent had") from error
     return sum(own)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from evorl.system.files import (
     sync_directory,
     write_through,
 )
+from evorl.system.json_text import parse_json
 from evorl.types import UserError
 
 CHECKPOINT = re.compile(r"generation-([0-9]{6}|[1-9][0-9]{6,11})")
@@ -103,12 +103,12 @@ class Checkpoints:
         refuse_links(self.directory, self.path(generation), path)
         try:
             payload = read_bounded(path)
-            manifest = json.loads(payload)
+            manifest = parse_json(payload)
             files: Files = {str(name): dict(listed) for name, listed in manifest["files"].items()}
             whole = payload == _manifest(generation, files)
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: damaged; it is not what was written") from error
         if not whole:
             raise UserError(f"{path}: damaged, or of another generation")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evorl.system.files import read_lines, read_lines_backwards, refuse_links, sync_directory, write_atomically
+from evorl.system.json_text import parse_json
 from evorl.types import EvorlWarning
 
 Row = dict[str, Any]
@@ -117,7 +118,7 @@ class JsonLines:
 def row_of(line: bytes) -> Row | None:
     """Return the object in a line, or None where the line is damaged, not whole, or of no generation."""
     with contextlib.suppress(ValueError, RecursionError):
-        row = json.loads(line)
+        row = parse_json(line)
         if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
             return row
     return None

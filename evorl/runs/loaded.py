@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from evorl.runs.directory import INTERFACE, load_elite
 from evorl.runs.trust import refuse_code
 from evorl.system.files import read_bounded, reason, refuse_links
 from evorl.system.formats import decode_agents
+from evorl.system.json_text import parse_json
 from evorl.types import Agent, UserError
 
 State = NDArray[np.float32] | None
@@ -129,10 +129,10 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
             data: Mapping[str, Any] = interface_to_json(environments.interface)
         return interface_from_json(data, config.environment, str(file))
     try:
-        data = json.loads(read_bounded(file))
+        data = parse_json(read_bounded(file))
     except OSError as error:
         raise UserError(reason(error, file)) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{file}: is not JSON") from error
     return interface_from_json(data, config.environment, str(file))
 

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from evorl.config import read_yaml
+from evorl.config.errors import shown
+from evorl.records import Words
+from evorl.runs.elite import Measured, Number
 from evorl.runs.history import JsonLines, Row
 from evorl.runs.table import Table
 from evorl.system.files import read_bounded, reason, refuse_links
+from evorl.system.json_text import parse_json
 from evorl.types import UserError
 
 MAX_COLUMNS = 10_000
 """Columns of a table; a file that others have changed could name one for each of its bytes."""
+
+
+class SummaryFile(TypedDict, total=False):
+    """The part of `summary.json` that commands compute with or print."""
+
+    solved: bool | None
+    best_fitness: Measured | None
+    best_fitness_std: Measured | None
+    best_fitness_episodes: Number
+    agent_steps: Number
+    wall_clock_seconds: Annotated[Measured, Field(ge=0)]
+    ended: Words
+
+
+class AgentFile(TypedDict, total=False):
+    """The part of `elite/agent.json` by which its ancestors are found."""
+
+    id: Number
+
+
+SUMMARY, AGENT = TypeAdapter(SummaryFile), TypeAdapter(AgentFile)
 
 
 @dataclass(frozen=True)
@@ -64,7 +90,8 @@ def read_overview(path: Path) -> RunOverview:
     _check_run(path)
     try:
         last = JsonLines(path / "metrics.jsonl").last() or {}
-        elite, summary = _object(path / "elite" / "agent.json"), _object(path / "summary.json")
+        elite = _object(path / "elite" / "agent.json", AGENT)
+        summary = _object(path / "summary.json", SUMMARY)
     except OSError as error:
         raise UserError(reason(error, path)) from error
     return RunOverview(path, read_yaml(path / "config.yaml"), last, elite, summary)
@@ -79,7 +106,8 @@ def read_run(path: str | Path) -> RunRecord:
     _check_run(run)
     try:
         metrics, lineage = (Table(JsonLines(run / f"{name}.jsonl").rows()) for name in ("metrics", "lineage"))
-        elite, summary = _object(run / "elite" / "agent.json"), _object(run / "summary.json")
+        elite = _object(run / "elite" / "agent.json", AGENT)
+        summary = _object(run / "summary.json", SUMMARY)
     except OSError as error:
         raise UserError(reason(error, run)) from error
     return RunRecord(run, read_yaml(run / "config.yaml"), metrics, lineage, elite, summary)
@@ -110,9 +138,20 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return rows if isinstance(rows, Table) else Table(rows)
 
 
-def _object(path: Path) -> Row:
-    """Return the object in a JSON file; empty where there is none, or no whole one."""
-    with contextlib.suppress(ValueError, RecursionError, FileNotFoundError):
-        value = json.loads(read_bounded(path))
-        return value if isinstance(value, dict) else {}
+def _object(path: Path, schema: TypeAdapter[Any]) -> Row:
+    """Return the object in a JSON file; empty where there is none, or no whole one.
+
+    Raises UserError where a value is not of the type that the `schema` gives its key.
+    """
+    with contextlib.suppress(ValueError, FileNotFoundError):
+        value = parse_json(read_bounded(path))
+        if not isinstance(value, dict):
+            return {}
+        try:
+            schema.validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UserError(f"{path}: {place}: {shown(first['input'])} does not fit: {first['msg']}") from error
+        return value
     return {}
