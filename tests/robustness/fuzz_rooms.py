@@ -27,7 +27,6 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import corruption
-import huggingface_hub
 import torch
 import yaml
 from fuzz_watch import CANARY, Limits, Outcome, Watch, complaints, unsafe
@@ -366,7 +365,7 @@ class Child:
             patch.object(training.Run, "steps", steps),
             patch.object(_WandbSetup, "ensure_service", lambda it: None),
             patch.object(_WandbInit, "init", settled),
-            patch.object(huggingface_hub, "get_token", lambda: "token"),
+            patch.object(push, "check_hub", lambda: None),
             patch.object(push, "push", lambda folder, name, private: name),
         ):
             return self._ended(self._command)

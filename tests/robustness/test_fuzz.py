@@ -1,5 +1,6 @@
 """Runs that somebody sends and command lines that somebody mistypes: refused in one line, or done as they say."""
 
+import importlib.util
 import mmap
 import os
 import re
@@ -8,19 +9,22 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import fuzz
 import numpy as np
 import pytest
 from fuzz_places import configure
-from fuzz_rooms import RUN, Case
+from fuzz_readers import COMMANDS
+from fuzz_rooms import RUN, Case, nothing
 from fuzz_watch import Limits, unsafe
 
+from evorl import commands as evorl_commands
 from evorl.types import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness reads /proc")
-EACH = 4
+EACH, EACH_READER = 4, 2
 FOUND = (
     3, 9, 33, 35, 60, 77, 101, 110, 168, 173, 213, 280, 335, 350, 378, 414, 487, 585, 588, 613, 643, 909, 1017, 1455,
     1551, 1709, 2274, 2313, 2816, 5669, 6249,
@@ -29,9 +33,14 @@ FOUND = (
 EVALUATE = ("evaluate", RUN)
 
 
+EXTRAS = ("matplotlib", "plotly", "jinja2", "onnx", "onnxruntime", "av", "pygame")
+"""Packages without which some commands end before they read a run."""
+HAS_EXTRAS = all(importlib.util.find_spec(name) is not None for name in EXTRAS)
+
+
 @pytest.fixture(scope="module")
 def bench():
-    with fuzz.workshop() as made:
+    with fuzz.workshop(fuzz.warm if HAS_EXTRAS else None) as made:
         yield made
 
 
@@ -51,9 +60,37 @@ def test_hostile_inputs_are_refused_or_obeyed(place, bench):
 
 @pytest.mark.parametrize("place", range(len(fuzz.ANCESTRY)))
 def test_hostile_lineages_are_refused_or_followed(place, bench):
-    """The short form of `fuzz.py --ancestry`."""
+    """The short form of `fuzz.py --of ancestry`."""
     for number in range(place, EACH * len(fuzz.ANCESTRY), len(fuzz.ANCESTRY)):
         check(bench, number, fuzz.ANCESTRY)
+
+
+@pytest.mark.skipif(not HAS_EXTRAS, reason="not all optional packages are installed")
+@pytest.mark.parametrize("place", range(len(fuzz.READERS)))
+def test_spoiled_runs_are_refused_or_read_by_every_command(place, bench):
+    """The short form of `fuzz.py --of readers`."""
+    for number in range(place, EACH_READER * len(fuzz.READERS), len(fuzz.READERS)):
+        check(bench, number, fuzz.READERS)
+
+
+@pytest.mark.skipif(not HAS_EXTRAS, reason="not all optional packages are installed")
+@pytest.mark.parametrize("place", range(len(fuzz.READERS)))
+def test_every_command_reads_a_whole_run(place, bench):
+    """Where the runs that are tried were refused for what is wrong with all of them, nothing would be tried."""
+    outcome = bench.tried(replace(fuzz.drawn(bench, place, seed=1, families=fuzz.READERS), prepare=nothing))
+    assert (outcome.code, outcome.problems) == (0, []), outcome.stderr
+
+
+def test_every_command_that_reads_a_run_is_tried():
+    others = {"tune", "completion"}
+    assert {command[0] for command in COMMANDS.values()} == set(evorl_commands.COMMANDS) - others
+
+
+def test_a_run_that_hides_another_is_seen(bench, monkeypatch):
+    monkeypatch.setattr("evorl.commands.list.rows_of", lambda directory: [])
+    case = fuzz.drawn(bench, 0, seed=1, families=fuzz.READERS)
+    assert case.family == "list"
+    assert any("stdout does not match" in problem for problem in bench.tried(case).problems)
 
 
 @pytest.mark.parametrize("number", FOUND)
