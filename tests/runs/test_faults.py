@@ -385,5 +385,5 @@ def test_an_agent_of_large_rewards_is_taken_up_and_one_that_counts_without_end_i
     member.state.rewards = RewardStats(1e3, 1e9, 1e18)
     check_agents([member], ppo, "here")
     member.state.acting["steps"] = 1e16
-    with pytest.raises(UserError, match=r"here: agent 0: its state counts beyond 1e\+15"):
+    with pytest.raises(UserError, match=r"here: agent 0: state steps is 1e\+16; it must be 0 to 1e\+15"):
         check_agents([member], ppo, "here")
