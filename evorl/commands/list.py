@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,26 @@ HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state",
 
 def rows_of(directory: Path) -> list[tuple[str, ...]]:
     """Return what is listed of each run in a directory, oldest first. Raises OSError."""
-    paths = [path for path in directory.iterdir() if (path / "config.yaml").is_file() and not path.is_symlink()]
-    return [_row(path) for path in sorted(paths, key=lambda path: (path / "config.yaml").stat().st_mtime)]
+    began = {path: _began(path) for path in directory.iterdir() if not path.is_symlink()}
+    known = sorted((time, path) for path, time in began.items() if time is not None)
+    return [_row(path) for _, path in known]
+
+
+def _began(path: Path) -> float | None:
+    """Return when a run's configuration was written, 0 where nobody may look, and None where there is no run."""
+    try:
+        status = (path / "config.yaml").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return 0.0
+    return status.st_mtime if stat.S_ISREG(status.st_mode) else None
 
 
 def _row(path: Path) -> tuple[str, ...]:
     try:
         run = read_overview(path)
-    except UserError:
+    except (UserError, OSError):
         return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path))
     best, steps = run.last.get("elite_fitness"), run.last.get("agent_steps")
     return (

@@ -81,8 +81,8 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
             tensors += [(module, role, name, one.shape(shape.sizes())) for role in roles]
     if size > (most := MAX_HEADER_BYTES // header_bytes(agent, tensors, size)):
         raise UserError(
-            f"population.size: a checkpoint has room for {most:,} agents with networks of these sizes, as they are at "
-            f"the limits of evolution.architecture; {size:,} are too many"
+            f"population.size: a checkpoint has room for {most:,} agents whose networks have grown to the limits of "
+            f"evolution.architecture; {size:,} are too many; take fewer, or a smaller evolution.architecture.max_layers"
         )
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -118,6 +119,23 @@ def test_a_spoiled_run_does_not_hide_the_others_of_its_folder(spoil, run, capsys
     assert row.split() == next(line for line in whole if line.startswith("b ")).split()
     assert re.search(r"^a ", out, re.MULTILINE)
     assert len(summary_lines([(1, run.with_name("b"))])) == 3
+
+
+def test_a_folder_that_nobody_may_look_into_does_not_hide_the_others(run, capsys, monkeypatch):
+    """As root one may look anywhere, so that the refusal is put in its place."""
+    usual = Path.stat
+
+    def refusing(path, **options):
+        if path.parent == Path("runs/a"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return usual(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    code, out, _ = ended("list", capsys)
+    assert code == 0
+    told = {line.split()[0]: line for line in out.splitlines()}
+    assert "cannot be read" in told["a"]
+    assert "CartPole-v1" in told["b"]
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "list"])

@@ -144,13 +144,18 @@ def spoiled_agents(rng: np.random.Generator, room: Room) -> None:
     room.put(ELITE, HOSTILE[kind](rng, (room.run / ELITE).read_bytes()))
 
 
+def closed_folder(rng: np.random.Generator, room: Room) -> None:
+    """Take rights away from the run's directory itself."""
+    room.run.chmod(pick(rng, (0, 0o111, 0o444, 0o200)))
+
+
 TEXTS: tuple[Spoil, ...] = (
     odd_settings, odd_settings, odd_settings, other_settings, lineages, spoiled_rows("lineage.jsonl"),
     spoiled_rows("metrics.jsonl"), spoiled_object("summary.json"), spoiled_object("elite/agent.json"), histories,
 )  # fmt: skip
 AGENTS: tuple[Spoil, ...] = (spoiled_agents, spoiled_object("environment.json"))
 CHECKPOINTS: tuple[Spoil, ...] = (states, manifests, damaged)
-NODES: tuple[Spoil, ...] = (more_nodes, strange_nodes)
+NODES: tuple[Spoil, ...] = (more_nodes, strange_nodes, closed_folder)
 
 
 def reader(command: str) -> Family:
