@@ -14,6 +14,8 @@ from evorl.system.console import aligned, digits
 from evorl.system.files import is_locked, size_of
 from evorl.types import UserError
 
+WIDEST = 80
+"""Letters of a cell beside the run's name."""
 HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state", "size")
 
 
@@ -21,7 +23,8 @@ def rows_of(directory: Path) -> list[tuple[str, ...]]:
     """Return what is listed of each run in a directory, oldest first. Raises OSError."""
     began = {path: _began(path) for path in directory.iterdir() if not path.is_symlink()}
     known = sorted((time, path) for path, time in began.items() if time is not None)
-    return [_row(path) for _, path in known]
+    # One endless word would push all other runs' columns off the line.
+    return [(path.name, *(on_one_line(cell, WIDEST) for cell in _row(path)[1:])) for _, path in known]
 
 
 def _began(path: Path) -> float | None:

@@ -73,6 +73,7 @@ SPOILED = {
     "keys of mixed types": setting("environment.kwargs={1: 2, a: 3}"),
     "a key that is true": setting("mine={on: 1, b: 2}"),
     "a surrogate for the environment": setting('environment.id="\\ud800"'),
+    "an environment of 5,000 letters": setting("environment.id=" + "x" * 5000),
     "control letters for the environment": setting('environment.id="\\e[2J"'),
     "NaN for a fitness": last_line("lineage.jsonl", fitness=NAN),
     "NaN for a hyperparameter": last_line("lineage.jsonl", hyperparameters={"learning_rate": NAN}),
