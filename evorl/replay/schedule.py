@@ -14,7 +14,7 @@ class UpdateSchedule:
 
     def __init__(self, learn_step: NDArray[np.float64], debt: NDArray[np.float64]) -> None:
         self._learn_step = learn_step
-        self._debt = debt
+        self._debt = np.clip(debt, 0.0, 1.0)  # It may come from a file that lies.
         self._steps = np.zeros_like(learn_step)
         self._done = np.zeros(len(learn_step), dtype=np.int64)
 
