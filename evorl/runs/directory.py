@@ -155,13 +155,25 @@ class RunDirectory:
         write_json(self.path / "summary.json", summary)
 
 
+def check_run(path: Path) -> None:
+    """Raise UserError unless the directory `path` holds a run that may be looked at."""
+    try:
+        there = (path / "config.yaml").is_file()
+    except OSError as error:
+        raise UserError(reason(error, path)) from error
+    if not there:
+        raise UserError(f"{path}: there is no run here (no config.yaml)")
+
+
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     """Return the configuration and the best agent of the run in directory `path`. Raises UserError."""
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path}: there is no run here (no config.yaml)")
+    check_run(path)
     file = path / "elite" / "agent.safetensors"
-    if not file.is_file():
-        raise UserError(f"{path}: the run has no elite yet; its first generation has not ended")
+    try:
+        if not file.is_file():
+            raise UserError(f"{path}: the run has no elite yet; its first generation has not ended")
+    except OSError as error:
+        raise UserError(reason(error, file)) from error
     agents = decode_agents(read_bounded(file), str(file))
     if len(agents) != 1:
         raise UserError(f"{file}: holds {len(agents)} agents; an elite is one")

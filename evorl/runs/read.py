@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from evorl.config import read_yaml
 from evorl.config.errors import shown
 from evorl.records import Words
+from evorl.runs.directory import check_run
 from evorl.runs.elite import Measured, Number
 from evorl.runs.history import JsonLines, Row
 from evorl.runs.table import Table
@@ -128,8 +129,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
 
 def _check_run(run: Path) -> None:
     """Raise UserError unless a directory holds a run, in files of its own."""
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"{run}: there is no run here (no config.yaml)")
+    check_run(run)
     files = [run / name for name in ("config.yaml", "metrics.jsonl", "lineage.jsonl", "elite", "summary.json")]
     refuse_links(*files, run / "elite" / "agent.json")
 

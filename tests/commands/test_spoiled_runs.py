@@ -137,6 +137,9 @@ def test_a_folder_that_nobody_may_look_into_does_not_hide_the_others(run, capsys
     told = {line.split()[0]: line for line in out.splitlines()}
     assert "cannot be read" in told["a"]
     assert "CartPole-v1" in told["b"]
+    for read in (evorl.read_run, evorl.load):
+        with pytest.raises(UserError, match="Permission denied"):
+            read("runs/a")
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "list"])
