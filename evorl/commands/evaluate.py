@@ -20,6 +20,7 @@ from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
 from evorl.randomness import numpy_generator, torch_generator
 from evorl.runs.directory import load_elite
+from evorl.runs.elite import Score
 from evorl.runs.launch import check
 from evorl.runs.threads import use_threads
 from evorl.runs.trust import refuse_code
@@ -32,8 +33,8 @@ PURPOSE = "evaluation of the elite"
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
     """Return the returns of a run's best agent on fresh episodes, without exploration. Raises UserError.
 
-    `returns` are in the order of `seeds_of`. Where fitness is more than the return, `terms` has the mean of each other
-    term.
+    `returns` are in the order of `seeds_of`, `std` is their sample standard deviation. Where fitness is more than the
+    return, `terms` has the mean of each other term.
     """
     data, agent = load_elite(run)
     config = validate(data, SETTINGS)
@@ -49,13 +50,15 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         keys = reported_keys(config.evolution.fitness)
         results = evaluate(policy, environments, seeds_of(seed, episodes), config.evaluation.max_steps, keys)
     returns = results.returns[0]
+    score = Score.of(returns)
     return {
         "run": str(run),
         "agent": agent.id,
         "episodes": episodes,
         "seed": seed,
-        "mean": float(np.mean(returns)),
-        "std": float(np.std(returns)),
+        "mean": score.mean,
+        "std": score.std,
+        "standard_error": score.standard_error,
         "min": float(np.min(returns)),
         "max": float(np.max(returns)),
         "returns": [float(value) for value in returns],
@@ -71,7 +74,9 @@ def seeds_of(seed: int, episodes: int) -> list[int]:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("--episodes", type=count, default=100)
+    parser.add_argument(
+        "--episodes", type=count, default=100, help="default: 100; ± is the standard error of their mean"
+    )
     parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -81,10 +86,10 @@ def _run(parsed: argparse.Namespace) -> None:
     if parsed.json:
         print(json.dumps(result))
         return
+    score = Score(result["episodes"], result["mean"], result["std"])
     print(
-        f"agent {result['agent']} of {on_one_line(str(result['run']))}: "
-        f"mean return {digits(result['mean'])} ± {digits(result['std'])} "
-        f"(min {digits(result['min'])}, max {digits(result['max'])}) over {result['episodes']} fresh episodes"
+        f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {score.described()} "
+        f"(standard deviation {digits(score.std)}, min {digits(result['min'])}, max {digits(result['max'])})"
         + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
     )
 

@@ -10,7 +10,6 @@ import yaml
 from evorl.report.data import Drawn
 from evorl.report.effects import effects
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
-from evorl.system.console import digits
 
 PICTURE = "lineage.png"
 
@@ -20,11 +19,8 @@ def card(run: Drawn, settings: Mapping[str, Any], files: Sequence[str]) -> str:
 
     `settings` are the configuration as it may be shown, `files` the names of what lies beside the card.
     """
-    last = run.generations[-1]
     environment, algorithm = str(run.setting("environment.id")), str(run.setting("algorithm.name"))
-    best = "–"
-    if last.elite_fitness is not None:
-        best = f"{digits(last.elite_fitness)} ± {digits(last.elite_std or 0)} over {last.elite_episodes} fresh episodes"
+    best = run.described_best
     parts = [
         f"---\n{yaml.safe_dump(_head(run, environment, algorithm), sort_keys=False)}---",
         f"# {_plain(algorithm)} on {_plain(environment)}",
@@ -59,6 +55,7 @@ def _head(run: Drawn, environment: str, algorithm: str) -> dict[str, Any]:
     }
     if last.elite_fitness is not None:
         task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+        # Here model pages have the standard deviation of returns, by which leaderboards of the Hub rank.
         metric = {"type": "mean_reward", "value": f"{last.elite_fitness:.2f} +/- {last.elite_std or 0:.2f}"}
         result = {"task": task, "dataset": {"name": environment, "type": environment}, "metrics": [metric]}
         head["model-index"] = [{"name": f"{algorithm}-{environment}", "results": [result]}]

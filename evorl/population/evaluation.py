@@ -23,8 +23,8 @@ from evorl.types import Agent
 
 MAX_COPIES = 32
 """Environments of each agent that an evaluation steps at once."""
-Purpose = Literal["generation", "confirmation", "target"]
-"""The purpose of episodes: the fitness of all agents, who is the elite, or whether it reaches the target."""
+Purpose = Literal["generation", "confirmation", "measurement"]
+"""The purpose of episodes: the fitness of all agents, who is the elite, or how good it is."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from evorl.config.errors import on_one_line
 from evorl.report.crowd import Crowd, read_crowd
 from evorl.report.generation import GENERATION, Generation
 from evorl.runs.ancestry import LINE, Stage
+from evorl.runs.elite import Score
 from evorl.runs.history import JsonLines
 from evorl.runs.read import read_overview
 from evorl.system.files import reason
@@ -42,6 +43,24 @@ class Drawn:
     def steps(self) -> dict[int, int]:
         """Return the environment steps of each agent at the end of each generation."""
         return {row.generation: row.agent_steps for row in self.generations}
+
+    @property
+    def best(self) -> Score | None:
+        """Return the score of the best agent; None where there is none."""
+        last = self.generations[-1]
+        if last.elite_fitness is None:
+            return None
+        return Score(max(1, last.elite_episodes), last.elite_fitness, last.elite_std or 0.0)
+
+    @property
+    def described_best(self) -> str:
+        """Return the mean of the best agent with its standard error and episodes."""
+        return "–" if self.best is None else self.best.described(fresh=self.confirms)
+
+    @property
+    def confirms(self) -> bool:
+        """Return whether the best agent's score is of episodes that did not select it."""
+        return bool(self.setting("evaluation.confirmation_episodes") != 0)
 
     def parents(self) -> dict[tuple[int, int], Stage]:
         """Return by (generation, agent) what each agent was made from: itself a generation earlier, or its parent."""

@@ -21,14 +21,11 @@ def badges(run: Drawn) -> list[tuple[str, str, str]]:
     """Return what stands at the top of a run's page: a number, what it is, and what to add."""
     last = run.generations[-1]
     target = run.setting("training.target_fitness")
-    best, more = "–", "no agent yet"
-    if last.elite_fitness is not None:
-        best = digits(last.elite_fitness)
-        more = f"± {digits(last.elite_std or 0)} over {last.elite_episodes} fresh episodes"
+    best, _, more = run.described_best.partition(" ")
     aim = f"target {target:g}" if isinstance(target, int | float) else "no target"
     return [
         (state(run), "state", aim),
-        (best, "best agent", more),
+        (best, "best agent", more or "no agent yet"),
         (short(last.agent_steps), "steps of each agent", f"{short(last.global_steps)} of all"),
         (str(last.generation), "generations", f"{run.setting('population.size')} agents in each"),
         (duration(last.wall_clock_seconds), "wall clock", f"{short(last.env_steps_per_second)} steps/s at the end"),

@@ -39,7 +39,7 @@ def returns(run: Drawn) -> Figure:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": "best so far, on fresh episodes",
+            "name": "best so far" + (", on fresh episodes" if run.confirms else ""),
             "x": [row.agent_steps for row in rows],
             "y": [row.elite_fitness for row in rows],
             "line": {"color": INK, "width": 1, "dash": "dot", "shape": "hv"},

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import AnyConfig
 from evorl.population.evaluation import EpisodeResults, Evaluator, Purpose
-from evorl.runs.elite import Elite, Play, Score
+from evorl.runs.elite import Elite, Play, Returns
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import Agent
 
@@ -51,11 +50,12 @@ class Archive:
 
         Return whether the target is reached.
 
-        The elite plays the generation's episodes too; where it is beaten there, both play further ones. The target is
-        tested on fresh episodes of who is then the elite.
+        The elite plays the generation's episodes too; where it is beaten there, both play further ones. Who is then the
+        elite is measured, and tested for the target, on episodes of its own.
         """
         fitness = results.fitness(self._weights)
         assign_fitness(agents, fitness)
+        self.elite.see(fitness)
         solved = self._challenge(agents, fitness, evaluator, generation)
         self.evaluation_steps = evaluator.pop_steps()
         return solved
@@ -69,39 +69,46 @@ class Archive:
         self, agents: Sequence[Agent], fitness: NDArray[np.float64], evaluator: Evaluator, generation: int
     ) -> bool:
         place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
-        best, elite = agents[place], self.elite
-        seems_reached = self._is_target(best.fitness) or self._is_target(elite.score.mean if elite.score else None)
-        if self._beats_elite(best, fitness[place], evaluator, generation):
-            # With the mean that is known of it by now, and not with that of the episodes that chose it.
-            known = replace(best, fitness=elite.score.mean if elite.score else None)
-            self.payload, self.parents = encode_agents([known]), []
-        if self._target is None:
+        best, elite, settings = agents[place], self.elite, self._settings
+        won = self._beats_elite(best, fitness[place], evaluator, generation)
+        if won:
+            self.parents = []
+        elif not self.parents:
             return False
-        episodes = self._settings.confirmation_episodes
-        play = _play(evaluator, self.parents or [best], generation, "target") if episodes else None
-        return elite.reaches(self._target, self._settings.error, seems_reached, play, episodes)
-
-    def _is_target(self, fitness: float | None) -> bool:
-        return self._target is not None and fitness is not None and fitness >= self._target
+        (agent,) = self.parents or [best]
+        seems_reached = self._target is not None and agent.fitness is not None and agent.fitness >= self._target
+        confirms = settings.confirmation_episodes
+        play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
+        # All at once where the target is tested: to stop where the first ones are bad would keep those means low.
+        played = elite.measure(play, confirms if seems_reached else settings.episodes, confirms)
+        solved = self._target is not None and elite.reaches(
+            self._target, settings.error, seems_reached, play, confirms, played
+        )
+        if won and elite.score:
+            # With the mean that is known of it by now, and not with that of the episodes that chose it.
+            self.payload = encode_agents([replace(best, fitness=elite.score.mean)])
+        return solved
 
     def _beats_elite(self, best: Agent, fitness: NDArray[np.float64], evaluator: Evaluator, generation: int) -> bool:
         """Return whether the best agent, with `fitness` [N], wins against the elite, which is then in `parents`."""
         again = None
         self.parents = decode_agents(self.payload, "the elite") if self.payload else []
         for agent in self.parents:
-            again = _play(evaluator, [agent], generation, "generation")(0, self._settings.episodes)[0]
+            again = self._play(evaluator, [agent], generation, "generation")(0, self._settings.episodes)[0]
             agent.fitness = float(again.mean())
         if best.fitness is None:
-            if again is not None:
-                self.elite.note(Score.of(again))
             return False
         confirms = self._settings.confirmation_episodes
-        play = _play(evaluator, [best, *self.parents], generation, "confirmation") if confirms else None
+        play = self._play(evaluator, [best, *self.parents], generation, "confirmation") if confirms else None
         return self.elite.challenge(fitness, again, play, confirms, generation)
 
+    def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
+        def play(first: int, episodes: int) -> Returns:
+            returns = evaluator.remeasure(agents, generation, purpose, first, episodes)
+            self.elite.see(returns)
+            return returns
 
-def _play(evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
-    return partial(evaluator.remeasure, agents, generation, purpose)
+        return play
 
 
 def _by_fitness(agent: Agent) -> tuple[bool, float, int]:

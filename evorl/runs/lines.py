@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.records import Mutation
+from evorl.runs.elite import Score
 from evorl.runs.header import from_here
 from evorl.runs.summary import STOPPED
 from evorl.system.console import digits
@@ -32,12 +34,15 @@ def generation_line(row: Row, born: Sequence[Row], max_steps: int) -> str:
     return " | ".join([*parts, f"{row['wall_clock_seconds']:.0f} s"])
 
 
-def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]:
-    """Return how a run ended, its best agent, and what can be done with its directory."""
+def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite: bool) -> list[str]:
+    """Return how a run ended, its best agent, and what can be done with its directory.
+
+    `has_elite` says whether the best agent is on disk.
+    """
     target, steps = config.training.target_fitness, config.training.max_steps
     allow = " --allow-code" if ":" in config.environment.id + (config.network.factory or "") else ""
     where = f"{from_here(directory)}{allow}"
-    next_steps = [f"`evorl evaluate {where}`"] if summary["best_fitness"] is not None else []
+    next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
     if summary["ended"] != "finished":
         how = f"{_broken_off(summary)} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")
@@ -45,15 +50,15 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path) -> list[str]
         how = f"solved: the mean {_measure(config)} is above {target:g} (evaluation.error {config.evaluation.error:g})"
     else:
         done = summary["agent_steps"]
-        how = f"trained for {done:,} steps" + ("" if target is None else f"; the target of {target:g} is not reached")
+        how = f"trained for {done:,} steps" + ("" if target is None else f"; {_missed(summary, config, target)}")
         # `training.max_steps` may be below the steps that a run has taken by the time it is resumed.
         longer = 2 * max(steps, round(done, -3))
         next_steps.append(f"`evorl resume {where} training.max_steps={longer}` to train longer")
-    lines = [f"{how}; best: {_best(summary, _measure(config))}"]
+    lines = [f"{how}; best: {_best(summary, config)}"]
     if config.environment.id.startswith(SCRIPT):
         # What a script defines no command can import.
         again = f'the same call with run={{"name": "{directory.name}", "resume": "auto"}} to go on'
-        next_steps = [f'`evorl.load("{from_here(directory)}")`', again]
+        next_steps = [*([f'`evorl.load("{from_here(directory)}")`'] if has_elite else []), again]
     return [*lines, f"next: {', '.join(next_steps)}"] if next_steps else lines
 
 
@@ -82,11 +87,27 @@ def _measure(config: AnyConfig) -> str:
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
 
-def _best(summary: Row, measure: str) -> str:
+def _missed(summary: Row, config: AnyConfig, target: float) -> str:
+    """Return how far from the target a run ended."""
+    best, bound = summary["best_fitness"], summary["best_fitness_lower_bound"]
+    if best is None or best < target:
+        return f"the target of {target:g} is not reached"
+    sure = "" if bound is None else f" (at least {_at_least(bound)} with {100 * (1 - config.evaluation.error):g} %)"
+    return f"the target of {target:g} is not yet certain{sure}"
+
+
+def _at_least(bound: float) -> str:
+    """Return a lower bound in as many digits as a mean has, and never rounded up."""
+    unit = 0.1 if abs(bound) >= 10 else 10.0 ** (math.floor(math.log10(abs(bound))) - 2) if bound else 1.0
+    return digits(math.floor(bound / unit) * unit)
+
+
+def _best(summary: Row, config: AnyConfig) -> str:
     if summary["best_fitness"] is None:
         return "no agent yet"
-    spread = f"{digits(summary['best_fitness'])} ± {digits(summary['best_fitness_std'])}"
-    return f"a mean {measure} of {spread} over {summary['best_fitness_episodes']} episodes"
+    score = Score(summary["best_fitness_episodes"], summary["best_fitness"], summary["best_fitness_std"])
+    described = score.described(fresh=config.evaluation.confirmation_episodes > 0)
+    return f"a mean {_measure(config)} of {described}"
 
 
 def _change(agent: Row) -> str:

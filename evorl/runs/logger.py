@@ -137,7 +137,8 @@ class Logger:
             problem = reason(error, self._directory.path)
         self._trackers.finish(summary, self._directory.lineage.newest(MOST_LINES))
         if summary["ended"] in ("finished", STOPPED, *Signals.__members__):
-            for line in closing_lines(summary, self._config, self._directory.path):
+            has_elite = bool(self._written_elite)
+            for line in closing_lines(summary, self._config, self._directory.path, has_elite=has_elite):
                 say(line)
         return problem
 

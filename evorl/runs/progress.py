@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -40,6 +41,10 @@ class Progress:
     drifts: Number = 0
     """Generations after which ranks that should have held the same agents did not, and took those of rank 0."""
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
+
+    def copy(self) -> Progress:
+        """Return the progress as it is now, which does not change with this one."""
+        return replace(self, elite=replace(self.elite))
 
     def note_setup(self, config: AnyConfig, placement: Placement) -> None:
         """Note what a resumed run must share to be bit-exact."""
@@ -92,4 +97,10 @@ def progress_of(payload: bytes, where: str) -> Progress:
         raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
     if problem := progress.contradiction():
         raise UserError(f"{where}: {problem}")
+    given = json.loads(payload)
+    for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Elite)):
+        for each in fields(kind):
+            # A default stands for a run that begins, and would be false of one that has been trained.
+            if each.name not in section:
+                raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
     return progress

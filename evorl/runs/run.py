@@ -83,6 +83,7 @@ class Run:
         self.generation = self.progress.generation + 1
         self.progress.note_setup(config, placement)
         self._archive = Archive(config, self.progress.elite, elite)
+        self._recorded = self.progress.copy()
         is_main = self.ranks.is_main
         self._reporter = Reporter(config, self._directory, self.horizon, self._warn_once, callbacks, is_main=is_main)
         self.summary: Mapping[str, Any] = {}
@@ -131,7 +132,8 @@ class Run:
         because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
         ended = end_of(error, self._unsaved, self._stopped)
-        self.summary = summary_of(self.progress, self.config, self.ranks.size, ended, because)
+        self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
+        self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
         not_written = self._reporter.end(self.summary)
         self._directory.release()
         if error is None and (unsaved := self._unsaved or not_written):
@@ -199,6 +201,8 @@ class Run:
             return b"" if stop is None else stop.reason.encode() or b"a callback"
 
         self._stopped = self.ranks.from_main(written, "the main process's callbacks").decode()
+        # A signal may come when the next elite is chosen, and not yet on disk.
+        self._recorded = progress.copy()
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
         """Return the next generation's agents: on the main process, and none on other ranks.

@@ -17,13 +17,17 @@ STOPPED = "stopped"
 
 
 def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
-    """Return what `summary.json` and the trackers keep of a run: `ended` says how in a word, `because` why, if told."""
+    """Return what `summary.json` and the trackers keep of a run: `ended` says how in a word, `because` why, if told.
+
+    `progress` is that of the last generation that was recorded.
+    """
     score = progress.elite.score
     return {
         "solved": None if config.training.target_fitness is None else progress.solved,
         "best_fitness": score.mean if score else None,
         "best_fitness_std": score.std if score else None,
         "best_fitness_episodes": score.episodes if score else 0,
+        "best_fitness_lower_bound": progress.elite.lower_bound,
         "generations": progress.generation,
         "global_steps": progress.global_steps,
         "agent_steps": progress.agent_steps,

@@ -1,60 +1,61 @@
 """Who is the best so far, and when a run may stop: on episodes that chose nobody."""
 
+import json
 import math
-from statistics import NormalDist
+import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
-from helpers.support import agent, config, context, train
+from helpers.support import ROOT, agent, config, context, train
 
 from evorl.evolution import SELECTIONS, evolve
 from evorl.records import Mutation
 from evorl.runs.archive import Archive
-from evorl.runs.elite import Elite, Score, error_of_test, play_until_clear
-from evorl.runs.progress import PROGRESS, Progress
+from evorl.runs.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
+from evorl.runs.progress import PROGRESS, Progress, progress_of
+from evorl.types import UserError
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from stopping import ABOVE, BELOW, After, outcomes, run, students_bound
+
+RARE = ("one landing in 30 crashes", "one landing in 60 crashes", "success 0.97, target 0.98")
 
 
-def lives(rng, means, target, *, generations=25, episodes=10, confirmation=60, draw=None):
-    """A whole run of agents with these true means: the true mean of who made it stop, or None."""
-    draw = draw or (lambda mean, count: rng.normal(mean, 70.0, count))
-    elite, true = Elite(), []
-    for generation in range(1, generations + 1):
-        returns = [draw(mean, episodes) for mean in means]
-        best = int(np.argmax([each.mean() for each in returns]))
-        hopes = (returns[best].mean(), -math.inf if elite.score is None else elite.score.mean)
-        again = draw(true[0], episodes) if true else None
-
-        def confirm(first, count, members=(means[best], *true)):
-            return np.stack([draw(mean, count) for mean in members])
-
-        if elite.challenge(returns[best], again, confirm, confirmation, generation):
-            true = [means[best]]
-
-        def play(first, count, true=true):
-            return draw(true[0], count)[None]
-
-        if elite.reaches(target, 0.05, max(hopes) >= target, play, confirmation):
-            return true[0]
-    return None
+@pytest.mark.parametrize("name", ["normal, 70", *RARE, "scores of -21 to 21"])
+def test_a_run_of_agents_below_the_target_does_not_stop(name):
+    assert not any(each.stopped for each in outcomes("after", BELOW[name], 6, known=False))
 
 
-def crashes(rng):
-    """Returns as of landers: most are alike, and one in ten is a disaster that drags the mean down."""
-    return lambda mean, count: mean + np.where(rng.random(count) < 0.1, -180.0, 20.0) + rng.normal(0, 20.0, count)
+@pytest.mark.parametrize("name", RARE)
+def test_the_simulation_finds_the_false_stops_of_the_rule_before(name):
+    ends = outcomes("before", BELOW[name], 8, known=False)
+    assert sum(each.stopped for each in ends) / len(ends) > 0.2
 
 
-@pytest.mark.parametrize("skewed", [False, True])
-def test_a_run_of_agents_below_the_target_stops_in_fewer_than_one_case_of_twenty(skewed):
-    rng = np.random.default_rng(0)
-    draw = crashes(rng) if skewed else None
-    stops = sum(lives(rng, (215, 210, 205, 200), 220, draw=draw) is not None for _ in range(600))
-    assert stops / 600 < 0.05
+@pytest.mark.parametrize("name", ABOVE)
+def test_a_run_stops_soon_once_an_agent_is_clearly_above_the_target(name):
+    ends = outcomes("after", ABOVE[name], 8, known=True)
+    assert all(each.stopped and each.generation <= 3 for each in ends)
+    assert sum(each.generation for each in ends) <= 1.3 * len(ends)
 
 
-def test_a_run_stops_soon_once_an_agent_is_clearly_above_the_target():
-    rng = np.random.default_rng(1)
-    stops = [lives(rng, (260, 215, 200, 150), 220, generations=6) for _ in range(100)]
-    assert stops.count(260) >= 95
+def test_equal_returns_stop_a_run_at_once():
+    """Cart poles that all stay up, with a target just below, and the worst return of agents that all fell."""
+    end = run(After(), ABOVE["constant 500 (target 475)"], np.random.default_rng(0), known=True)
+    assert (end.generation, end.stopped, end.reported) == (1, True, 500.0)
+    assert end.episodes <= 40 + 90
+
+
+def test_the_mean_that_is_reported_is_not_too_high():
+    """The mean of the episodes that won the duel is, by a tenth of a standard deviation."""
+    case = BELOW["normal, far below"]
+    before, after = (
+        np.mean([each.reported - case.true for each in outcomes(rule, case, 30, known=False)]) / case.std
+        for rule in ("before", "after")
+    )
+    assert before > 0.05
+    assert after < before - 0.03
 
 
 def test_a_lucky_mean_is_forgotten():
@@ -64,21 +65,52 @@ def test_a_lucky_mean_is_forgotten():
     for generation in range(15):
         best = max((rng.normal(230, 70, 10) for _ in range(4)), key=np.mean)
         again = None if elite.score is None else rng.normal(230, 70, 10)
-        agents = 1 if elite.score is None else 2
-        elite.challenge(
-            best, again, lambda first, count, agents=agents: rng.normal(230, 70, (agents, count)), 60, generation
-        )
-    assert elite.score.mean == pytest.approx(230, abs=20)
+        elite.challenge(best, again, lambda first, count: rng.normal(230, 70, (2, count)), 60, generation)
+        elite.measure(lambda first, count: rng.normal(230, 70, (1, count)), 10, 60)
+    assert elite.score.mean == pytest.approx(230, abs=45)
+
+
+def elite_of(*returns, **others):
+    return Elite(returns, **{"generation": 3, "worst": min(returns), **others})
 
 
 def test_the_elite_gives_way_only_to_who_is_better_on_the_same_episodes():
-    elite = Elite(Score(60, 200.0, 50.0), 3)
-    assert not elite.challenge(np.full(10, 219.0), np.full(10, 220.0), None, 0, 4)
-    assert (elite.generation, elite.score.episodes) == (3, 70)
+    elite = elite_of(190.0, 210.0)
+    assert not elite.challenge(np.full(10, 219.0), np.full(10, 220.0), two(9e9, 0.0), 60, 4)
     assert not elite.challenge(np.full(10, 300.0), np.full(10, 220.0), two(199.0, 200.0), 60, 5)
-    assert (elite.generation, elite.score.episodes) == (3, 90)
+    assert (elite.generation, elite.returns) == (3, (190.0, 210.0))
     assert elite.challenge(np.full(10, 300.0), np.full(10, 220.0), two(201.0, 200.0), 60, 6)
-    assert (elite.generation, elite.score) == (6, Score(10, 201.0, 0.0))
+    assert elite.generation == 6
+
+
+def test_only_what_was_played_after_an_agent_became_the_elite_is_its_score():
+    elite = elite_of(190.0, 210.0, is_tested=True, tests=1, lower_bound=180.0)
+    assert elite.challenge(np.full(10, 300.0), np.full(10, 220.0), two(280.0, 200.0), 60, 6)
+    assert (elite.score, elite.is_tested, elite.lower_bound, elite.tests) == (None, False, None, 1)
+    assert elite.measure(lambda first, count: np.full((1, count), 250.0), 10, 60) == 10
+    assert elite.score == Score(10, 250.0, 0.0)
+    assert not elite.challenge(np.full(10, 300.0), np.full(10, 220.0), two(1.0, 200.0), 60, 7)
+    assert elite.score == Score(10, 250.0, 0.0), "the episodes by which it held its place do not count"
+
+
+def test_an_elite_is_measured_until_it_has_enough():
+    elite, asked = elite_of(0.0), []
+
+    def play(first, count):
+        asked.append((first, count))
+        return np.zeros((1, count))
+
+    while elite.measure(play, 10, 25):
+        pass
+    assert asked == [(0, 10), (0, 10), (0, 4)]
+    assert elite.measure(None, 10, 60) == 0
+
+
+def test_without_confirmation_the_means_that_chose_the_elite_are_its_score():
+    elite = Elite()
+    assert elite.challenge(np.full(3, 5.0), None, None, 0, 1)
+    assert not elite.challenge(np.full(3, 4.0), np.full(3, 6.0), None, 0, 2)
+    assert elite.returns == (5.0,) * 3 + (6.0,) * 3
 
 
 def two(challenger, elite):
@@ -99,42 +131,55 @@ def test_fresh_episodes_are_played_until_the_difference_is_clear(noise, least, m
 
 
 def test_ties_go_to_the_newer():
-    elite = Elite(Score(10, 1.0, 0.0), 1)
+    elite = elite_of(1.0)
     assert elite.challenge(np.ones(10), np.ones(10), None, 0, 2)
     assert elite.generation == 2
 
 
-def test_scores_pool_to_that_of_all_episodes():
-    rng = np.random.default_rng(3)
-    parts = [rng.exponential(size=size) for size in (1, 5, 2, 40)]
-    pooled = Score.of(parts[0])
-    for part in parts[1:]:
-        pooled = pooled.merged(Score.of(part))
-    whole = np.concatenate(parts)
-    skewness = ((whole - whole.mean()) ** 3).mean() / whole.std() ** 3
-    assert pooled == pytest.approx((48, whole.mean(), whole.std(ddof=1), skewness))
+@pytest.mark.parametrize("name", [name for name in BELOW if name != "constant"])
+def test_bounds_hold_for_every_distribution_and_however_often_one_looks(name):
+    """Someone looks after 10, 20, 40, 80 and 160 episodes, and the error is one of 10."""
+    case, rng = BELOW[name], np.random.default_rng(4)
+    fails = 0
+    for _ in range(40):
+        returns = case.draw(rng, 160)
+        worst = min(case.worst, returns.min())
+        fails += any(lower_bound(returns[:count], worst, 0.1) > case.true for count in (10, 20, 40, 80, 160))
+    assert fails / 40 <= 0.1
 
 
-@pytest.mark.parametrize(
-    ("freedom", "error", "quantile"),
-    [(9, 0.025, 2.2622), (29, 0.05, 1.6991), (59, 0.01, 2.3912), (59, 0.0005, 3.4632), (9, 0.001, 4.2968)],
-)
-def test_bounds_are_those_of_students_distribution(freedom, error, quantile):
-    """Quantiles from the usual tables."""
-    bound = Score(freedom + 1, 0.0, math.sqrt(freedom + 1)).lower_bound(error)
-    assert -bound == pytest.approx(quantile, rel=0.005)
+def test_a_disaster_that_was_not_seen_counts():
+    """Of returns without a variance the bound is that of Clopper and Pearson for a failure that never came."""
+    returns, error = [500.0] * 88, 0.025
+    exact = 500 * error ** (1 / 88)
+    assert exact - 5 < lower_bound(returns, 0.0, error) < exact
+    assert lower_bound(returns, 400.0, error) > 490
+    assert lower_bound(returns, -1000.0, error) < 450
 
 
-def test_bounds_hold_where_disasters_are_rare():
-    rng = np.random.default_rng(4)
-    draw = crashes(rng)
-    above = sum(Score.of(draw(0.0, 60)).lower_bound(0.025) > 0 for _ in range(2000))
-    assert above / 2000 < 0.025
+def test_a_bound_comes_nearer_with_more_episodes_and_stays_below_the_mean():
+    rng = np.random.default_rng(5)
+    returns = rng.normal(250, 30, 1000)
+    bounds = [lower_bound(returns[:count], -300.0, 0.025) for count in (10, 30, 100, 300, 1000)]
+    assert sorted(bounds) == bounds
+    assert bounds[-1] < returns.mean() < bounds[-1] + 10
+    assert students_bound(returns, 0.025) > bounds[-1]
 
 
-def test_a_single_episode_bounds_nothing_and_equal_ones_their_mean():
-    assert Score.of([5.0]).lower_bound(0.05) == -math.inf
-    assert Score.of([5.0] * 20).lower_bound(0.001) == 5.0
+def test_what_cannot_be_bounded():
+    assert lower_bound([], 0.0, 0.05) == -math.inf
+    assert lower_bound([5.0] * 3, 5.0, 0.05) == 5.0
+    assert lower_bound([0.0, 0.0], 0.0, 0.05) == 0.0
+    assert 0 <= lower_bound([5.0], 0.0, 0.05) < 5
+
+
+def test_a_standard_error_is_that_of_the_mean_and_with_one_less():
+    returns = np.random.default_rng(6).normal(250, 30, 50)
+    score = Score.of(returns)
+    assert score.std == pytest.approx(math.sqrt(((returns - returns.mean()) ** 2).sum() / 49))
+    assert score.standard_error == pytest.approx(score.std / math.sqrt(50))
+    assert Score(50, 250.0, 30.0).described() == "250.0 ± 4.24 over 50 fresh episodes"
+    assert Score.of([5.0]).described(fresh=False) == "5 ± 0 over 1 episode"
 
 
 def test_all_tests_together_spend_the_error():
@@ -142,19 +187,101 @@ def test_all_tests_together_spend_the_error():
     assert error_of_test(0.05, 1) < 0.05
 
 
-def test_a_test_is_made_only_where_there_is_hope_and_on_fresh_episodes():
-    elite = Elite(Score(60, 250.0, 10.0), 1)
-    assert not elite.reaches(220, 0.05, False, None, 60)
-    assert elite.tests == 0
-    assert elite.reaches(220, 0.05, True, None, 60)
-    assert elite.lower_bound == pytest.approx(250 + NormalDist().inv_cdf(0.025) * 10 / math.sqrt(60), abs=0.1)
-    assert not elite.reaches(220, 0.05, True, lambda first, count: np.full((1, count), 150.0), 60)
-    assert elite.score.episodes == 120
+def test_a_test_is_made_only_where_there_is_hope_and_goes_on_while_there_is():
+    asked = []
+
+    def play(first, count):
+        asked.append((first, count))
+        return np.full((1, count), 250.0)
+
+    elite = elite_of(*[250.0] * 10, worst=-300.0)
+    assert not elite.reaches(220, 0.05, False, play, 60)
+    assert (elite.tests, elite.lower_bound, asked) == (0, None, [])
+    assert elite.reaches(220, 0.05, True, play, 60, played=10)
+    assert asked == [(10, 30), (40, 30), (70, 30)]
+    assert (elite.tests, elite.is_tested) == (1, True)
+    assert elite.lower_bound == pytest.approx(lower_bound(elite.returns, -300.0, 0.025))
+    assert elite.lower_bound >= 220
+
+
+def test_a_test_of_an_elite_that_is_worse_ends_soon_and_costs_its_share_once():
+    elite, asked = elite_of(*[100.0, 200.0] * 10), []
+
+    def play(first, count):
+        asked.append(count)
+        return np.full((1, count), 150.0)
+
+    for _ in range(3):
+        assert not elite.reaches(220, 0.05, True, play, 60)
+    assert (elite.tests, asked) == (1, [])
+    assert elite.lower_bound < 150
+
+
+@pytest.mark.parametrize("confirmation", [1, 3, 60])
+def test_a_test_ends_in_every_generation(confirmation):
+    """The mean is at the target: no number of episodes tells."""
+    rng, elite, asked = np.random.default_rng(7), elite_of(*[0.0, 440.0] * 30), []
+
+    def play(first, count):
+        asked.append((first, count))
+        return rng.normal(220, 220, (1, count))
+
+    assert not elite.reaches(220, 0.05, True, play, confirmation)
+    assert sum(count for _, count in asked) <= 8 * confirmation
+
+
+def test_an_unseen_return_of_nought_counts_where_no_agent_has_failed_yet():
+    successes = elite_of(*[1.0] * 60)
+    assert not successes.reaches(0.98, 0.05, True, None, 60)
+    assert 0.9 < successes.lower_bound < 0.98
+
+
+def test_the_worst_return_is_that_of_all_agents_and_not_of_faults():
+    elite = Elite()
+    elite.see(np.array([[math.nan, 3.0], [math.inf, 4.0]]))
+    assert elite.worst == 3.0
+    elite.see(np.array([math.nan]))
+    elite.challenge(np.full(2, 9.0), None, None, 0, 1)
+    elite.challenge(np.full(2, 9.0), np.array([-5.0, 30.0]), None, 0, 2)
+    assert elite.worst == -5.0
+
+
+def told(**elite):
+    given = asdict(Progress(elite=elite_of(1.0, 2.0, tests=2, is_tested=True, lower_bound=1.25)))
+    given["elite"] |= elite
+    return json.dumps(given).encode()
 
 
 def test_progress_keeps_the_elite_over_a_file():
-    progress = Progress(elite=Elite(Score(70, 1.5, 0.5), 3, tests=2, lower_bound=1.25))
-    assert PROGRESS.validate_json(PROGRESS.dump_json(progress)) == progress
+    progress = Progress(elite=elite_of(1.0, 2.0, tests=2, is_tested=True, lower_bound=1.25))
+    assert progress_of(PROGRESS.dump_json(progress), "here") == progress == progress_of(told(), "here")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"worst": 1.5}, "here: elite: Value error, an elite with returns has a generation"),
+        ({"worst": None}, "here: elite: Value error, an elite with returns has a generation"),
+        ({"generation": None}, "here: elite: Value error, an elite with returns has a generation"),
+        ({"returns": []}, "here: elite: Value error, an elite that is tested has returns"),
+        ({"tests": 0}, "here: elite: Value error, an elite that is tested has returns"),
+        ({"worst": math.nan}, "here: elite.worst: Input should be a finite number"),
+        ({"returns": [1.0, math.inf]}, "here: elite.returns.1: Input should be a finite number"),
+        ({"score": [10, 1.0, 0.5]}, "here: elite.score: Unexpected keyword argument"),
+    ],
+)
+def test_an_elite_that_cannot_be_is_refused(change, said):
+    with pytest.raises(UserError) as caught:
+        progress_of(told(**change), "here")
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize("missing", ["worst", "returns", "is_tested", "tests", "generation", "lower_bound"])
+def test_a_checkpoint_without_a_field_of_the_elite_is_refused(missing):
+    given = json.loads(told(is_tested=False))
+    del given["elite"][missing]
+    with pytest.raises(UserError, match=rf"^here: .*{missing}|^here: elite: "):
+        progress_of(json.dumps(given).encode(), "here")
 
 
 @pytest.mark.parametrize("name", SELECTIONS)

@@ -1,12 +1,14 @@
 """What a run prints: a line for each generation, and how it ended."""
 
+import json
 import re
 from dataclasses import asdict
 
 import pytest
-from helpers.support import config, train
+from helpers.support import config, lines, train
 
 from evorl.records import Mutation
+from evorl.runs.elite import Elite
 from evorl.runs.lines import closing_lines, generation_line
 
 ROW = {
@@ -15,7 +17,7 @@ ROW = {
 }  # fmt: skip
 SUMMARY = {
     "ended": "finished", "solved": None, "generations": 5, "agent_steps": 80_000, "best_fitness": 231.6,
-    "best_fitness_std": 72.2, "best_fitness_episodes": 120,
+    "best_fitness_std": 72.2, "best_fitness_episodes": 120, "best_fitness_lower_bound": None,
 }  # fmt: skip
 
 
@@ -43,7 +45,8 @@ def test_a_generation_in_which_all_failed_has_a_line_too():
 
 ENDS = {
     "solved": (
-        {"solved": True}, 200, ["solved: the mean return is above 200", "231.6 ± 72.2 over 120", "evorl evaluate r/a"],
+        {"solved": True}, 200,
+        ["solved: the mean return is above 200", "231.6 ± 6.59 over 120 fresh episodes", "evorl evaluate r/a"],
     ),
     "steps": (
         {"agent_steps": 400_021}, None,
@@ -52,19 +55,67 @@ ENDS = {
     "asked for less than before": (
         {"agent_steps": 1_000_010}, None, ["trained for 1,000,010 steps;", "training.max_steps=2000000` to"],
     ),
-    "not solved": ({"solved": False}, 300, ["the target of 300 is not reached"]),
+    "not solved": ({"solved": False}, 300, ["the target of 300 is not reached; best"]),
+    "not solved, and tested": (
+        {"solved": False, "best_fitness_lower_bound": 190.0}, 300, ["the target of 300 is not reached; best"],
+    ),
+    "not yet certain": (
+        {"solved": False, "best_fitness_lower_bound": 214.96}, 215,
+        ["the target of 215 is not yet certain (at least 214.9 with 95 %); best: a mean return of 231.6 ± 6.59"],
+    ),
+    "a small target that is not yet certain": (
+        {"solved": False, "best_fitness": 0.99, "best_fitness_lower_bound": 0.97999}, 0.98, ["(at least 0.979 with"],
+    ),
+    "a negative target that is not yet certain": (
+        {"solved": False, "best_fitness": -0.1, "best_fitness_lower_bound": -0.2001}, -0.2, ["(at least -0.201 with"],
+    ),
+    "not tested": ({"solved": False}, 231, ["the target of 231 is not yet certain; best"]),
     "a signal": ({"ended": "SIGINT"}, None, ["ended by SIGINT after generation 5", "`evorl resume r/a` to go on"]),
     "nothing": ({"ended": "SIGTERM", "best_fitness": None}, None, ["best: no agent yet", "next: `evorl resume r/a`"]),
+    "nothing, with a target": ({"best_fitness": None}, 300, ["the target of 300 is not reached; best: no agent yet"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "target", "told"), ENDS.values(), ids=ENDS)
 def test_the_end_says_how_and_what_is_next(change, target, told, in_directory):
     asked = config("training.max_steps=400000", f"training.target_fitness={'null' if target is None else target}")
-    text = "\n".join(closing_lines({**SUMMARY, **change}, asked, in_directory / "r" / "a"))
+    summary = {**SUMMARY, **change}
+    has_elite = summary["best_fitness"] is not None
+    text = "\n".join(closing_lines(summary, asked, in_directory / "r" / "a", has_elite=has_elite))
     for words in told:
         assert words in text
+    assert ("evorl evaluate" in text) == has_elite
     assert ("resume" in text) != (change.get("solved") is True)
+
+
+def test_without_confirmation_episodes_are_not_called_fresh(in_directory):
+    text = closing_lines(SUMMARY, config("evaluation.confirmation_episodes=0"), in_directory, has_elite=True)[0]
+    assert "± 6.59 over 120 episodes" in text
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_signal_while_the_next_elite_is_measured_tells_of_what_is_on_disk(
+    generation, in_directory, monkeypatch, capsys
+):
+    test, calls = Elite.reaches, []
+
+    def interrupted(*given, **named):
+        calls.append(given)
+        if len(calls) == generation:
+            raise KeyboardInterrupt
+        return test(*given, **named)
+
+    monkeypatch.setattr(Elite, "reaches", interrupted)
+    train("run.name=a", "training.target_fitness=1e9", "evaluation.confirmation_episodes=3")
+    summary = json.loads((in_directory / "runs" / "a" / "summary.json").read_text())
+    said = "\n".join(capsys.readouterr().err.splitlines()[-2:])
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert f"ended by SIGINT after generation {generation - 1}; best: " in said
+    assert summary["generations"] == len(rows) == generation - 1
+    assert summary["best_fitness"] == (rows[-1]["elite_fitness"] if rows else None)
+    assert ("best: no agent yet" in said) == (generation == 1)
+    assert ("evorl evaluate" in said) == (generation > 1)
+    assert (in_directory / "runs" / "a" / "elite").is_dir() == (generation > 1)
 
 
 def test_a_run_tells_of_its_generations_and_its_end_also_when_nothing_is_left(in_directory, capsys):

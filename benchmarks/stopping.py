@@ -1,0 +1,253 @@
+"""Simulate when runs stop, and print how often they stop at an agent below the target, how late, and what they report.
+
+    python benchmarks/stopping.py [--runs 400]
+
+A run has 25 generations of four agents that play 10 episodes each; the best challenges the elite, as in
+`evorl/runs/archive.py`, and the target is tested. Agents are distributions of returns. "before" is the rule that this
+one replaced: the elite's score pooled the episodes that decided the duel, and the target was tested by Student's bound,
+corrected for skewness (Hall 1992), with a share of the error for each test. Runs of the first table are spared the
+failures of new agents, so that the worst return says as little as it can; those of the second have seen them (`known`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist, mean, median
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.runs.elite import Elite, Play, error_of_test, play_until_clear
+
+Returns = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Returns]
+AGENTS, EPISODES, CONFIRMATION, GENERATIONS, ERROR = 4, 10, 60, 25, 0.05
+
+
+class Case(NamedTuple):
+    """Agents that all are alike, with their true mean, the target, and the returns of agents that still fail."""
+
+    draw: Draw
+    true: float
+    target: float
+    worst: float
+    std: float
+
+
+class Outcome(NamedTuple):
+    """The end of a run: its generation, whether it stopped, the reported mean, and the episodes of its evaluations."""
+
+    generation: int
+    stopped: bool
+    reported: float
+    episodes: int
+
+
+class Rule(Protocol):
+    """A rule of who is the elite and when a run stops."""
+
+    def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
+        """Take the agents' returns [P, N] and the elite's on the same episodes; return whether the run stops."""
+
+    @property
+    def reported(self) -> float:
+        """Return the mean that is reported of the elite."""
+
+    def see(self, worst: float) -> None:
+        """Take note that an agent of an earlier generation had so bad a return."""
+
+
+class After:
+    """The rule of this revision."""
+
+    def __init__(self) -> None:
+        self._elite = Elite()
+        self._number = 0
+
+    def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
+        elite = self._elite
+        self._number += 1
+        elite.see(agents)
+        best = agents[agents.mean(1).argmax()]
+        won = elite.challenge(best, replay, duel, CONFIRMATION, self._number)
+        seems_reached = bool((best if won or replay is None else replay).mean() >= target)
+        played = elite.measure(measure, CONFIRMATION if seems_reached else EPISODES, CONFIRMATION)
+        return elite.reaches(target, ERROR, seems_reached, measure, CONFIRMATION, played)
+
+    @property
+    def reported(self) -> float:
+        return self._elite.score.mean if self._elite.score else math.nan
+
+    def see(self, worst: float) -> None:
+        self._elite.see(np.array([worst]))
+
+
+@dataclass
+class Before:
+    """The rule that this one replaced."""
+
+    returns: Returns | None = None
+    tests: int = 0
+
+    def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
+        best = agents[agents.mean(1).argmax()]
+        seems_reached = max(best.mean(), -math.inf if self.returns is None else self.returns.mean()) >= target
+        self._challenge(best, replay, duel)
+        if not seems_reached or self.returns is None:
+            return False
+        self.tests += 1
+        if self.returns.mean() + 2 * self.returns.std(ddof=1) / math.sqrt(len(self.returns)) >= target:
+            self.returns = np.concatenate([self.returns, measure(0, CONFIRMATION)[0]])
+        return students_bound(self.returns, error_of_test(ERROR, self.tests)) >= target
+
+    def _challenge(self, best: Returns, replay: Returns | None, duel: Play) -> None:
+        if replay is None:
+            self.returns = duel(0, EPISODES)[0]
+            return
+        assert self.returns is not None
+        self.returns = np.concatenate([self.returns, replay])
+        if best.mean() >= replay.mean():
+            ours, theirs = play_until_clear(duel, EPISODES, CONFIRMATION)
+            self.returns = ours if ours.mean() >= theirs.mean() else np.concatenate([self.returns, theirs])
+
+    @property
+    def reported(self) -> float:
+        return math.nan if self.returns is None else float(self.returns.mean())
+
+    def see(self, worst: float) -> None:
+        """Do nothing: the rule knew no worst return."""
+
+
+def students_bound(returns: Returns, error: float) -> float:
+    """Return Student's lower bound of the mean (Abramowitz & Stegun 26.7.5), corrected for skewness (Hall 1992)."""
+    count, std = len(returns), float(returns.std(ddof=1))
+    if std == 0:
+        return float(returns.mean())
+    z = NormalDist().inv_cdf(1 - error)
+    terms = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    quantile = z + sum(term / (count - 1) ** (power + 1) for power, term in enumerate(terms))
+    deviations = returns - returns.mean()
+    skew = float((deviations**3).mean() / (deviations**2).mean() ** 1.5) / math.sqrt(count)
+    if skew < -1e-9:
+        quantile = 3 / skew * (float(np.cbrt(1 + skew * (quantile - skew / 6))) - 1)
+    return float(returns.mean() - quantile * std / math.sqrt(count))
+
+
+RULES: Mapping[str, Callable[[], Rule]] = {"before": Before, "after": After}
+
+
+def run(rule: Rule, case: Case, rng: np.random.Generator, *, known: bool) -> Outcome:
+    """Return how one run of alike agents ends by this rule; see the module for what is `known`."""
+    episodes = 0
+
+    def played(agents: int, count: int) -> Returns:
+        nonlocal episodes
+        episodes += agents * count
+        return case.draw(rng, agents * count).reshape(agents, count)
+
+    def fresh(agents: int, first: int, count: int) -> Returns:
+        return played(agents, count)
+
+    if known:
+        rule.see(case.worst)
+    number, stops = 0, False
+    while number < GENERATIONS and not stops:
+        agents = played(AGENTS, EPISODES)
+        replay = played(1, EPISODES)[0] if number else None
+        duel = partial(fresh, 2 if number else 1)
+        stops = rule.generation(agents, replay, duel, partial(fresh, 1), case.target)
+        number += 1
+    return Outcome(number, stops, rule.reported, episodes)
+
+
+def crashes(one_in: int, landing: float = 250.0, crash: float = -150.0, noise: float = 20.0) -> Draw:
+    """Return landers, one landing in so many of which is a crash."""
+
+    def draw(rng: np.random.Generator, count: int) -> Returns:
+        fails = rng.random(count) < 1 / one_in
+        returns: Returns = np.where(fails, crash, rng.normal(landing, noise, count))
+        return returns
+
+    return draw
+
+
+def chosen(values: Sequence[float], shares: Sequence[float]) -> Draw:
+    """Return agents that have these returns with these probabilities."""
+    return lambda rng, count: rng.choice(np.array(values, dtype=np.float64), size=count, p=shares)
+
+
+def normal(at: float, std: float) -> Draw:
+    """Return agents with normal returns."""
+    return lambda rng, count: rng.normal(at, std, count)
+
+
+def gamma(shape: float, scale: float) -> Draw:
+    """Return agents with costs that are skewed to the bad side."""
+    return lambda rng, count: -rng.gamma(shape, scale, count)
+
+
+BELOW: Mapping[str, Case] = {
+    "normal, 70": Case(normal(215, 70), 215, 220, -300, 70),
+    "normal, far below": Case(normal(190, 70), 190, 220, -300, 70),
+    "one landing in 10 crashes": Case(crashes(10), 210, 213, -300, 121),
+    "one landing in 30 crashes": Case(crashes(30), 250 - 400 / 30, 240, -300, 74),
+    "one landing in 60 crashes": Case(crashes(60), 250 - 400 / 60, 245, -300, 55),
+    "one landing in 200 crashes": Case(crashes(200), 248, 249, -300, 34),
+    "success 0.97, target 0.98": Case(chosen((0, 1), (0.03, 0.97)), 0.97, 0.98, 0, 0.17),
+    "success 0.99, target 0.995": Case(chosen((0, 1), (0.01, 0.99)), 0.99, 0.995, 0, 0.1),
+    "costs, skewed": Case(gamma(1.0, 150), -150, -145, -1500, 150),
+    "scores of -21 to 21": Case(chosen((-21, 17, 19, 21), (0.02, 0.3, 0.38, 0.3)), 18.2, 18.5, -21, 5.8),
+    "constant": Case(chosen((500,), (1,)), 500, 501, 9, 0),
+}
+ABOVE: Mapping[str, Case] = {
+    "lander of 250, 30 (target 200)": Case(normal(250, 30), 250, 200, -300, 30),
+    "lander of 235, 40 (target 200)": Case(normal(235, 40), 235, 200, -500, 40),
+    "one landing in 30 crashes (target 200)": Case(crashes(30), 250 - 400 / 30, 200, -300, 74),
+    "constant 500 (target 475)": Case(chosen((500,), (1,)), 500, 475, 9, 0),
+    "cart pole of 495 (target 475)": Case(chosen((500, 450), (0.9, 0.1)), 495, 475, 9, 15),
+    "success 0.999 (target 0.98)": Case(chosen((0, 1), (0.001, 0.999)), 0.999, 0.98, 0, 0.03),
+    "pendulum of -150 (target -200)": Case(gamma(3.5, 43), -150.5, -200, -1600, 80),
+    "constant 5 (target 4)": Case(chosen((5,), (1,)), 5, 4, 0, 0),
+}
+
+
+def outcomes(name: str, case: Case, runs: int, *, known: bool, seed: int = 0) -> list[Outcome]:
+    """Return how so many runs end by the rule of this name."""
+    return [run(RULES[name](), case, np.random.default_rng((seed, number)), known=known) for number in range(runs)]
+
+
+def heading(first: str, *measures: str) -> str:
+    """Return the head of a table that has every measure before and after."""
+    cells = [first, *(f"{each}, {rule}" for each in measures for rule in RULES)]
+    return f"| {' | '.join(cells)} |\n|{'---|' * len(cells)}"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=200)
+    runs = parser.parse_args().runs
+    print(heading("agents below the target", "false stops", "reported - true mean, in sd", "episodes in a generation"))
+    for name, case in BELOW.items():
+        ends = [outcomes(rule, case, runs, known=False) for rule in RULES]
+        cells = [f"{mean(each.stopped for each in some):.3f}" for some in ends]
+        cells += [f"{mean(each.reported - case.true for each in some) / (case.std or 1):+.3f}" for some in ends]
+        cells += [f"{mean(each.episodes / each.generation for each in some):.0f}" for some in ends]
+        print(f"| {name} | {' | '.join(cells)} |")
+    print()
+    print(heading("agents above the target", "generations until a stop", "later than the first", "episodes"))
+    for name, case in ABOVE.items():
+        ends = [outcomes(rule, case, runs, known=True) for rule in RULES]
+        cells = [f"{mean(each.generation for each in some):.2f}" for some in ends]
+        cells += [f"{mean(each.generation > 1 for each in some):.3f}" for some in ends]
+        cells += [f"{median(each.episodes for each in some):.0f}" for some in ends]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
