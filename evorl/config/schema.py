@@ -106,7 +106,8 @@ class PopulationSettings(Section):
     """The agents and where they train."""
 
     size: Size = 4
-    """The number of agents; with 1 it still mutates, and nobody is selected."""
+    """The number of agents. A single one trains on without selection and mutation, as in other libraries; its best
+    state so far is kept as the elite. `evolution.schedule` still changes it."""
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
     from_: Annotated[Path | None, Field(alias="from")] = None
@@ -253,14 +254,6 @@ class Config(Section, Generic[Settings]):
 
     @field_validator("evolution")
     @classmethod
-    def _suits_one_agent(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
-        population: PopulationSettings | None = info.data.get("population")
-        if population is None or population.size > 1:
-            return evolution
-        return evolution.model_copy(update={"selection": evolution.selection.model_copy(update={"size": 1})})
-
-    @field_validator("evolution")
-    @classmethod
     def _has_ranges(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
         algorithm: AlgorithmSettings | None = info.data.get("algorithm")
         if algorithm is None:
@@ -272,7 +265,7 @@ class Config(Section, Generic[Settings]):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         selection, size = self.evolution.selection, self.population.size
-        if selection.name == "tournament" and selection.size > size:
+        if selection.name == "tournament" and selection.size > size > 1:
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}; take evolution.selection.size={size}"

@@ -29,7 +29,8 @@ def evolve(
 
     Agents of the `archive` compete as parents; one that wins a place as itself fills it as a child without mutation,
     since an agent of its identity may have trained on. An agent with a fault never goes on: a child of the best one
-    takes its place.
+    takes its place. An agent that is alone trains on, without selection and mutation: nothing tells whether a mutation
+    made it better, and the archive would put it back to its own past.
     """
     if context.settings.schedule is not None:
         return [follow(agent, context, generation, next_id + place, rng) for place, agent in enumerate(agents)]
@@ -37,7 +38,7 @@ def evolve(
     fitness = np.array([np.nan if agent.fitness is None else agent.fitness for agent in candidates])
     selection = context.settings.selection
     evolved = []
-    name = selection.name if context.settings.is_due(generation) else "none"
+    name = selection.name if context.settings.is_due(generation) and len(agents) > 1 else "none"
     for offspring in SELECTIONS[name](fitness, len(archive), selection, rng):
         if candidates[offspring.parent].fault:
             offspring = Offspring(elite(fitness), child=True)

@@ -24,8 +24,10 @@ PER_ACTOR = "steps_per_second/"
 def perturbed(config: AnyConfig) -> frozenset[str]:
     """Return the hyperparameters that may change in a run, and `architecture` where architectures may."""
     evolution = config.evolution
-    names = set(evolution.hyperparameters or ()) if evolution.mutation.hyperparameters else set()
-    names |= {"architecture"} if evolution.mutation.architecture else set()
+    names: set[str] = set()
+    if config.population.size > 1:
+        names |= set(evolution.hyperparameters or ()) if evolution.mutation.hyperparameters else set()
+        names |= {"architecture"} if evolution.mutation.architecture else set()
     if evolution.schedule is not None:
         names |= {mutation.target for mutation in evolution.schedule.mutations if mutation.kind == "hyperparameters"}
         names |= {"architecture" for mutation in evolution.schedule.mutations if mutation.kind == "architecture"}

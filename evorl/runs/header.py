@@ -20,6 +20,7 @@ from evorl.replay import Pace
 from evorl.system.provenance import multiplies_bfloat16
 
 SLOW = "network.bf16: this machine has no units for bfloat16, so updates take longer than with mixed_precision: 'no'"
+ALONE = "a single agent trains on without selection and mutation; take population.size=2 or more to evolve"
 
 
 def header(
@@ -54,6 +55,7 @@ def header(
         _aim(config, horizon.steps * horizon.counted),
         *([omissions] if (omissions := config.origins.omissions()) else []),
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
+        *([ALONE] if size == 1 and config.evolution.schedule is None else []),
         *([SLOW] if slow else []),
     ]
 

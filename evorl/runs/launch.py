@@ -83,7 +83,8 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
-    if share > 0 and not config.evolution.hyperparameters and os.environ.get("RANK", "0") == "0":
+    changes = share > 0 and config.population.size > 1
+    if changes and not config.evolution.hyperparameters and os.environ.get("RANK", "0") == "0":
         warnings.warn(
             f"evolution.hyperparameters: there are no ranges, so that {share:.0%} of all mutations change nothing; "
             f"leave it out for those of {config.algorithm.name}, or set evolution.mutation.hyperparameters=0",

@@ -99,7 +99,7 @@ def test_another_algorithm_brings_its_own_settings(assignment, tmp_path):
 
 def test_a_population_of_one_needs_no_further_setting():
     settings = load_config(["population.size=1"], DQN)
-    assert settings.evolution.selection.size == 1
+    assert settings.evolution == load_config([], DQN).evolution, "which its agent does not follow"
     with pytest.raises(UserError, match=r"evolution.selection.size: a tournament of 9"):
         load_config(["population.size=2", "evolution.selection.size=9"], DQN)
 

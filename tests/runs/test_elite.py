@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from helpers.support import ROOT, agent, config, context, train
+from helpers.support import ROOT, agent, config, context, lines, train
 
 from evorl.evolution import SELECTIONS, evolve
 from evorl.records import Mutation
@@ -306,6 +306,29 @@ def test_the_archive_is_a_parent_and_never_takes_an_identity(name):
         assert len(children) == {"truncation": 1, "none": 0}[name]
     alone = evolve(members, settings, next_id=10, rng=np.random.default_rng(0))
     assert 3 in {each.id for each in alone}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+@pytest.mark.parametrize("elitism", [True, False])
+def test_a_single_agent_goes_on_as_it_is(name, elitism):
+    """Whatever its past was worth, which the archive holds."""
+    alone, past = agent(id=0), agent(id=0)
+    alone.fitness, past.fitness = 1.0, 100.0
+    settings = context("population.size=1", f"evolution.selection={{name: {name}, elitism: {elitism}}}")
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        assert evolve([alone], settings, next_id=1, rng=rng, archive=[past]) == [alone]
+
+
+def test_a_run_of_a_single_agent_is_one_training_and_keeps_the_best_state_aside(in_directory):
+    overrides = ("population.size=1", "evaluation.confirmation_episodes=3", "training.max_steps=120")
+    assert train("run.name=a", *overrides) == 0
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    assert [row["agents"] for row in rows] == [[0]] * len(rows)
+    updates = [row["state"][0]["updates/q"] for row in rows]
+    assert updates == list(np.cumsum([row["updates"][0] for row in rows]))
+    assert rows[-1]["elite_generation"] in range(1, len(rows) + 1)
+    assert all(name == "initial" for row in rows for name in row["mutations"])
 
 
 def test_the_newest_of_equal_agents_goes_on():

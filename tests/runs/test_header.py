@@ -69,6 +69,12 @@ def test_spaces_are_named(observation, action, masked, line):
     assert header_of(seen=seen)[1] == line
 
 
+def test_a_single_agent_is_said_not_to_evolve():
+    said = "a single agent trains on without selection and mutation; take population.size=2 or more to evolve"
+    assert said in header_of("population.size=1")
+    assert said not in header_of("population.size=2")
+
+
 def test_devices_and_threads_are_named():
     assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[0]
 
