@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -28,6 +29,15 @@ class Mutation:
     target: Words = ""
     before: int | float | Words | None = None
     after: int | float | Words | None = None
+
+    def as_used(self, use: Callable[[str, float], float]) -> Mutation:
+        """Return the mutation with values of hyperparameters as `use` says, by name, that training uses them."""
+        if self.kind != "hyperparameters":
+            return self
+        before, after = (
+            use(self.target, value) if isinstance(value, int | float) else value for value in (self.before, self.after)
+        )
+        return replace(self, before=before, after=after)
 
     def __str__(self) -> str:
         ends = [_shown(value) for value in (self.before, self.after) if value is not None]

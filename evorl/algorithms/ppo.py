@@ -17,6 +17,7 @@ from evorl.algorithms.losses import approximate_kl, clipped_surrogate, clipped_v
 from evorl.config.fields import Fraction, HyperparameterRange, Positive, Size
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stacked import Stack
+from evorl.replay.minibatches import parts_of
 from evorl.types import Batch, Loss, Tensors
 
 KL_MARGIN = 1.5
@@ -39,6 +40,14 @@ class PPOSettings(A2CSettings):
     """The same for the value."""
     target_kl: Positive | None = None
     """The divergence from the policy that made a rollout at which an agent stops learning from it; null is none."""
+
+    def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
+        """Return an agent's hyperparameter as training uses it: minibatches have the size that a rollout is cut to."""
+        if name != "batch_size" or value <= 0:
+            return super().as_used(name, value, num_envs, recurrent=recurrent)
+        rollout = self.rollout_steps * num_envs
+        sequences = rollout // ((self.sequence_length or self.rollout_steps) if recurrent else 1)
+        return round(rollout / int(parts_of(rollout, value, sequences)))
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *A2CSettings.hyperparameters,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,13 @@ class AlgorithmSettings(Section):
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {}
     """The ranges within which evolution perturbs them where the configuration gives none."""
 
+    def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
+        """Return an agent's hyperparameter as training uses it; evolution perturbs whole numbers continuously."""
+        return round(value) if self._is_whole(name) else value
+
+    def _is_whole(self, name: str) -> bool:
+        return name in type(self).model_fields and _takes_only_whole(type(self).model_fields[name].annotation)
+
     @property
     def frozen_on_resume(self) -> tuple[str, ...]:
         """Return settings of other sections that a resumed run may not change: what was learned rests on them."""
@@ -205,9 +212,19 @@ class AlgorithmSettings(Section):
 
     def validation_error(self, name: str, value: float) -> str | None:
         """Return why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
-        whole = isinstance(getattr(self, name), int) and type(self).model_fields[name].annotation is int
         try:
-            type(self).model_validate(self.model_dump() | {name: round(value) if whole else value})
+            type(self).model_validate(self.model_dump() | {name: round(value) if self._is_whole(name) else value})
         except (ValidationError, ValueError, OverflowError) as error:
             return explain(type(self), error) if isinstance(error, ValidationError) else f"{name}: {error}"
         return None
+
+
+def _takes_only_whole(annotation: Any) -> bool:
+    """Return whether a field of this type is a whole number, or null."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return annotation is int or bool(kinds and _takes_only_whole(kinds[0]))
+
+
+def as_configured(value: float, configured: Any) -> float:
+    """Return an agent's own value of an environment's setting: a whole number where a whole one is configured."""
+    return round(value) if isinstance(configured, int) else value

@@ -35,6 +35,7 @@ from evorl.config.fields import (
     Size,
     Text,
     Weight,
+    as_configured,
 )
 from evorl.config.network import Network
 from evorl.config.origins import Origins
@@ -129,10 +130,12 @@ class Evaluation(Section):
     max_steps: Count | None = None
     """Truncate evaluation episodes after so many steps; without it the environment decides."""
     confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
-    """Fresh episodes that decide between the best agent of a generation and the best so far, and on which the target
-    must be reached, since the best of noisy means is too high. 0 trusts the means of `episodes`."""
+    """Up to so many fresh episodes decide between the best agent of a generation and the best so far, since the best of
+    noisy means is too high. As many further ones, in which nobody is selected, are the score of who won; up to eight
+    times as many in a generation test the target. 0 trusts the means of `episodes`, and its scores are not fresh."""
     error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """The probability, over a whole run, of stopping at an agent whose true mean return is below the target."""
+    """The probability, over a whole run, of stopping at an agent whose true mean return is below the target. It holds
+    for every distribution of returns that are not below the worst one of the run, and not below 0 where none was."""
 
     @model_validator(mode="after")
     def _confirms_by_more(self) -> Self:
@@ -327,6 +330,15 @@ class Config(Section, Generic[Settings]):
                 f"{next(iter(first))}; take sync or async"
             )
         return first
+
+    def as_used(self, name: str, value: float) -> float:
+        """Return an agent's hyperparameter as training uses it, which is how people are shown it."""
+        if not math.isfinite(value):
+            return value
+        if name.startswith(ENVIRONMENT):
+            return as_configured(value, self.environment.kwargs.get(name.removeprefix(ENVIRONMENT)))
+        recurrent = self.network.recurrent is not None
+        return self.algorithm.as_used(name, value, self.environment.num_envs, recurrent=recurrent)
 
     def _check_range(self, name: str, ends: HyperparameterRange) -> None:
         """Raise ValueError unless the setting may take both ends of its range, and its scale too."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
-from evorl.config.fields import ENVIRONMENT
+from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.actions import action_reader
 from evorl.envs.episodes import Episodes, Recent, Returns
 from evorl.envs.masks import MASK, ActionMasks, refuse_late_masks
@@ -218,7 +218,7 @@ def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
         for name, value in agent.hyperparameters.items()
         if name.startswith(ENVIRONMENT)
     }
-    return {key: round(value) if isinstance(configured.get(key), int) else value for key, value in values.items()}
+    return {key: as_configured(value, configured.get(key)) for key, value in values.items()}
 
 
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:

@@ -10,9 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from evorl.types import Agent
+
+
+def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:
+    """Return into how many minibatches of `batch_size` [P] a rollout of so many steps, in sequences, is cut."""
+    return np.clip(np.round(steps / np.asarray(batch_size)), 1, sequences).astype(np.int64)
 
 
 class Minibatches:
@@ -32,7 +38,7 @@ class Minibatches:
         self._sequences = steps // sequence
         size = np.array([agent.hyperparameters.get("batch_size", steps * copies) for agent in agents]) / copies
         epochs = np.array([max(1, round(agent.hyperparameters.get("epochs", 1))) for agent in agents])
-        parts = np.clip(np.round(steps / size), 1, self._sequences).astype(np.int64)
+        parts = parts_of(steps, size, self._sequences)
         updates = np.arange(int((epochs * parts).max()))[:, None]
         place = updates % parts
         first, last = (place * self._sequences // parts, (place + 1) * self._sequences // parts)

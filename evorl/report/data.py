@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from evorl.config.errors import on_one_line
 from evorl.report.crowd import Crowd, read_crowd
 from evorl.report.generation import GENERATION, Generation
-from evorl.runs.ancestry import LINE, Stage
+from evorl.runs.ancestry import LINE, Stage, reader_of
 from evorl.runs.elite import Score
 from evorl.runs.history import JsonLines
 from evorl.runs.read import read_overview
@@ -61,6 +62,11 @@ class Drawn:
     def confirms(self) -> bool:
         """Return whether the best agent's score is of episodes that did not select it."""
         return bool(self.setting("evaluation.confirmation_episodes") != 0)
+
+    @cached_property
+    def use(self) -> Callable[[str, float], float]:
+        """Gives a hyperparameter, by name, as training used it."""
+        return reader_of(self.config)
 
     def parents(self) -> dict[tuple[int, int], Stage]:
         """Return by (generation, agent) what each agent was made from: itself a generation earlier, or its parent."""

@@ -70,7 +70,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
     path = run.winner if run.crowd is None else run.crowd.changed
     for before, life in zip([None, *path], path, strict=False):
         kind = born_by(life, before)
-        changed = "" if kind == "none" else str(life.mutation)[:120]
+        changed = "" if kind == "none" else str(life.mutation.as_used(run.use))[:120]
         fitness = "–" if life.fitness is None else digits(life.fitness)
         shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
         rows.append({**shown, "colour": look(kind).colour, "steps": short(run.steps[life.generation])})

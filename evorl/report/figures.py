@@ -62,9 +62,9 @@ def schedule(run: Drawn) -> Figure | None:
     for place, name in enumerate(names, start=1):
         number = "" if place == 1 else str(place)
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-        others = [(steps[life.generation], life.hyperparameters.get(name)) for life in run.lives]
-        own = [(0, path[0].hyperparameters.get(name))]
-        own += [(steps[life.generation], life.hyperparameters.get(name)) for life in path]
+        others = [(steps[life.generation], value_of(life, name, run)) for life in run.lives]
+        own = [(0, value_of(path[0], name, run))]
+        own += [(steps[life.generation], value_of(life, name, run)) for life in path]
         # A mutation comes before the generation that it shows in.
         if run.crowd is None:
             traces.append({**_points(others, name), **axes})
@@ -445,7 +445,8 @@ def _about(life: Stage, run: Drawn) -> str:
     fitness = "none" if life.fitness is None else digits(life.fitness)
     shapes = [f"{name}: {' · '.join(map(str, one.hidden_sizes))}" for name, one in life.architectures.items()]
     made = "" if life.parent is None else f", from #{life.parent}"
-    lines = [f"agent #{life.id}{made}, generation {life.generation}", str(life.mutation), f"fitness {fitness}", *shapes]
+    who, born = f"agent #{life.id}{made}, generation {life.generation}", str(life.mutation.as_used(run.use))
+    lines = [who, born, f"fitness {fitness}", *shapes]
     return "<br>".join(html.escape(line[:120]) for line in lines)
 
 
@@ -459,6 +460,12 @@ def _points(values: Sequence[tuple[int, float | None]], name: str) -> Figure:
         "hoverinfo": "skip",
         "name": html.escape(name),
     }
+
+
+def value_of(life: Stage, name: str, run: Drawn) -> float | None:
+    """Return a hyperparameter of an agent as training used it; None where it has none of this name."""
+    value = life.hyperparameters.get(name)
+    return None if value is None else run.use(name, value)
 
 
 def _varies(path: Sequence[Stage], name: str) -> bool:

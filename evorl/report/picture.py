@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evorl.config.errors import on_one_line
 from evorl.report.compare import MEASURES, Group, groups, points
 from evorl.report.data import Drawn, born_by
-from evorl.report.figures import STEPS
+from evorl.report.figures import STEPS, value_of
 from evorl.report.statistics import thinned
 from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
 from evorl.runs.ancestry import Stage
@@ -69,7 +69,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         if all(hyperparameter not in life.hyperparameters for life in run.lives):
             known = ", ".join(run.lives[0].hyperparameters)
             raise UserError(f"--hyperparameter: agents of {run.name} have no {hyperparameter!r}; they have {known}")
-        _drawn(axes[1], run, f"hyperparameters.{hyperparameter}", lambda life: life.hyperparameters.get(hyperparameter))
+        _drawn(axes[1], run, f"hyperparameters.{hyperparameter}", lambda life: value_of(life, hyperparameter, run))
         axes[1].set_ylabel(_plain(hyperparameter))
         values = [life.hyperparameters.get(hyperparameter, 0.0) for life in run.lives]
         if min(values) > 0 and max(values) > 10 * min(values):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evorl.config import AnyConfig, Schedule, ScheduledMutation
+from evorl.algorithms import SETTINGS
+from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate
 from evorl.config.errors import on_one_line
 from evorl.records import Mutation, Words
 from evorl.runs.directory import load_elite
@@ -156,15 +158,26 @@ def _steps(run: Path, stages: Sequence[Stage]) -> int:
     return sum(own)
 
 
-def table(stages: Sequence[Stage]) -> list[str]:
-    """Return the stages as lines of text: what changed, and the hyperparameters that ever did."""
+def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
+    """Return what gives hyperparameters as training uses them, by a run's configuration.
+
+    Numbers stay as they are where that cannot be read, as of an algorithm that is not installed here.
+    """
+    try:
+        return validate(data, SETTINGS).as_used
+    except UserError:
+        return lambda name, value: value
+
+
+def table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:
+    """Return the stages as lines of text: what changed, and the hyperparameters that ever did, as `use` gives them."""
     names = [
         name for name in stages[0].hyperparameters if len({stage.hyperparameters.get(name) for stage in stages}) > 1
     ]
     rows = [("generation", "agent", "fitness", *names, "what changed")]
     for stage in stages:
         fitness = "-" if stage.fitness is None else digits(stage.fitness)
-        values = (f"{stage.hyperparameters.get(name, float('nan')):.4g}" for name in names)
-        changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation))
+        values = (f"{use(name, stage.hyperparameters.get(name, math.nan)):.4g}" for name in names)
+        changed = "" if stage.mutation == SAME else on_one_line(str(stage.mutation.as_used(use)))
         rows.append((str(stage.generation), str(stage.id), fitness, *values, changed))
     return aligned(rows)

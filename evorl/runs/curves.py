@@ -34,10 +34,14 @@ def perturbed(config: AnyConfig) -> frozenset[str]:
     return frozenset(names)
 
 
-def record_of(row: Mapping[str, Any], varying: frozenset[str]) -> Record:
+Use = Callable[[str, float], float]
+"""Gives a hyperparameter, by name, as training uses it."""
+
+
+def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Record:
     """Return what trackers draw of a line of `metrics.jsonl`; of hyperparameters those that are `varying`."""
     places = range(len(row["agents"]))
-    agents = [_agent(row, place, varying) for place in places]
+    agents = [_agent(row, place, varying, use) for place in places]
     names = {name: None for agent in agents for name in agent.points}
     means = {name: _mean(agent.points[name] for agent in agents if name in agent.points) for name in names}
     means.pop("fitness/agents", None)
@@ -55,8 +59,9 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str]) -> Record:
     return Record(row["generation"], row["global_steps"], _finite(points), agents)
 
 
-def _agent(row: Mapping[str, Any], place: int, varying: frozenset[str]) -> AgentRecord:
-    hyperparameters, architectures = row["hyperparameters"][place], row["architectures"][place]
+def _agent(row: Mapping[str, Any], place: int, varying: frozenset[str], use: Use) -> AgentRecord:
+    hyperparameters = {name: use(name, value) for name, value in row["hyperparameters"][place].items()}
+    architectures = row["architectures"][place]
     sizes = {name: sum(map(size, architectures.values())) for name, size in SIZES.items()}
     lengths, generations = row.get("train_length"), row.get("parent_generations")
     points = {

@@ -22,12 +22,13 @@ MOST = 3
 """Mutations that a line names; of more it says how many."""
 
 
-def generation_line(row: Row, born: Sequence[Row], max_steps: int) -> str:
+def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
     """Return what a generation came to, from its line of metrics and the lines of agents that were born for it."""
-    number, steps = row["generation"], row["agent_steps"]
+    number, steps, max_steps = row["generation"], row["agent_steps"], config.training.max_steps
     expected = max(number, round(max_steps * number / max(steps, 1)))
     parts = [f"gen {number}/{expected}", f"{_short(steps)} steps", _fitness(row)]
-    mutated = [f"#{agent['id']} {_change(agent)}" for agent in born if agent["mutation"]["kind"] not in UNCHANGED]
+    children = [agent for agent in born if agent["mutation"]["kind"] not in UNCHANGED]
+    mutated = [f"#{agent['id']} {_change(agent, config)}" for agent in children]
     if mutated:
         more = f" and {len(mutated) - MOST} more" if len(mutated) > MOST else ""
         parts.append("mutated: " + ", ".join(mutated[:MOST]) + more)
@@ -110,8 +111,8 @@ def _best(summary: Row, config: AnyConfig) -> str:
     return f"a mean {_measure(config)} of {described}"
 
 
-def _change(agent: Row) -> str:
-    mutation = Mutation(**agent["mutation"])
+def _change(agent: Row, config: AnyConfig) -> str:
+    mutation = Mutation(**agent["mutation"]).as_used(config.as_used)
     return str(mutation).removeprefix(f"{mutation.kind} (").removesuffix(")") if mutation.target else mutation.kind
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
-from evorl.runs.curves import perturbed, record_of
+from evorl.runs.curves import Use, perturbed, record_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.history import JsonLines
 from evorl.runs.lines import closing_lines, generation_line
@@ -38,11 +38,14 @@ class Logger:
         self, config: AnyConfig, directory: RunDirectory, warn_once: WarnOnce, agent_steps: int, elite: bytes
     ) -> None:
         """Open the trackers and the bar, which begins at `agent_steps`; `elite` is the file that stands on disk."""
+        self._config = config
         self._directory = directory
         self._warn_once = warn_once
         self._written_elite = elite
         self._varying = perturbed(config)
-        self._trackers = Trackers(config, directory.path, _History(directory.metrics, self._varying, warn_once))
+        self._trackers = Trackers(
+            config, directory.path, _History(directory.metrics, self._varying, config.as_used, warn_once)
+        )
         step = (directory.metrics.last() or {}).get("global_steps", 0)
         self._within = Within(config.tracking.interval, step if isinstance(step, int) else 0)
         self._bar: tqdm[Any] = tqdm(
@@ -57,7 +60,6 @@ class Logger:
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
-        self._config = config
         newest = directory.lineage.newest(config.population.size)
         self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._phase = ""
@@ -101,7 +103,7 @@ class Logger:
             if agent["fault"]:
                 what = f"agent {agent['id']} stopped learning in generation {row['generation']}: {agent['fault']}"
                 warnings.warn(f"{what}; the next evolution replaces it", EvorlWarning, stacklevel=2)
-        self._trackers.log(record_of(row, self._varying))
+        self._trackers.log(record_of(row, self._varying, self._config.as_used))
         if is_new and self._config.tracking.video:
             self._film(row)
         self._within.begin(row["global_steps"])
@@ -111,7 +113,7 @@ class Logger:
         self._bar.n = row["agent_steps"]
         self._speed = _speed(row["env_steps_per_second"])
         self._bar.clear()
-        say(generation_line(row, born, self._config.training.max_steps))
+        say(generation_line(row, born, self._config))
         self._bar.refresh()
 
     def _film(self, row: Row) -> None:
@@ -154,15 +156,16 @@ class Logger:
 class _History:
     """The generations before this process, as trackers take them; they are read from the file each time."""
 
-    def __init__(self, metrics: JsonLines, varying: frozenset[str], warn_once: WarnOnce) -> None:
+    def __init__(self, metrics: JsonLines, varying: frozenset[str], use: Use, warn_once: WarnOnce) -> None:
         self._metrics = metrics
         self._varying = varying
+        self._use = use
         self._warn_once = warn_once
 
     def __iter__(self) -> Iterator[Record]:
         try:
             for row in self._metrics.rows():
-                yield record_of(row, self._varying)
+                yield record_of(row, self._varying, self._use)
         except Exception as error:  # Whatever stands in a file that others may have changed.
             self._warn_once("history", f"{self._metrics.path}: a line is not as it was written: {error!r}")
 

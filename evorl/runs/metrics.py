@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.config import AnyConfig
 from evorl.config.fields import RETURN
 from evorl.distributed import Placement
 from evorl.envs.episodes import Returns
@@ -66,8 +67,12 @@ def generation_row(
     progress: Mapping[str, Any],
     elite: Elite,
     seconds: Mapping[str, float],
+    config: AnyConfig,
 ) -> dict[str, Any]:
-    """Return the line of `metrics.jsonl`; lists have an entry for each agent, in the order of `agents`."""
+    """Return the line of `metrics.jsonl`; lists have an entry for each agent, in the order of `agents`.
+
+    `mutations` are in words, with numbers as training uses them; `hyperparameters` are what evolution perturbs.
+    """
     fitness = [agent.fitness for agent in agents]
     known = [value for value in fitness if value is not None]
     training = seconds["training"]
@@ -88,7 +93,7 @@ def generation_row(
         "fitness": fitness,
         "parents": [agent.parent for agent in agents],
         "parent_generations": [agent.parent_generation for agent in agents],
-        "mutations": [str(agent.mutation) for agent in agents],
+        "mutations": [str(agent.mutation.as_used(config.as_used)) for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.describe()["architectures"] for agent in agents],
         "fitness_std": [score.std for score in scores],

@@ -96,7 +96,7 @@ class Reporter:
         known = {name: value for name, value in asdict(progress).items() if name != "elite"}
         fitness = self._config.evolution.fitness
         scores = [Score.of(row) for row in results.fitness(fitness)]
-        row = generation_row(agents, scores, counts, known, progress.elite, seconds)
+        row = generation_row(agents, scores, counts, known, progress.elite, seconds, self._config)
         row |= evaluation_row(results, fitness, archive.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}
         logged, stop = call_each(self._callbacks, row, agents)

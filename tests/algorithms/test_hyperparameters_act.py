@@ -1,14 +1,20 @@
 """Every hyperparameter that evolution may perturb acts in the loss or the loop, also in agents from a file."""
 
+import math
+
 import pytest
 import torch
 from helpers.support import config, play, play_as_actor
+from helpers.worlds import P, members
 
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
 from evorl.randomness import torch_generator
+from evorl.records import Mutation
+from evorl.replay.minibatches import Minibatches
+from evorl.replay.sampler import SamplerSettings
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.timing import Stopwatch
 
@@ -89,3 +95,51 @@ def test_nothing_else_differs_between_two_courses(algorithm):
 def test_a_hyperparameter_acts(algorithm, name):
     configured, other = (flat(course(algorithm, name, other)) for other in (False, True))
     assert not configured.equal(other)
+
+
+@pytest.mark.parametrize(("recurrent", "sequence"), [("null", 1), ("lstm", 16)])
+@pytest.mark.parametrize("size", [1.0, 30.4, 31.5, 51.2, 64.0, 100.0, 381.067, 5000.0])
+def test_minibatches_are_shown_in_the_size_that_they_are_cut_to(size, recurrent, sequence):
+    settings = config(
+        "algorithm={name: ppo, rollout_steps: 64, sequence_length: 16}", f"network.recurrent={recurrent}",
+        "environment.num_envs=4",
+    )  # fmt: skip
+    agent = members(batch_size=(size,) * P, epochs=(1.0,) * P)[0]
+    cut = Minibatches([agent], 64 * 4, sequence, torch.device("cpu")).counted.sum(2) * sequence
+    assert cut.sum() == 64 * 4
+    assert settings.as_used("batch_size", size) == round(float(cut.float().mean()))
+
+
+def test_whole_numbers_are_shown_as_they_are_used_and_others_as_they_are():
+    settings = config(
+        "environment.kwargs={bonus: 1, gravity: -9.5}",
+        "evolution.hyperparameters={environment.kwargs.bonus: {min: 1, max: 4}}",
+        "algorithm={target: periodic, target_period: 100, batch_size: 64, learn_step: 4}",
+    )
+    agent = members(batch_size=(381.067,) * P)[0]
+    shown = {
+        name: settings.as_used(name, value)
+        for name, value in {
+            "batch_size": 381.067, "target_period": 120.4, "learn_step": 4.5, "gamma": 0.987654,
+            "environment.kwargs.bonus": 2.6, "environment.kwargs.gravity": -8.25, "nobody_knows_it": 1.5,
+        }.items()
+    }  # fmt: skip
+    assert shown == {
+        "batch_size": SamplerSettings(0, 0, 0, True).draws([agent], 1)[0], "target_period": 120, "learn_step": 4.5,
+        "gamma": 0.987654, "environment.kwargs.bonus": 3, "environment.kwargs.gravity": -8.25, "nobody_knows_it": 1.5,
+    }  # fmt: skip
+    assert settings.algorithm.validation_error("target_period", 120.4) is None
+    assert math.isnan(settings.as_used("batch_size", math.nan))
+
+
+def test_a_mutation_is_shown_with_the_numbers_that_are_used():
+    use = config().as_used
+    assert str(Mutation("hyperparameters", "batch_size", 256.0, 381.067).as_used(use)) == (
+        "hyperparameters (batch_size: 256 -> 381)"
+    )
+    for other in (
+        Mutation("hyperparameters", "learning_rate", 1e-3, 2.5e-3),
+        Mutation("parameters", "batch_size", None, 0.02),
+        Mutation("hyperparameters", "batch_size", None, "odd"),
+    ):
+        assert other.as_used(use) == other

@@ -96,7 +96,8 @@ def test_lineage_has_a_row_for_each_ancestor(run, capsys):
         Stage(2, 3, None, None, SAME, {}, {}, 2.0),
         Stage(3, 7, 3, 2, change, {}, {}, None),
     ]
-    assert rows_of(stages) == [("#3", "1 to 2", "1 to 2", "initial"), ("#7", "3", "-", str(change))]
+    rows = rows_of(stages, lambda name, value: value)
+    assert rows == [("#3", "1 to 2", "1 to 2", "initial"), ("#7", "3", "-", str(change))]
 
 
 def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
@@ -145,10 +146,13 @@ def test_code_is_not_run_to_watch(run, capsys):
 
 
 def test_returns_below_one_are_shown_by_their_digits(trained_run, monkeypatch, capsys):
-    found = {"run": "a", "agent": 3, "episodes": 5, "mean": 0.9421, "std": 0.0141, "min": -0.5, "max": 12.3456}
+    found = {"run": "a", "agent": 3, "episodes": 5, "mean": 0.9421, "std": 0.04, "min": -0.5, "max": 12.3456}
     monkeypatch.setattr(evaluate, "evaluate_elite", lambda *_: found)
     run_command(["evaluate", str(trained_run)])
-    told = "agent 3 of a: mean return 0.942 ± 0.0141 (min -0.5, max 12.3) over 5 fresh episodes\n"
+    # ± is the standard error of the mean: 0.04 / sqrt(5).
+    told = (
+        "agent 3 of a: mean return 0.942 ± 0.0179 over 5 fresh episodes (standard deviation 0.04, min -0.5, max 12.3)\n"
+    )
     assert capsys.readouterr().out == told
 
 

@@ -313,7 +313,7 @@ def test_curves_and_tables_show_all_networks(algorithm):
     row = dict.fromkeys((*known, "updates_per_second"), 1.0) | {"seconds": {}, "metrics": {}, "agents": [0]}
     row |= {name: [1.0] for name in ("fitness", "train_return")} | {"parents": [None], "mutations": ["initial"]}
     row |= {"hyperparameters": [{}], "architectures": [member.describe()["architectures"]]}
-    (shown,) = record_of(row, frozenset({"architecture"})).agents
+    (shown,) = record_of(row, frozenset({"architecture"}), lambda name, value: value).agents
     sizes = {name: value for name, value in shown.points.items() if name.startswith("architecture/")}
     assert sizes == {"architecture/units": 16 + 16 + 40 + 16, "architecture/layers": 4}, (
         "and no channels, as it has none"

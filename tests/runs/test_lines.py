@@ -29,20 +29,21 @@ def born(id, *mutation):
 
 def test_a_generation_is_a_line():
     children = [born(12, "none"), born(14, "hyperparameters", "batch_size", 64.0, 51.2)]
-    assert generation_line(ROW, children, 400_000) == (
-        "gen 5/25 | 80k steps | best 218.2 (#10), mean 191.1 | mutated: #14 batch_size: 64 -> 51.2 | 58 s"
+    assert generation_line(ROW, children, config("training.max_steps=400000")) == (
+        "gen 5/25 | 80k steps | best 218.2 (#10), mean 191.1 | mutated: #14 batch_size: 64 -> 51 | 58 s"
     )
 
 
 def test_only_some_mutations_are_named():
-    line = generation_line(ROW, [born(id, "parameters", "noise", None, 0.02) for id in range(5)], 80_000)
+    children = [born(id, "parameters", "noise", None, 0.02) for id in range(5)]
+    line = generation_line(ROW, children, config("training.max_steps=80000"))
     assert "gen 5/5 |" in line
     assert "mutated: #0 noise: 0.02, #1 noise: 0.02, #2 noise: 0.02 and 2 more" in line
 
 
 def test_a_generation_in_which_all_failed_has_a_line_too():
     row = {**ROW, "best_fitness": None, "mean_fitness": None, "fitness": [None] * 3}
-    assert "no agent has a fitness" in generation_line(row, [], 80_000)
+    assert "no agent has a fitness" in generation_line(row, [], config("training.max_steps=80000"))
 
 
 ENDS = {

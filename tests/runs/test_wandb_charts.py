@@ -179,7 +179,7 @@ def test_tables_of_long_runs_stay_small():
 def test_constants_and_internals_are_no_curves(in_directory):
     assert train("run.name=a") == 0
     for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
-        record = record_of(row, frozenset({"learning_rate"}))
+        record = record_of(row, frozenset({"learning_rate"}), lambda name, value: value)
         (name,) = {name for agent in record.agents for name in agent.points if name.startswith("hyperparameters/")}
         assert name == "hyperparameters/learning_rate"
         assert not {name for name in record.points if name.startswith("architecture/")}
