@@ -6,21 +6,25 @@ import argparse
 from pathlib import Path
 
 from evorl.commands.command import Command
-from evorl.system.files import is_locked, refuse_links, remove, size_of
+from evorl.runs.config_file import check_run
+from evorl.system.files import Lock, is_locked, remove, size_of
 from evorl.types import UserError
 
 
 def clean(run: Path, remove_them: bool) -> str:
     """Say how much room a run's checkpoints take; with `remove_them` they are gone then. Raises UserError."""
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"{run}: there is no run here (no config.yaml)")
+    check_run(run)
     if is_locked(run):
         raise UserError(f"{run}: is still training")
     checkpoints = run / "checkpoints"
-    refuse_links(checkpoints)
     size = size_of(checkpoints)
     if remove_them:
-        remove(checkpoints)
+        # Nobody may begin to resume from what is being removed.
+        lock = Lock(run, wait=0.0)
+        try:
+            remove(checkpoints)
+        finally:
+            lock.release()
         return f"{run}: {size / 1e6:,.1f} MB of checkpoints removed; what is left can be evaluated, and not resumed"
     return f"{run}: {size / 1e6:,.1f} MB of checkpoints, which --yes removes"
 

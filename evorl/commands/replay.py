@@ -16,7 +16,7 @@ from evorl.runs.directory import load_elite
 from evorl.runs.launch import check, read_config
 from evorl.runs.trust import refuse_code
 from evorl.system.console import say
-from evorl.system.files import refuse_links, write_atomically
+from evorl.system.files import write_atomically
 
 
 def replay_command(
@@ -31,7 +31,6 @@ def replay_command(
     config = validate(data, SETTINGS)
     refuse_code(config, allow_code)
     path = run / ("replay-constant.yaml" if constant else "replay.yaml")
-    refuse_links(run, path)
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
     refuse_code(check(read_config(path, overrides)), allow_code)
     if config.algorithm.replayed and config.replay.shared and config.population.size > 1:

@@ -10,18 +10,17 @@ from pathlib import Path
 
 from evorl.commands.command import Command
 from evorl.commands.launching import add_launch, launch_command, processes_for, program_for
+from evorl.runs.config_file import check_run
 from evorl.runs.directory import check_same_run
 from evorl.runs.launch import check, read_config
 from evorl.runs.trust import refuse_code
-from evorl.types import UserError
 
 
 def resume_command(
     run: Path, overrides: Sequence[str], program: Path, processes: int | None, allow_code: bool = False
 ) -> list[str]:
     """Return the command that resumes a run, on as many processes as it had. Raises UserError where none may."""
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"{run}: there is no run here (no config.yaml)")
+    check_run(run)
     directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]

@@ -68,7 +68,7 @@ def _use(files: Sequence[str]) -> str:
         "import evorl",
         "from huggingface_hub import snapshot_download",
         "",
-        'agent = evorl.load(snapshot_download("NAME/OF-THIS-PAGE"))',
+        'agent = evorl.load(snapshot_download("NAME/OF-THIS-PAGE", local_dir="agent"))',
         "action, state = agent.predict(observation)",
         "```",
     ]

@@ -15,7 +15,7 @@ from evorl.report.picture import draw
 from evorl.runs.directory import INTERFACE
 from evorl.runs.trackers.shared import shared_settings
 from evorl.system.extras import require
-from evorl.system.files import refuse_links
+from evorl.system.files import read_bounded
 from evorl.types import UserError
 
 FILES = ("elite/agent.safetensors", "elite/agent.json", "metrics.jsonl", "lineage.jsonl", "summary.json", INTERFACE)
@@ -42,10 +42,9 @@ def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
     settings = shared_settings(validate(drawn.config, SETTINGS))
     for name in (*FILES, *OPTIONAL):
-        refuse_links(run / name, (run / name).parent)
         if (run / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(run / name, folder / name)
+            (folder / name).write_bytes(read_bounded(run / name))
     if video is not None:
         shutil.copyfile(video, folder / "replay.mp4")
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -18,6 +18,7 @@ from evorl.report.statistics import thinned
 from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
 from evorl.runs.ancestry import Stage
 from evorl.system.extras import require
+from evorl.system.files import replacing
 from evorl.types import UserError
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -45,7 +46,8 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str, hyperparameter: str 
         _agents(figure, runs[0], hyperparameter)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # The font draws a box for each.
-        figure.savefig(output, dpi=120)
+        with replacing(output) as file:
+            figure.savefig(file, dpi=120, format=output.suffix.removeprefix("."))
 
 
 def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:

@@ -16,7 +16,7 @@ from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Files, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress
 from evorl.runs.warn_once import WarnOnce
-from evorl.system.files import digest, json_bytes, reason
+from evorl.system.files import digest, json_bytes, read_bounded, reason
 from evorl.system.formats import decode_agents, encode_tensors
 from evorl.types import Agent
 
@@ -67,7 +67,7 @@ class CheckpointManager:
         ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
         expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
         if not ranks.is_main and path.is_file():
-            payload = path.read_bytes()
+            payload = read_bounded(path)
         seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
         if not seen.all():
             payload = ranks.broadcast_bytes(payload, "the evolved agents")

@@ -16,6 +16,7 @@ from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate
 from evorl.distributed import Launch
 from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.config_file import read_config
 from evorl.runs.history import JsonLines
 from evorl.system.files import (
     Lock,
@@ -24,6 +25,7 @@ from evorl.system.files import (
     read_owner,
     reason,
     refuse_links,
+    refuse_links_within,
     remove,
     settle,
     write_atomically,
@@ -109,7 +111,7 @@ class RunDirectory:
             self._lock = None
 
     def _take_over(self, config: AnyConfig, restarted: bool) -> None:
-        refuse_links(*self.path.iterdir())
+        refuse_links_within(self.path)
         there = {path.name for path in self.path.iterdir()} - {".lock"}
         if there and "config.yaml" in there:
             if config.run.resume == "never" and not restarted:
@@ -155,19 +157,9 @@ class RunDirectory:
         write_json(self.path / "summary.json", summary)
 
 
-def check_run(path: Path) -> None:
-    """Raise UserError unless the directory `path` holds a run that may be looked at."""
-    try:
-        there = (path / "config.yaml").is_file()
-    except OSError as error:
-        raise UserError(reason(error, path)) from error
-    if not there:
-        raise UserError(f"{path}: there is no run here (no config.yaml)")
-
-
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     """Return the configuration and the best agent of the run in directory `path`. Raises UserError."""
-    check_run(path)
+    config = read_config(path)
     file = path / "elite" / "agent.safetensors"
     try:
         if not file.is_file():
@@ -177,7 +169,7 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     agents = decode_agents(read_bounded(file), str(file))
     if len(agents) != 1:
         raise UserError(f"{file}: holds {len(agents)} agents; an elite is one")
-    return read_yaml(path / "config.yaml"), agents[0]
+    return config, agents[0]
 
 
 def check_same_run(path: Path, config: AnyConfig) -> None:

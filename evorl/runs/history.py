@@ -11,7 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evorl.system.files import read_lines, read_lines_backwards, refuse_links, sync_directory, write_atomically
+from evorl.system.files import (
+    open_file,
+    read_lines,
+    read_lines_backwards,
+    refuse_links,
+    sync_directory,
+    write_atomically,
+)
 from evorl.system.json_text import parse_json
 from evorl.types import EvorlWarning
 
@@ -35,7 +42,7 @@ class JsonLines:
         if not self._waiting:
             return
         # Without a buffer, whose rest would be written when the file is closed, after half a line was taken back.
-        with self.path.open("ab", buffering=0) as file:
+        with open_file(self.path, "ab") as file:
             end = file.tell()
             try:
                 rest = memoryview(b"".join(self._waiting))

@@ -13,7 +13,7 @@ import numpy as np
 from evorl.config import AnyConfig
 from evorl.distributed import Ranks
 from evorl.runs.directory import Owner, RunDirectory
-from evorl.system.files import Lock, json_bytes, make_directory, read_owner, reason
+from evorl.system.files import Lock, json_bytes, make_directory, read_owner, reason, refuse_links_within
 from evorl.types import UserError
 
 
@@ -77,6 +77,7 @@ def _claim_own(path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
     """Make and lock a host's own directory at the path of the main process's. Raises OSError and UserError."""
     make_directory(path)
     lock = Lock(path, config.run.lock_timeout)
+    refuse_links_within(path)
     lock.sign(here.to_json())
     directory = RunDirectory(path, config.checkpoint.keep, lock)
     directory.checkpoints.discard()

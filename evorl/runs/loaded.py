@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
-from evorl.config import AnyConfig, read_yaml, validate
+from evorl.config import AnyConfig, validate
 from evorl.envs import Environments
 from evorl.envs.actions import action_reader
 from evorl.envs.masks import MASK
@@ -22,9 +22,10 @@ from evorl.envs.spec import EnvSpec, choices
 from evorl.population import Policy, check_agents
 from evorl.randomness import torch_generator
 from evorl.runs.checkpoint import AGENTS, ELITE, Checkpoints
+from evorl.runs.config_file import read_config
 from evorl.runs.directory import INTERFACE, load_elite
 from evorl.runs.trust import refuse_code
-from evorl.system.files import read_bounded, reason, refuse_links
+from evorl.system.files import read_bounded, reason
 from evorl.system.formats import decode_agents
 from evorl.system.json_text import parse_json
 from evorl.types import Agent, UserError
@@ -109,7 +110,7 @@ def load(
     if agent is None and generation is None:
         data, found = load_elite(path)
     else:
-        data, found = read_yaml(path / "config.yaml"), _saved(path, agent, generation)
+        data, found = read_config(path), _saved(path, agent, generation)
     config = validate(data, SETTINGS)
     interface, reader = _interface(path, config, allow_code)
     if config.network.factory is not None:
@@ -122,7 +123,6 @@ def load(
 def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec, ObservationReader]:
     """Return the interface of the run's environment, from its file, or of a run without one from the environment."""
     file = run / INTERFACE
-    refuse_links(file)
     if not file.is_file():
         refuse_code(config, allow_code, "allow_code=True")
         with Environments(config.environment, 1, 1) as environments:

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from evorl.config import read_yaml
 from evorl.config.errors import shown
 from evorl.records import Words
-from evorl.runs.directory import check_run
+from evorl.runs.config_file import read_config
 from evorl.runs.elite import Measured, Number
 from evorl.runs.history import JsonLines, Row
 from evorl.runs.table import Table
-from evorl.system.files import read_bounded, reason, refuse_links
+from evorl.system.files import read_bounded, reason
 from evorl.system.json_text import parse_json
 from evorl.types import UserError
 
@@ -88,14 +87,14 @@ class RunRecord:
 
 def read_overview(path: Path) -> RunOverview:
     """Return the outcome of the run in a directory. Raises UserError as `read_run` does."""
-    _check_run(path)
+    config = read_config(path)
     try:
         last = JsonLines(path / "metrics.jsonl").last() or {}
         elite = _object(path / "elite" / "agent.json", AGENT)
         summary = _object(path / "summary.json", SUMMARY)
     except OSError as error:
         raise UserError(reason(error, path)) from error
-    return RunOverview(path, read_yaml(path / "config.yaml"), last, elite, summary)
+    return RunOverview(path, config, last, elite, summary)
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -104,14 +103,14 @@ def read_run(path: str | Path) -> RunRecord:
     Raises UserError where there is no run, or a file of it cannot be read.
     """
     run = Path(path)
-    _check_run(run)
+    config = read_config(run)
     try:
         metrics, lineage = (Table(JsonLines(run / f"{name}.jsonl").rows()) for name in ("metrics", "lineage"))
         elite = _object(run / "elite" / "agent.json", AGENT)
         summary = _object(run / "summary.json", SUMMARY)
     except OSError as error:
         raise UserError(reason(error, run)) from error
-    return RunRecord(run, read_yaml(run / "config.yaml"), metrics, lineage, elite, summary)
+    return RunRecord(run, config, metrics, lineage, elite, summary)
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
@@ -125,13 +124,6 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     if len(found) > MAX_COLUMNS:
         raise UserError(f"a table of {len(found):,} columns; a run writes less than {MAX_COLUMNS:,}")
     return {name: column.array(len(table)) for name, column in found.items()}
-
-
-def _check_run(run: Path) -> None:
-    """Raise UserError unless a directory holds a run, in files of its own."""
-    check_run(run)
-    files = [run / name for name in ("config.yaml", "metrics.jsonl", "lineage.jsonl", "elite", "summary.json")]
-    refuse_links(*files, run / "elite" / "agent.json")
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:

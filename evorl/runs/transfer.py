@@ -13,7 +13,7 @@ from evorl.population import check_agents, initial_population
 from evorl.records import INITIAL
 from evorl.runs.checkpoint import AGENTS, Checkpoints
 from evorl.runs.directory import load_elite
-from evorl.system.files import refuse_links
+from evorl.system.files import refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import Agent, UserError
 
@@ -53,12 +53,12 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
 
 
 def _elite(run: Path) -> list[Agent]:
-    refuse_links(run / "elite", run / "elite" / "agent.safetensors")
     return [load_elite(run)[1]]
 
 
 def _newest(run: Path) -> list[Agent]:
     """Return the agents of a run's newest checkpoint that is whole. Raises UserError where there is none."""
+    refuse_links_within(run)
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     problem = "there is none"
     for generation in reversed(checkpoints.generations()):

@@ -19,6 +19,7 @@ from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.randomness import numpy_generator
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.system.extras import require
+from evorl.system.files import make_directory, refuse_links, replacing
 from evorl.types import UserError
 
 Image = NDArray[np.uint8]
@@ -92,7 +93,7 @@ def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
         raise UserError("--video: there is nothing to be seen")
     rows, columns = (length // 2 * 2 for length in first[0].shape[:2])
     count = 0
-    with av.open(str(path), "w") as film:
+    with replacing(path) as file, av.open(file, "w", format="mp4") as film:
         stream: Any = film.add_stream(codec, rate=round(first[1]))
         stream.width, stream.height, stream.pix_fmt = columns, rows, "yuv420p"
         for image, _ in chain((first,), images):
@@ -106,7 +107,8 @@ def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
 def film_elite(run: Path, generation: int) -> Path:
     """Film one episode of a run's best agent after a generation, and return the file. Raises UserError, OSError."""
     agent, path = load(run, allow_code=True), run / "videos" / f"generation-{generation:06d}.mp4"
-    path.parent.mkdir(exist_ok=True)
+    refuse_links(path.parent)
+    make_directory(path.parent)
     seed = int(numpy_generator(agent.config.seed, generation=generation, rank=0, purpose="film").integers(2**31))
     most = min(agent.config.evaluation.max_steps or FILM_STEPS, FILM_STEPS)
     with closing(play(agent, agent.config.environment, [seed], most, "rgb_array")) as seen:

@@ -1,4 +1,7 @@
-"""Files that are whole or not there, and a lock on a directory."""
+"""Files that are whole or not there, never reached through a link, and a lock on a directory.
+
+All that a run's directory holds, and all that commands write, is opened here.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import os
 import shutil
 import stat
 import time
+import weakref
 from collections.abc import Iterable, Iterator
-from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO, Literal
 
 from evorl.system.memory import check_room
 from evorl.types import UserError
@@ -25,21 +29,51 @@ BLOCK = 2**18
 """Bytes that are read at a time from a file of lines."""
 FIRST_BLOCK = 2**16
 """Bytes that are read first from the end of a file."""
+WANDB = "wandb"
+"""The directory that W&B makes in a run's."""
+CHECKPOINTS = "checkpoints"
 
 
 def write_atomically(path: Path, payload: bytes | Iterable[bytes]) -> None:
-    """Write a payload, or its parts one by one, so that the file is seen whole or not at all, also after a crash."""
+    """Write a payload, or its parts one by one, so that the file appears whole or not at all, also after a crash.
+
+    Raises OSError.
+    """
+    with replacing(path) as file:
+        file.writelines([payload] if isinstance(payload, bytes) else payload)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that replaces `path` once it is written; after an exception `path` is unchanged.
+
+    Raises OSError where `path` is a link, a pipe, a device or a directory.
+    """
+    _refuse_special(path)
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.unlink(missing_ok=True)  # It could be a link, through which another file would be overwritten.
-    write_through(temporary, payload)
-    temporary.replace(path)
+    try:
+        with _new_file(temporary) as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 
 def write_through(path: Path, payload: bytes | Iterable[bytes]) -> None:
-    """Write and wait until the disk has it."""
-    with path.open("wb") as file:
+    """Write a new file and wait until the disk has it; a file of the same name is removed first. Raises OSError."""
+    with _new_file(path) as file:
         file.writelines([payload] if isinstance(payload, bytes) else payload)
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file, which is synced to the disk in the end."""
+    path.unlink(missing_ok=True)
+    with BufferedWriter(open_file(path, "xb")) as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
 
@@ -154,10 +188,33 @@ def _check_line(path: Path, length: int) -> None:
 
 
 def _open(path: Path, buffer: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
-    """Open for reading what is a file. Raises OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):  # Opening a pipe would wait for its other end.
+    """Open a file for reading. Raises OSError, also where it is a link, a pipe or a device."""
+    return BufferedReader(open_file(path, "rb"), buffer)
+
+
+def open_file(path: Path, mode: Literal["rb", "xb", "ab", "a+b"]) -> FileIO:
+    """Open a file without a buffer. Raises OSError, also where it is a link, a pipe or a device."""
+    _refuse_special(path)
+    file = open(path, mode, buffering=0, opener=_no_link)  # noqa: SIM115 (a path's own `open` takes no opener)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise OSError(errno.EINVAL, "not a file", str(path))
-    return BufferedReader(FileIO(path), buffer)
+    return file
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file, whatever has taken its place since it was checked: no link is followed, no pipe is waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise OSError where there is something that is not a file."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a file", str(path))
 
 
 def refuse_links(*paths: Path) -> None:
@@ -167,59 +224,123 @@ def refuse_links(*paths: Path) -> None:
             raise UserError(f"{path}: is a symbolic link, which a run's directory may not hold; put the real one there")
 
 
+def refuse_links_within(run: Path) -> None:
+    """Raise UserError where a run's directory holds a link, a pipe or a device at any depth.
+
+    The links that W&B makes are left out, and the files of checkpoints: those are checked one by one when they are
+    used, and a damaged checkpoint is no reason to refuse the one before it.
+    """
+    folders = [run]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for found in entries:
+                    path = Path(found.path)
+                    if found.is_symlink():
+                        if not _is_wandbs(path, run):
+                            refuse_links(path)
+                    elif not found.is_dir(follow_symlinks=False):
+                        if not found.is_file(follow_symlinks=False):
+                            raise UserError(f"{path}: is neither a file nor a directory; a run has nothing else")
+                    elif path != run / CHECKPOINTS:
+                        folders.append(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # A run that trains replaces files meanwhile.
+        except OSError as error:
+            raise UserError(f"{reason(error, run)}: what a run's directory holds must be seen") from error
+
+
+def _is_wandbs(link: Path, run: Path) -> bool:
+    """Return whether W&B made a link: to its newest run and its logs, or to its service's log in the user's cache."""
+    place = link.relative_to(run).parts
+    if place[0] != WANDB or len(place) == 1:
+        return False
+    if len(place) == 4 and place[2:] == ("logs", "debug-core.log"):
+        return True
+    return Path(os.path.realpath(link)).is_relative_to(os.path.realpath(run / WANDB))
+
+
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+"""The locks that this process holds."""
+
+
 class Lock:
     """A lock on a directory that one process holds until it ends, however it ends.
 
-    It is a POSIX record lock on the file `.lock`: the system gives it back when the process dies, and forked children
-    do not inherit it. The file says who was last let in.
+    It is taken by flock(2) on the file `.lock`, so it belongs to this open file and not to the process: a POSIX record
+    lock would be lost as soon as the process closes any other descriptor of that file, such as one that has read who
+    owns it. The system releases it with the last copy of the descriptor. Programs that this process starts get no copy,
+    and a forked child closes its own at once: an environment's process that outlives its rank keeps no lock. Over NFS,
+    Linux turns it into a lock of the server, which other hosts see.
+
+    The file says who was last let in.
     """
 
     def __init__(self, directory: Path, wait: float) -> None:
-        """Take the lock. Raises UserError where another process keeps it for `wait` seconds."""
+        """Take the lock. Raises UserError where another process keeps it for `wait` seconds, OSError."""
         self.path = directory / ".lock"
-        refuse_links(self.path)
-        self._file: IO[str] = self.path.open("a+", encoding="utf-8")
+        self._file = open_file(self.path, "a+b")
+        _held.add(self)
+        if os.fstat(self._file.fileno()).st_nlink > 1:
+            self.release()
+            raise UserError(f"{self.path}: has several names (hard links), so locking it locks others too; remove it")
         deadline = time.monotonic() + wait
-        while not self._taken():
-            if time.monotonic() > deadline:
-                holder = read_owner(directory)
-                self._file.close()
-                raise UserError(
-                    f"run.name: {directory} is in use by process {holder.get('pid', '?')} on "
-                    f"{holder.get('host', 'an unknown host')}; wait for its end or choose another name"
-                )
-            time.sleep(0.1)
+        try:
+            while not _flock(self._file, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    holder = read_owner(directory)
+                    raise UserError(
+                        f"run.name: {directory} is in use by process {holder.get('pid', '?')} on "
+                        f"{holder.get('host', 'an unknown host')}; wait for its end or choose another name"
+                    )
+                time.sleep(0.1)
+        except BaseException:
+            self._file.close()
+            raise
 
     def sign(self, owner: dict[str, Any]) -> None:
         """Note who uses the directory from now on."""
         self._file.truncate(0)
-        self._file.write(json.dumps(owner))
-        self._file.flush()
+        self._file.write(json.dumps(owner).encode())
         os.fsync(self._file.fileno())  # Or other hosts would not see whose it is.
         sync_directory(self.path.parent)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock, also where something else still has a copy of its descriptor."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()
+
+    def let_go(self) -> None:
+        """Close this process's copy of the descriptor; the process that it was copied from keeps the lock."""
         self._file.close()
 
-    def _taken(self) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
+
+def _close_copies() -> None:
+    for lock in _held:
+        lock.let_go()
+
+
+os.register_at_fork(after_in_child=_close_copies)
+
+
+def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
+    """Try to take a lock of this kind; return whether nobody else has one that excludes it. Raises OSError."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether another process holds the lock on a directory."""
+    """Return whether a process holds the lock on a directory; where there is no lock to be had, none does."""
     try:
         with _open(directory / ".lock") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
+            return not _flock(file, fcntl.LOCK_SH)
     except OSError:
         return False
-    return False
 
 
 def size_of(path: Path) -> int:

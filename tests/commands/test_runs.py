@@ -52,7 +52,7 @@ def locked_by_another_process(run):
     if not os.fork():
         os.close(go_on[1])
         with (run / ".lock").open("a") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
             os.write(ready[1], b"x")
             os.read(go_on[0], 1)
         os._exit(0)

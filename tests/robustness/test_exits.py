@@ -309,7 +309,7 @@ def test_a_lock_that_fails_names_its_directory(in_directory, monkeypatch, capsys
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("evorl.system.files.fcntl.lockf", no_locks)
+    monkeypatch.setattr("evorl.system.files.fcntl.flock", no_locks)
     assert train("run.name=a") == 2
     (error,) = errors_of(capsys)
     assert "runs/a: No locks available" in error

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
 
 from evorl.commands import launching, resume
+from evorl.commands.clean import clean
 from evorl.commands.command import run_command
 from evorl.commands.resume import resume_command
 from evorl.distributed.signals import Interrupted
@@ -22,7 +24,7 @@ from evorl.population import check_agents
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.directory import RunDirectory
 from evorl.runs.history import JsonLines
-from evorl.system.files import Lock
+from evorl.system.files import Lock, is_locked, read_owner
 from evorl.types import EvorlWarning, RewardStats, UserError
 
 
@@ -231,7 +233,7 @@ def test_steps_that_the_learning_rate_falls_by_cannot_be_changed_afterwards(in_d
 HOLD = """
 import sys, time
 from pathlib import Path
-from evorl.system.files import Lock
+from evorl.system.files import Lock, is_locked, read_owner
 lock = Lock(Path(sys.argv[1]), 0)
 lock.sign({"host": "here", "pid": 1})
 print("held", flush=True)
@@ -253,6 +255,53 @@ def test_one_run_at_a_time_has_a_directory_and_the_dead_have_none(tmp_path):
     holder.stdout.close()
     assert json.loads((tmp_path / ".lock").read_text()) == {"pid": 3}
     lock.release()
+
+
+def test_a_lock_outlasts_other_descriptors_of_its_file(tmp_path):
+    """As the restarted attempt of a launch has them, which reads who owned the run before it."""
+    lock = Lock(tmp_path, wait=0)
+    lock.sign({"pid": 1})
+    assert read_owner(tmp_path) == {"pid": 1}
+    assert is_locked(tmp_path), "also for the process that has it"
+    (reader, writer), other = os.pipe(), os.fork()
+    if other == 0:
+        os.write(writer, b"locked" if is_locked(tmp_path) else b"free")
+        os._exit(0)
+    os.waitpid(other, 0)
+    assert os.read(reader, 10) == b"locked"
+    lock.release()
+    assert not is_locked(tmp_path)
+
+
+def test_a_forked_child_that_outlives_the_lock_s_owner_does_not_keep_it(tmp_path):
+    reader, writer = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        lock = Lock(tmp_path, wait=0)
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.write(writer, f"{child} {lock.path}".encode())
+        time.sleep(60)
+        os._exit(0)
+    child = int(os.read(reader, 1000).split()[0])
+    assert is_locked(tmp_path)
+    os.kill(owner, signal.SIGKILL)
+    os.waitpid(owner, 0)
+    try:
+        os.kill(child, 0)
+        Lock(tmp_path, wait=1).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_checkpoints_are_removed_under_the_lock(trained_run, tmp_path, monkeypatch):
+    run = shutil.copytree(trained_run, tmp_path / "a")
+    seen = []
+    monkeypatch.setattr("evorl.commands.clean.remove", lambda path: seen.append((path, is_locked(run))))
+    clean(run, remove_them=True)
+    assert seen == [(run / "checkpoints", True)]
+    assert not is_locked(run)
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from evorl.commands.command import run_command
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.history import JsonLines
 from evorl.runs.launch import run_program
+from evorl.runs.loaded import load
 from evorl.runs.progress import progress_of
-from evorl.system.files import entry, read_bounded
+from evorl.system.files import entry, read_bounded, refuse_links_within, write_atomically
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning, UserError
 
@@ -65,7 +66,7 @@ def test_evaluate_does_not_wait_for_a_pipe(run, capsys):
     elite = run / "elite" / "agent.safetensors"
     elite.unlink()
     os.mkfifo(elite)
-    assert "no elite" in evaluate(run, capsys)
+    assert f"{elite}: is neither a file nor a directory" in evaluate(run, capsys)
     with pytest.raises(OSError, match="not a file"):
         read_bounded(elite)
 
@@ -95,10 +96,104 @@ def test_a_link_where_something_is_gathered_is_not_followed(run, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text").write_text("mine")
     (run / "checkpoints" / ".partial-000004").symlink_to(tmp_path / "thesis")
-    (run / "elite" / ".agent.safetensors.partial").symlink_to(tmp_path / "thesis" / "text")
     assert train(*RESUME) == 0
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text"]
+    # Also where a link appears while the run trains.
+    partial = run / "elite" / ".agent.safetensors.partial"
+    partial.symlink_to(tmp_path / "thesis" / "text")
+    write_atomically(run / "elite" / "agent.safetensors", b"new")
+    assert not partial.is_symlink()
     assert (tmp_path / "thesis" / "text").read_text() == "mine"
+
+
+PLACES = (
+    "config.yaml", "metrics.jsonl", "lineage.jsonl", "summary.json", "environment.json", "tracking.json", ".lock",
+    "elite/agent.safetensors", "elite/agent.json", "elite/.agent.safetensors.partial", "elite",
+    "checkpoints", "videos", "videos/generation-000004.mp4", "tensorboard", "tensorboard/agent-0001/events",
+    "agent.onnx", "report.html", "replay.yaml", "replay-constant.yaml", "plot.png", "film.mp4",
+    "wandb", "wandb/offline-run-x", "notes/deeper/any",
+)  # fmt: skip
+COMMANDS = (
+    ("resume", "."), ("evaluate", ".", "--episodes", "1"), ("export", "."), ("watch", ".", "--video", "film.mp4"),
+    ("replay", "."), ("lineage", "."), ("plot", "."), ("report", "."), ("clean", ".", "--yes"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_link_at_any_depth_of_a_run_is_refused_by_each_command(place, run, tmp_path, monkeypatch, capsys):
+    """The run is the working directory, in which some commands write by default."""
+    outside, link = tmp_path / "outside", run / place
+    if link.exists():
+        link.rename(outside)
+    elif link.suffix or "/" in place:
+        outside.write_text("mine")
+    else:
+        outside.mkdir()
+    before = contents(outside)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    monkeypatch.chdir(run)
+    monkeypatch.setattr("evorl.commands.push.check_hub", lambda: None)
+    for command in (*COMMANDS, ("push", ".", "me/x")):
+        capsys.readouterr()
+        assert run_program(run_command, command) == 2
+        assert f"{place}: is a symbolic link" in error_line(capsys)
+    with pytest.raises(UserError, match="is a symbolic link"):
+        load(run, generation=2)
+    monkeypatch.chdir(run.parent.parent)
+    assert train(*RESUME, "tracking.video=true") == 2
+    assert "symbolic link" in error_line(capsys)
+    assert contents(outside) == before
+    assert link.is_symlink()
+
+
+def contents(path):
+    """The bytes of a file, or of all files in a directory."""
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return {file.name: file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("output", ["plot.png", "page.html", "agent.onnx", "film.mp4"])
+def test_nothing_is_written_through_a_link(output, run, tmp_path, monkeypatch, capsys):
+    """Neither where the user names it, outside of any run."""
+    pytest.importorskip(
+        {"plot.png": "matplotlib", "page.html": "plotly", "agent.onnx": "onnx", "film.mp4": "av"}[output]
+    )
+    (tmp_path / "thesis").write_text("mine")
+    (tmp_path / output).symlink_to(tmp_path / "thesis")
+    commands = {
+        "plot.png": ("plot", "runs/a", "-o", str(tmp_path / output)),
+        "page.html": ("report", "runs/a", "-o", str(tmp_path / output)),
+        "agent.onnx": ("export", "runs/a", "-o", str(tmp_path / output)),
+        "film.mp4": ("watch", "runs/a", "--episodes", "1", "--video", str(tmp_path / output)),
+    }
+    assert run_program(run_command, commands[output]) == 2
+    assert f"{output}: a symbolic link, which is not followed" in capsys.readouterr().err
+    assert (tmp_path / "thesis").read_text() == "mine"
+    assert not list(tmp_path.glob(".*.partial"))
+    (tmp_path / output).unlink()
+    assert run_program(run_command, commands[output]) == 0
+    assert (tmp_path / output).stat().st_size > 1000
+
+
+def test_links_that_wandb_makes_are_no_reason_to_refuse_a_run(run, tmp_path):
+    logs = run / "wandb" / "offline-run-1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(tmp_path / "cache")
+    (run / "wandb" / "latest-run").symlink_to("offline-run-1")
+    (run / "wandb" / "debug.log").symlink_to("offline-run-1/logs/debug.log")
+    refuse_links_within(run)
+    (run / "wandb" / "next").symlink_to("latest-run/../../../..")
+    with pytest.raises(UserError, match="wandb/next: is a symbolic link"):
+        refuse_links_within(run)
+
+
+def test_a_lock_that_another_directory_shares_is_refused(run, tmp_path, capsys):
+    """It would be signed in place, and lock both."""
+    (run / ".lock").write_text("mine")
+    os.link(run / ".lock", tmp_path / "thesis")
+    assert "has several names" in refused(capsys)
+    assert (tmp_path / "thesis").read_text() == "mine"
 
 
 STATES = {
