@@ -37,11 +37,11 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
     """Act until the learner closes its end of the pipe, or sends LEAVE. Tells it of a mistake of the user."""
     torch.set_num_threads(1)
     signal.signal(LEAVE, _leave)
-    board, memory, reader, writer = descriptors
+    board, lock, memory, reader, writer = descriptors
     try:
         with (
             warnings_on_one_line(f" (in actor {index})"),
-            Actor(context, index, attempt, board, memory) as actor,
+            Actor(context, index, attempt, board, lock, memory) as actor,
         ):
             actor.work(reader, writer)
     except UserError as error:
@@ -61,14 +61,16 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 class Actor:
     """One actor of a rank: its environments, and in each generation a policy of all of the rank's agents."""
 
-    def __init__(self, context: Mapping[str, Any], index: int, attempt: int, board: int, memory: int) -> None:
+    def __init__(
+        self, context: Mapping[str, Any], index: int, attempt: int, board: int, lock: int, memory: int
+    ) -> None:
         """Make the environments. Raises UserError where that fails."""
         self._config = config = validate(yaml.safe_load(context["config"]), SETTINGS)
         assert config.actors is not None
         self._actors, self._steps = config.actors, config.algorithm.sent_steps
         self._index, self._attempt, self._rank = index, attempt, context["rank"]
         self._mine = range(index * self._actors.queue, (index + 1) * self._actors.queue)
-        self._board = Board(self._actors.count, SharedMemory(board))
+        self._board = Board(self._actors.count, SharedMemory(board), lock)
         self._memory = SharedMemory(memory)
         self._environments = Environments(config.environment, context["agents"], config.environment.num_envs)
         self._algorithm = make_algorithm(config, self._environments.interface)

@@ -69,7 +69,7 @@ class Actors:
     def close(self) -> None:
         """End all actors."""
         self._supervisor.close()
-        self._board.memory.close()
+        self._board.close()
         for memory in self._memories:
             memory.close()
 

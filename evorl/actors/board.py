@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,9 +42,14 @@ class Board:
     copies again; so no read is torn, and nobody waits for anybody.
     """
 
-    def __init__(self, actors: int, memory: SharedMemory | None = None) -> None:
-        """`memory` is another process's board for as many actors; without it this is a new one."""
+    def __init__(self, actors: int, memory: SharedMemory | None = None, lock: int | None = None) -> None:
+        """`memory` and `lock` are those of another process's board for as many actors; without them it is a new one."""
         self.memory = memory or SharedMemory()
+        self.lock = SharedMemory().descriptor if lock is None else lock
+        """The descriptor of a file for the record lock alone. A process loses such a lock when it closes any descriptor
+        of the file, and each map of the memory has one. flock(2) could not tell the processes apart, which all have the
+        same open file.
+        """
         self.memory.grow(PAGE + 8 * actors)
         arena = self.memory.arena()
         self._numbers = arena.empty((len(NUMBERS),), torch.int64).numpy()
@@ -107,18 +113,23 @@ class Board:
             look()
             time.sleep(0.001)
         if look is None:
-            fcntl.lockf(self.memory.descriptor, fcntl.LOCK_EX)
+            fcntl.lockf(self.lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.lockf(self.memory.descriptor, fcntl.LOCK_UN)
+            fcntl.lockf(self.lock, fcntl.LOCK_UN)
 
     def _try_lock(self) -> bool:
         try:
-            fcntl.lockf(self.memory.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             return False
         return True
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.memory.close()
+        os.close(self.lock)
 
     def empty(self) -> tuple[Tensor, Tensor]:
         """Return room for the parameters [D] and acting states [S, P] of the generation whose description was read."""

@@ -27,8 +27,8 @@ REQUEST = struct.Struct("<3q")
 """What is wanted, and two numbers: the actor and the attempt at it, or a process."""
 REPLY = struct.Struct("<q")
 START, END = 1, 2
-DESCRIPTORS = 4
-"""The board's, the slots', and the ends of the two pipes that an actor has."""
+DESCRIPTORS = 5
+"""The board's, its lock's, the slots', and the ends of the two pipes that an actor has."""
 COMMAND = "from evorl.actors.server import main; main()"
 READY = 0
 """The first reply, once everything is imported."""

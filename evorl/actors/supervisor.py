@@ -228,7 +228,7 @@ class Supervisor:
     def _started(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
         theirs_in, writer = os.pipe()
         reader, theirs_out = os.pipe()
-        descriptors = [self._board.memory.descriptor, self._slots[index], theirs_in, theirs_out]
+        descriptors = [self._board.memory.descriptor, self._board.lock, self._slots[index], theirs_in, theirs_out]
         process = 0
         try:
             while not process:

@@ -59,3 +59,25 @@ def test_a_new_generation_may_be_larger_and_ends_the_reads_of_the_old_one():
         torch.testing.assert_close(copy, flat, rtol=0, atol=0)
         assert states.tolist() == [[1.0], [2.0]]
         assert reader.fetch(copy, states, generation - 1) is None
+
+
+def test_a_lock_is_kept_while_the_memory_grows():
+    """The maps of smaller memory go, and with each of them a descriptor of the memory's file."""
+    board = Board(2)
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    other = os.fork()
+    if other == 0:
+        while os.read(asked, 1):
+            os.write(answer, b"taken" if board._try_lock() else b"refused")
+        os._exit(0)
+    got = []
+    for generation in range(1, 6):
+        with board.locked(lambda: None):
+            values = 1000 * 4**generation
+            board.describe(Description(generation, [agent()], False), values, 1)
+            board.publish(torch.zeros(values), [torch.zeros(1)], 1)
+            os.write(ask, b"x")
+            got.append(os.read(answered, 10))
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    assert got == [b"refused"] * 5

@@ -67,7 +67,7 @@ def test_actors_explore_differently_among_those_of_the_same_agents(copies, rungs
     apex = config(*APEX, "actors.count=2")
     context = {"config": apex.to_yaml(), "agents": 1, "rank": 2, "copies": copies, "max_staleness": 9}
     board, memory = Board(2), SharedMemory()
-    actors = [Actor(context, index, 0, board.memory.descriptor, memory.descriptor) for index in range(2)]
+    actors = [Actor(context, index, 0, board.memory.descriptor, board.lock, memory.descriptor) for index in range(2)]
     rates = [actor._own_state["epsilon"].item() for actor in actors]
     assert rates == pytest.approx([0.4 ** (1 + 7 * rung) for rung in rungs])
 
