@@ -54,7 +54,8 @@ def test_imports_go_down(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_one_file_talks_to_the_other_processes(path):
     text = path.read_text()
-    if path.relative_to(PACKAGE).as_posix() != "distributed/ranks.py":
+    # The launcher is a program of its own, which starts the processes.
+    if path.relative_to(PACKAGE).as_posix() not in ("distributed/ranks.py", "distributed/local_launch.py"):
         assert "import accelerate" not in text
         assert "from accelerate" not in text
         assert "torch.distributed" not in text

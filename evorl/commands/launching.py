@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from evorl.commands.command import add_overrides, add_run, count
 from evorl.config import AnyConfig
-from evorl.config.shipped import ACCELERATE
+from evorl.config.shipped import ACCELERATE, PACKAGE
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.programs import ASYNCHRONOUS, ONLINE
 from evorl.runs.progress import progress_of
 from evorl.system.processes import usable_cores
 from evorl.types import UserError
 
+LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
+
 
 def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
     """Return the command that starts a program, the first of these arguments, on so many processes."""
     if processes == 1:
         return [sys.executable, *arguments]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     # Without -P a `yaml.py` in the working directory, which may be a stranger's run, would be imported for yaml.
-    launcher = [sys.executable, "-P", "-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE)]
-    return [*launcher, "--num_processes", str(processes), "--main_process_port", str(port), *arguments]
+    launcher = [sys.executable, "-P", str(LOCAL_LAUNCHER), "--config_file", str(ACCELERATE)]
+    return [*launcher, "--num_processes", str(processes), *arguments]
 
 
 def program_for(named: Path, config: AnyConfig) -> Path:

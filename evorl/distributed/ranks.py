@@ -6,6 +6,7 @@ Axes: R ranks, P agents, D all values of a flat buffer.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -229,6 +230,9 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str,
             first = store.compare_set(f"evorl/first/{training}", "", attempt).decode()
             launch = Launch(f"{launch_name(store)}/{training}", first != attempt)
         backend = choose_backend([peer.gpu for peer in peers])
+        if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == size and (name := loopback()):
+            # gloo would listen on the interface that the host's name leads to, for the whole network.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         joined = PrefixStore(f"evorl/{attempt}", store)
         dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
         # With a connection and a short deadline of their own, heartbeats need not wait for what else uses the store.
@@ -248,6 +252,12 @@ def choose_backend(gpus: Sequence[str]) -> str:
     One GPU cannot serve two ranks of one NCCL group, and ranks that chose for themselves would wait for each other.
     """
     return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def loopback() -> str:
+    """Return the name of the network interface that leads nowhere else; empty where it is not known."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), "")
 
 
 def _own_gpu(local: int) -> str:

@@ -14,9 +14,10 @@ import pytest
 import torch.distributed as dist
 from helpers.support import ROOT, SMALL, free_port, launch, lines
 
+from evorl.commands.launching import launch_command
 from evorl.config.options import processes_wanted, refuse_options
 from evorl.distributed import Launch, Ranks
-from evorl.distributed.ranks import choose_backend
+from evorl.distributed.ranks import choose_backend, loopback
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.distributed.signals import signal_handlers
 from evorl.runs.directory import Owner
@@ -203,6 +204,36 @@ def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path):
     assert [row["drifts"] for row in rows] == [row["generation"] for row in rows]
     warnings = [line for line in done.stderr.splitlines() if "warning: rank 1 trained other agents than rank 0" in line]
     assert len(warnings) == len(rows) >= 3
+
+
+LISTENING = """
+import json, os, psutil, numpy as np
+from evorl.distributed import Ranks
+
+ranks = Ranks(60.0)
+family = [psutil.Process(), psutil.Process(os.getppid())]
+heard = [c.laddr.ip for each in family for c in each.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+ranks.gather(np.zeros(1))
+if ranks.is_main:
+    print(json.dumps({"addresses": heard, "gloo": os.environ["GLOO_SOCKET_IFNAME"], "size": ranks.size}))
+"""
+
+
+@pytest.mark.two_process
+def test_the_processes_of_one_machine_can_be_reached_from_nowhere_else(tmp_path):
+    """torch's store listens on every interface by itself."""
+    (tmp_path / "program.py").write_text(LISTENING)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment.pop("GLOO_SOCKET_IFNAME", None)
+    done = subprocess.run(
+        launch_command([str(tmp_path / "program.py")], 2),
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert set(told["addresses"]) == {"127.0.0.1"}
+    assert len(told["addresses"]) >= 2, "the launcher's store, and this rank's gloo"
+    assert (told["gloo"], told["size"]) == (loopback(), 2)
 
 
 MEMBERS = """

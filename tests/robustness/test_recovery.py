@@ -6,7 +6,8 @@ import time
 import chaos
 import numpy as np
 import pytest
-from helpers.support import ROOT, launch
+import restarts
+from helpers.support import ROOT, launch, lines
 
 SHORT = (*chaos.CASES["dqn-replicated"], "training.max_steps=1600")
 
@@ -64,6 +65,16 @@ def program(directory, **how):
     path = directory / "program.py"
     path.write_text(RESTARTED.format(root=ROOT, **how))
     return path
+
+
+@pytest.mark.two_process
+@pytest.mark.parametrize("launcher", restarts.LAUNCHERS)
+def test_a_run_is_locked_after_its_launcher_has_restarted(launcher, tmp_path):
+    """A second trainer and `evorl clean --yes` are refused, and nothing is deleted: the short form of restarts.py."""
+    _, found = restarts.launch(tmp_path, "a", 1, launcher, "training.max_steps=1280")
+    assert found == ["held"]
+    rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1))
 
 
 @pytest.mark.two_process

@@ -13,6 +13,7 @@ from helpers.support import ROOT, config, train
 
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
+from evorl.commands.launching import LOCAL_LAUNCHER
 from evorl.commands.resume import resume_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
@@ -73,8 +74,8 @@ def test_only_strings_are_strings(section, key, value):
 def test_resuming_imports_nothing_from_the_working_directory(run):
     canary = plant(run, "yaml", "torch", "accelerate", "sitecustomize", "ale_py")
     command = resume_command(Path(), ["training.max_steps=80"], ROOT / "demos" / "online.py", processes=2)
-    module = command.index("-m")
-    done = subprocess.run([*command[: module + 2], "--help"], capture_output=True, text=True, check=False)
+    launcher = command.index(str(LOCAL_LAUNCHER))
+    done = subprocess.run([*command[: launcher + 1], "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not canary.exists()
 

@@ -1,0 +1,34 @@
+"""Accelerate's launcher for one machine, which no other machine can reach. A program of its own: see `main`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from functools import partial
+
+from accelerate.commands import launch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+LOOPBACK = "127.0.0.1"
+
+
+def main() -> None:
+    """Run `accelerate launch` with these arguments, with its store on the loopback interface alone.
+
+    torch's TCPStore listens on every interface, whatever address it is given, and anyone who reaches its port can read
+    and change what the ranks agree on. Given a socket, it listens on that one. The port is a free one, and stays taken
+    from the moment it is chosen.
+    """
+    bound = socket.socket()
+    # It does not listen before the store does: Accelerate would take the port for another's.
+    bound.bind((LOOPBACK, 0))
+    port = bound.getsockname()[1]
+    store = partial(TCPStore, master_listen_fd=bound.detach())
+    setattr(static_tcp_rendezvous, "TCPStore", store)  # noqa: B010 (mypy knows no such attribute of the module)
+    sys.argv[1:1] = ["--main_process_ip", LOOPBACK, "--main_process_port", str(port)]
+    launch.main()
+
+
+if __name__ == "__main__":
+    main()
