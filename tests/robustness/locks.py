@@ -45,6 +45,12 @@ def settings(directory: Path, resume: str) -> AnyConfig:
     return validate({"environment": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}, "run": run}, SETTINGS)
 
 
+def linger() -> int:
+    """Outlive the attempt."""
+    time.sleep(DEADLINE)
+    return 0
+
+
 def attempt(config: AnyConfig, number: int, writing: int) -> int:
     """Claim the run as rank 0 of a launch's attempt does, and wait to be killed."""
     run = RunDirectory.claim(config, Owner.here(Launch("a launch", restarted=number > 0)))
@@ -52,7 +58,7 @@ def attempt(config: AnyConfig, number: int, writing: int) -> int:
         run.checkpoints.complete(1, {"state.json": run.checkpoints.write(1, "state.json", b"{}")})
     run.metrics.add([{"generation": number + 1}])
     run.flush()
-    child = Forked(lambda: time.sleep(DEADLINE) or 0)
+    child = Forked(linger)
     os.write(writing, f"{child.pid}\n".encode())
     signal.pause()
     return 1
