@@ -114,7 +114,7 @@ def kill_each(directory: Path, kills: int) -> Counter[str]:
             time.sleep(0.0005)
     for orphan in before:
         os.kill(orphan, signal.SIGKILL)
-    there = [row["generation"] for row in JsonLines(directory / "a" / "metrics.jsonl").read()]
+    there = [row["generation"] for row in JsonLines(directory / "a" / "metrics.jsonl").rows()]
     if there != list(range(1, kills + 2)):
         found["lines of metrics.jsonl are doubled or missing"] += 1
     return found
