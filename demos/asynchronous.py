@@ -48,8 +48,8 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     compiler = Compiler(config.training.compile, speaks=ranks.is_main)
 
     with (
-        Run(config, placement, algorithm, experience, stopwatch, callbacks) as run,
         Actors(config, placement, algorithm) as actors,
+        Run(config, placement, algorithm, experience, actors, stopwatch, callbacks) as run,
     ):
         for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     experience = algorithm.experience(placement, environments.always_valid, stopwatch)
     compiler = Compiler(config.training.compile, speaks=ranks.is_main)
 
-    with Run(config, placement, algorithm, experience, stopwatch, callbacks) as run:
+    with Run(config, placement, algorithm, experience, environments, stopwatch, callbacks) as run:
         for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))

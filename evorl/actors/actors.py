@@ -20,6 +20,7 @@ from evorl.distributed import Placement
 from evorl.envs.episodes import Recent, Returns
 from evorl.population import Learner, Policy
 from evorl.population.shared import read_state, state_size, write_state
+from evorl.types import Tensors
 
 
 class Actors:
@@ -56,6 +57,18 @@ class Actors:
         """The rollouts of this generation that are still to be handed out, where actors are in lockstep."""
         self._received: Message
         self._figures = Figures(self._settings.count, placement.local_size)
+
+    @property
+    def can_continue(self) -> bool:
+        """Return whether another process can go on with the actors' episodes."""
+        return False
+
+    def state(self) -> Tensors:
+        """Return nothing: actors that run freely are at other steps in every run."""
+        return {}
+
+    def restore(self, tensors: Tensors, seed: int) -> str:
+        return ""
 
     def __enter__(self) -> Self:
         return self

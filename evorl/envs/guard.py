@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
+import numpy as np
 
 from evorl.randomness import derive_seed
 from evorl.types import UserError
@@ -28,30 +30,69 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._make = make
         self._restarts = restarts
         self._seed = 0
+        self._generator: Any = None
+        self._shown: Any = None
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
-            return self.env.step(action)
+            observation, reward, terminated, truncated, info = self.env.step(action)
         except UserError:
             raise
         except Exception as error:
             observation, info = self._another(error)
-            return observation, 0.0, False, False, info
+            reward, terminated, truncated = 0.0, False, False
+        self._shown = observation
+        return observation, reward, terminated, truncated, info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._seed = self._seed if seed is None else seed
+        self._generator = generator_state(self.env.unwrapped) if seed is None else None
+        _renew_world(self.env.unwrapped)
         try:
-            return self.env.reset(seed=seed, options=options)
+            observation, info = self.env.reset(seed=seed, options=options)
         except UserError:
             raise
         except Exception as error:
-            return self._another(error)
+            observation, info = self._another(error)
+        self._shown = observation
+        return observation, info
+
+    @property
+    def episode(self) -> tuple[dict[str, Any], Any]:
+        """The origin of the running episode, as JSON has it, and the observation that was shown last.
+
+        The origin is the seed of the reset, or the state that the random generator had before a reset without one.
+        Beside it stands the generator's state now, which an episode that is played again must come to as well.
+        """
+        now = generator_state(self.env.unwrapped)
+        return {"seed": self._seed, "generator": self._generator, "now": now}, self._shown
+
+    @episode.setter
+    def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]] | None) -> None:
+        """Play an episode again from its origin and its actions, if there is one; where that fails, show None."""
+        if again is None:
+            return
+        origin, actions = again
+        self._seed, self._generator, self._shown = origin["seed"], origin["generator"], None
+        try:
+            if self._generator is not None:
+                set_generator_state(self.env.unwrapped, self._generator)
+            _renew_world(self.env.unwrapped)
+            shown, _ = self.env.reset(seed=self._seed if self._generator is None else None)
+            for action in actions:
+                shown = self.env.step(action)[0]
+            if origin.get("now") in (None, generator_state(self.env.unwrapped)):
+                self._shown = shown
+        except UserError:
+            raise
+        except Exception:  # Whatever an environment, or a file that lies, makes of it.
+            return
 
     def _another(self, error: Exception) -> tuple[Any, dict[str, Any]]:
         """Restart an environment and return the first observation of its next episode."""
         failures = 1
         while failures <= self._restarts:
-            self._seed = another_seed(self._seed)
+            self._seed, self._generator = another_seed(self._seed), None
             with contextlib.suppress(Exception):
                 self.env.close()
             try:
@@ -70,6 +111,36 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 def another_seed(seed: int) -> int:
     """Return a seed for what is restarted: the next ones in a row belong to the other copies."""
     return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
+
+
+def generator_state(env: Any) -> dict[str, Any]:
+    """Return the state of an environment's random generator, as JSON has it; empty where it has others.
+
+    Atari environments have one of their own in C++.
+    """
+    generator = getattr(env, "np_random", None)
+    if not isinstance(generator, np.random.Generator) or hasattr(env, "ale"):
+        return {}
+    state: dict[str, Any] = dict(generator.bit_generator.state)
+    return state if state["bit_generator"] == "PCG64" else json.loads(json.dumps(state, default=np.ndarray.tolist))
+
+
+def set_generator_state(env: Any, state: Mapping[str, Any]) -> None:
+    """Let an environment's random generator go on from a state. Raises whatever NumPy does for what is none."""
+    if not state:
+        raise ValueError("the state of this environment's random generator is not known")
+    env.np_random.bit_generator.state = dict(state)
+
+
+def _renew_world(env: Any) -> None:
+    """Give Gymnasium's BipedalWalker a new world for its next episode, as its LunarLander takes one by itself.
+
+    In the old one the order in which contacts are solved depends on all episodes before, so that an episode's seed and
+    actions would not decide what happens in it.
+    """
+    if type(env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
+        env._destroy()
+        env.world = type(env.world)()
 
 
 def in_words(error: Exception) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
+from evorl.envs.continuation import continuation
 from evorl.envs.guard import FAILURES, FAULT, another_seed, in_words
 from evorl.envs.vector import discard, make_vector, stacked_frames
 from evorl.envs.watch import Watch
@@ -24,16 +25,24 @@ from evorl.types import UserError
 class RecoveringVector:
     """A vector environment `env` of N copies that is restarted when it raises, as often as `watch` allows.
 
-    A UserError is passed on: no restart mends the user's mistake.
+    A UserError is passed on: no restart mends the user's mistake. Where it is `continued` by other processes, it keeps
+    what they need to play its episodes again, if its kind can be played again at all.
     """
 
-    def __init__(self, settings: Environment, copies: int, watch: Watch) -> None:
+    def __init__(self, settings: Environment, copies: int, watch: Watch, *, continued: bool = False) -> None:
         self._settings = settings
         self._copies = copies
         self._watch = watch
         self._seed = 0
         self._differing: list[Mapping[str, Any]] = []
         self.env: VectorEnv[Any, Any, Any] = make_vector(settings, copies)
+        atari = stacked_frames(settings) > 0
+        self.continuation = continuation(self.env, copies, atari) if continued else None
+
+    @property
+    def differing(self) -> list[Mapping[str, Any]]:
+        """Return the keyword arguments of each copy, where they differ."""
+        return self._differing
 
     def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
         """Give each copy keyword arguments of its own; return whether that made other environments, not yet reset.
@@ -63,11 +72,15 @@ class RecoveringVector:
             raise
         except Exception as error:
             observation, info = self._start_over(error)
+        else:
+            self._note_seeds(seeds)
         self.faulty(info)
         return observation, info
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Return what the vector environment returns; where it raised, first observations after no step at all."""
+        if self.continuation is not None and self.continuation.journal is not None:
+            self.continuation.journal.add(actions)
         try:
             return self.env.step(actions)
         except UserError:
@@ -81,8 +94,17 @@ class RecoveringVector:
         """Return which copies [N] raised, None for none. Raises UserError where one did so too often."""
         return self._watch.faulty(info) if FAULT in info else None
 
+    def begin(self, copies: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]] | None:
+        """Note where episodes have begun [N]; return observations and info, where these are now others."""
+        return self.continuation.begin(self.env, copies) if self.continuation is not None and copies.any() else None
+
     def close(self) -> None:
         self.env.close()
+
+    def _note_seeds(self, seeds: Sequence[int]) -> None:
+        """Note that all copies were reset from these seeds [N], or if there are none, from successive ones."""
+        if self.continuation is not None:
+            self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies))
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """Return the seeds of all copies as the vector environment takes them: most native ones only know one."""
@@ -101,6 +123,7 @@ class RecoveringVector:
             self.env = make_vector(self._settings, self._copies, self._differing)
             try:
                 observation, info = self.env.reset(seed=self._seed)
+                self._note_seeds(())
                 break
             except UserError:
                 raise

@@ -26,7 +26,7 @@ from evorl.system.files import (
 from evorl.types import UserError
 
 CHECKPOINT = re.compile(r"generation-([0-9]{6}|[1-9][0-9]{6,11})")
-FILE = re.compile(r"(agents|elite|replay-rank-[0-9]{3,6})\.safetensors|state\.json")
+FILE = re.compile(r"(agents|elite|(replay|environments)-rank-[0-9]{3,6})\.safetensors|state\.json")
 MANIFEST = "manifest.json"
 AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
 Files = Mapping[str, Mapping[str, Any]]
@@ -159,6 +159,11 @@ def _manifest(generation: int, files: Files) -> bytes:
     """Return a manifest; by its own digest, damage to it is not taken for damage to a file that it lists."""
     content = {"generation": generation, "files": files}
     return json_bytes(content | {"sha256": digest(json_bytes(content))})
+
+
+def environments_file(rank: int) -> str:
+    """Return the name of the file with the running episodes of a rank's environments."""
+    return f"environments-rank-{rank:03d}.safetensors"
 
 
 def replay_file(rank: int) -> str:

@@ -45,6 +45,11 @@ class Progress:
         self.vectorization = config.environment.vectorization
         self.made_with = made_with(placement.ranks.device)
 
+    def moved(self, config: AnyConfig, placement: Placement) -> bool:
+        """Return whether the environments were shared out among ranks, or vectorised, otherwise than here."""
+        here = placement.ranks.size, placement.kind, config.environment.vectorization
+        return (self.ranks, self.placement, self.vectorization) != here
+
     def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
         """Yield in words what has changed since the setup was noted."""
         ranks, here, vectorization = placement.ranks.size, placement.kind, config.environment.vectorization

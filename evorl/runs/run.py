@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ import torch
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
+from evorl.envs.continuation import Continued
 from evorl.envs.horizon import horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
@@ -54,6 +56,7 @@ class Run:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
+        environments: Continued,
         stopwatch: Stopwatch,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -65,13 +68,16 @@ class Run:
         self.stopwatch = stopwatch
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks)
-        self._generation = self.horizon = horizon(config, placement.copies, experience.period)
+        self._generation = self.horizon = replace(
+            horizon(config, placement.copies, experience.period), continued=environments.can_continue
+        )
         host = HostDirectory(config, self.ranks)
         self._directory = host.directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main or not host.is_shared)
-        self._checkpoints = CheckpointManager(config, placement, experience, host, self._warn_once)
-        recovery = Recovery(config, placement, algorithm, experience, host, self._warn_once)
-        restored = recovery.restore(self.horizon.carries_over)
+        running = environments if self.horizon.carries_over else None
+        self._checkpoints = CheckpointManager(config, placement, experience, running, host, self._warn_once)
+        recovery = Recovery(config, placement, algorithm, experience, running, host, self._warn_once)
+        restored = recovery.restore()
         if restored is None:
             self.progress, elite = Progress(next_id=config.population.size), b""
             self.agents = first_agents(config, algorithm, self.ranks)
