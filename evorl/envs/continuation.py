@@ -43,7 +43,7 @@ class Journal:
         self._type = np.dtype(space.dtype)
         if choices(space):
             low, high = _bounds(space)
-            kinds = map(np.iinfo, (np.int8, np.int16, np.int32, np.int64))
+            kinds = [np.iinfo(kind) for kind in ("int8", "int16", "int32", "int64")]
             self._type = next(kind.dtype for kind in kinds if kind.min <= low.min() and high.max() <= kind.max)
         self._rows = np.empty((256, copies, *(space.shape or ())), self._type)
         self._count = 0
@@ -72,11 +72,9 @@ class Journal:
 
     def restore(self, actions: NDArray[Any], ages: NDArray[np.int64]) -> None:
         """Take over actions [T, N, ...] and ages [N]. Raises UserError for what no journal of this space holds."""
-        shape, (low, high) = self._rows.shape[1:], _bounds(self._space)
-        if (actions.shape[1:], actions.dtype) != (shape, self._type) or (ages.shape, ages.dtype) != (
-            shape[:1],
-            "int64",
-        ):
+        low, high = _bounds(self._space)
+        whole = actions.shape[1:] == self._rows.shape[1:] and ages.shape == self._began.shape
+        if not whole or (actions.dtype, ages.dtype) != (self._type, self._began.dtype):
             raise UserError(f"actions of shape {actions.shape} and type {actions.dtype} are not this environment's")
         if ages.min() < 0 or ages.max() != len(actions):
             raise UserError(f"{len(actions)} actions do not belong to episodes of {ages.min()} to {ages.max()} steps")
@@ -98,9 +96,13 @@ class Journal:
 class Continuation(Protocol):
     """What is kept of the running episodes of one kind of vector environment."""
 
-    kind: str
-    journal: Journal | None
-    """The actions that are needed to play them again, if any."""
+    @property
+    def kind(self) -> str:
+        """Return the name of the kind."""
+
+    @property
+    def journal(self) -> Journal | None:
+        """Return the actions that are needed to play episodes again, if any."""
 
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
         """Note that all copies were reset from these seeds [N]."""
@@ -151,8 +153,9 @@ class GuardedEpisodes:
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
         self.journal.begin(slice(None))
 
-    def begin(self, vector: Vector, copies: Flags) -> None:
+    def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
         self.journal.begin(copies)
+        return None
 
     def origins(self, vector: Vector) -> list[Any]:
         return [origin for origin, _ in _asked(vector, "episode")]
@@ -196,7 +199,7 @@ class AtariEpisodes:
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
         actions, ages = self.journal.actions, self.journal.ages
         self._seeds = [int(seed) for seed in origins]
-        shown: Any = vector.reset(seed=np.array(self._seeds))[0]
+        shown = self._reset(vector, np.ones(len(self._seeds), dtype=bool))[0]
         for step, chosen in enumerate(actions):
             # A copy that was seeded later has been resting, or playing what nobody sees, until now.
             if step and (late := ages == len(actions) - step).any():
@@ -229,8 +232,8 @@ class PlainEpisodes:
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
         """Do nothing: the environment knows where it stands."""
 
-    def begin(self, vector: Vector, copies: Flags) -> None:
-        """Do nothing: the environment knows where it stands."""
+    def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
+        return None
 
     def origins(self, vector: Vector) -> list[Any]:
         attributes = {

@@ -229,7 +229,7 @@ class Environments:
     def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
         """Return keyword arguments of each copy, from a file. Raises UserError unless they are configured numbers."""
         whole = isinstance(differing, list) and len(differing) == self.agents * self.num_envs
-        own = differing if whole else [None]
+        own: list[Any] = differing if whole else [None]
         for kwargs in own:
             known = isinstance(kwargs, dict) and all(type(self._kwargs.get(key)) in (int, float) for key in kwargs)
             if not known or any(type(value) not in (int, float) for value in kwargs.values()):

@@ -76,11 +76,11 @@ class Checkpoints:
         for path in self.directory.glob(".partial-*"):
             remove(path)  # A link too: else the next checkpoint would be gathered where it leads.
 
-    def set_aside(self, generation: int) -> None:
-        """Take a checkpoint that cannot be used, and the newer ones, out of the way, without losing them."""
+    def set_aside(self, generation: int, why: str = "damaged") -> None:
+        """Take a checkpoint that is not gone on from, and the newer ones, out of the way, without losing them."""
         for number in self.generations():
             if number >= generation:
-                aside = self.directory / f"damaged-{self.path(number).name}"
+                aside = self.directory / f"{why}-{self.path(number).name}"
                 remove(aside)
                 self.path(number).rename(aside)
 

@@ -35,6 +35,8 @@ class Progress:
     placement: str = "replicated"
     vectorization: str | None = None
     replay: bool = True
+    shortened_by: Number | None = None
+    """The `training.max_steps` that left the last generation fewer steps than the others have, if any did."""
     drifts: Number = 0
     """Generations after which ranks that should have held the same agents did not, and took those of rank 0."""
     made_with: dict[str, str] = field(default_factory=dict)
@@ -44,6 +46,11 @@ class Progress:
         self.ranks, self.placement = placement.ranks.size, placement.kind
         self.vectorization = config.environment.vectorization
         self.made_with = made_with(placement.ranks.device)
+
+    def is_solved(self, config: AnyConfig) -> bool:
+        """Return whether the target is reached, which may have been raised since."""
+        target, bound = config.training.target_fitness, self.elite.lower_bound
+        return self.solved and target is not None and bound is not None and bound >= target
 
     def moved(self, config: AnyConfig, placement: Placement) -> bool:
         """Return whether the environments were shared out among ranks, or vectorised, otherwise than here."""

@@ -19,6 +19,7 @@ from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, environment
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress, progress_of
 from evorl.runs.warn_once import WarnOnce
+from evorl.system.console import say
 from evorl.system.files import json_bytes
 from evorl.system.formats import decode_agents, decode_tensors
 from evorl.types import Agent, UserError
@@ -60,26 +61,49 @@ class Recovery:
         """
         ranks, checkpoints = self.placement.ranks, self.checkpoints
         generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
+        again = 0
         for generation in reversed(generations):
             replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
             problem = next((reply.decode() for reply in replies if reply), None)
             if problem is None:
                 restored = self._load(generation)
+                shortened = self._is_too_short(restored.progress)
+                if shortened and (generation == 1 or generation - 1 in generations):
+                    again = generation
+                    continue
                 missing = self._load_replay(generation, restored.progress)
                 lost = self._load_environments(generation, restored.progress)
+                if shortened:
+                    lost.append(f"generation {generation} was cut short, and the checkpoint before it is gone")
                 self._warn_where_inexact(restored.progress, missing, lost)
-                self.host.rollback(generation, restored.elite, restored.progress.elite.generation)
+                why = self._announce(again)
+                self.host.rollback(generation, restored.elite, restored.progress.elite.generation, why)
                 return restored
             if ranks.is_main:
                 self.warn_once(problem, f"{problem}; looking at the checkpoint before it")
-        if generations:
+        if generations and not again:
             raise UserError(
                 f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
                 "another run.name training begins anew",
                 reported_elsewhere=not ranks.is_main,
             )
-        self.host.rollback(0, b"", None)
+        self.host.rollback(0, b"", None, self._announce(again))
         return None
+
+    def _is_too_short(self, progress: Progress) -> bool:
+        """Return whether the last generation would have had more steps, if the run had had its steps from the start."""
+        limit = progress.shortened_by
+        return limit is not None and self.config.training.max_steps > limit and not progress.is_solved(self.config)
+
+    def _announce(self, again: int) -> str:
+        """Say which generation is trained `again`, if one is, and return what its checkpoint is called then."""
+        if again and self.placement.ranks.is_main:
+            aside = self.checkpoints.path(again).name
+            say(
+                f"generation {again} was cut short by training.max_steps: it is trained again with all its steps, as "
+                f"if the run had had them from the start; what it came to is in checkpoints/shortened-{aside}"
+            )
+        return "shortened" if again else "damaged"
 
     def _listed(self) -> bytes:
         """Return the generations with checkpoints. Raises UserError where they are gone, and not what they led to."""

@@ -83,9 +83,7 @@ class Run:
             self.agents = first_agents(config, algorithm, self.ranks)
         else:
             self.progress, self.agents, elite = restored.progress, restored.agents, restored.elite
-            # A target that was reached may have been raised since.
-            target, bound = config.training.target_fitness, self.progress.elite.lower_bound
-            self.progress.solved &= target is not None and bound is not None and bound >= target
+            self.progress.solved = self.progress.is_solved(config)
         self.generation = self.progress.generation + 1
         self.progress.note_setup(config, placement)
         self._archive = Archive(config, self.progress.elite, elite)
@@ -192,6 +190,8 @@ class Run:
         """
         progress = self.progress
         progress.generation = self.generation
+        shortened = self.horizon.steps < self._generation.steps
+        progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += int(counts.steps.mean())
         progress.global_steps += int(counts.steps.sum())
         progress.wall_clock_seconds = self._wall_clock_seconds()
