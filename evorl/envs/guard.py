@@ -35,25 +35,26 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
-            observation, reward, terminated, truncated, info = self.env.step(action)
+            taken = self.env.step(action)
+            self._shown = taken[0]
         except UserError:
             raise
         except Exception as error:
             observation, info = self._another(error)
-            reward, terminated, truncated = 0.0, False, False
-        self._shown = observation
-        return observation, reward, terminated, truncated, info
+            return observation, 0.0, False, False, info
+        return taken
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._seed = self._seed if seed is None else seed
-        self._generator = generator_state(self.env.unwrapped) if seed is None else None
-        _renew_world(self.env.unwrapped)
+        inner = self.env.unwrapped
+        self._generator = generator_state(inner) if seed is None else None
+        _renew_world(inner)
         try:
             observation, info = self.env.reset(seed=seed, options=options)
         except UserError:
             raise
         except Exception as error:
-            observation, info = self._another(error)
+            return self._another(error)
         self._shown = observation
         return observation, info
 
@@ -97,8 +98,8 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
                 self.env.close()
             try:
                 self.env = self._make()
-                observation, info = self.env.reset(seed=self._seed)
-                return observation, {**info, FAULT: in_words(error), FAILURES: failures}
+                self._shown, info = self.env.reset(seed=self._seed)
+                return self._shown, {**info, FAULT: in_words(error), FAILURES: failures}
             except UserError:
                 raise
             except Exception as another:

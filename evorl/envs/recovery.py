@@ -96,7 +96,8 @@ class RecoveringVector:
 
     def begin(self, copies: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]] | None:
         """Note where episodes have begun [N]; return observations and info, where these are now others."""
-        return self.continuation.begin(self.env, copies) if self.continuation is not None and copies.any() else None
+        some = self.continuation is not None and np.count_nonzero(copies)
+        return self.continuation.begin(self.env, copies) if self.continuation is not None and some else None
 
     def close(self) -> None:
         self.env.close()

@@ -15,6 +15,7 @@ import torch
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
+from evorl.distributed.signals import Interrupted
 from evorl.envs.continuation import Continued
 from evorl.envs.horizon import horizon
 from evorl.evolution import Context, evolve
@@ -36,6 +37,7 @@ from evorl.runs.threads import use_threads
 from evorl.runs.transfer import first_agents
 from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched
+from evorl.system.console import say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
 from evorl.system.timing import Stopwatch
@@ -92,6 +94,10 @@ class Run:
         self.summary: Mapping[str, Any] = {}
         self._stopped = ""
         self._training_seconds = 0.0
+        self._saved_steps = self.progress.agent_steps
+        """The steps of each agent that the newest checkpoint has."""
+        self._steps_within = 0
+        """The steps of each agent in this generation, while it is not counted yet."""
         self._unsaved = ""
         self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
@@ -132,6 +138,8 @@ class Run:
     ) -> None:
         because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
+        if isinstance(error, Interrupted | KeyboardInterrupt) and self.ranks.is_main and (lost := self._lost()):
+            say(lost)
         ended = end_of(error, self._unsaved, self._stopped)
         self.summary = summary_of(self.progress, self.config, self.ranks.size, ended, because)
         not_written = self._reporter.end(self.summary)
@@ -156,6 +164,7 @@ class Run:
         each = self.config.environment.num_envs * self.placement.copies * at_once
         for step in range(0, self.horizon.steps, at_once):
             yield step
+            self._steps_within += each
             self._reporter.advance(each, watched)
         self._training_seconds = time.perf_counter() - started
         self._reporter.enter("evaluation")
@@ -189,6 +198,7 @@ class Run:
         evolution appear in the next generation's lines. Raises UserError, on all ranks, for a mistake of a callback.
         """
         progress = self.progress
+        self._steps_within = 0
         progress.generation = self.generation
         shortened = self.horizon.steps < self._generation.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
@@ -233,9 +243,21 @@ class Run:
         self._reporter.enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload, self._archive.payload)
+        if not self._unsaved:
+            self._saved_steps = self.progress.agent_steps
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
+
+    def _lost(self) -> str:
+        """Return in words which steps an end in this moment would lose; nothing where a checkpoint has them all."""
+        steps = self.progress.agent_steps + self._steps_within - self._saved_steps
+        if not steps:
+            return ""
+        what = f"the last {steps:,} steps of each agent are not kept"
+        if not self._saved_steps:
+            return f"{what}: there is no checkpoint yet, and a resumed run begins anew"
+        return f"{what}: a resumed run trains them again from its last checkpoint"
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began

@@ -11,6 +11,7 @@ import time
 import pytest
 from helpers.support import ROOT, free_port, launch
 
+from evorl.distributed.signals import Interrupted, signal_handlers, signals_wait
 from evorl.runs.launch import run_program
 from evorl.types import UserError
 
@@ -99,3 +100,20 @@ def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_
     assert run_program(main, []) == 2
     assert 0.25 < time.monotonic() - began < 5
     assert capsys.readouterr().err.lstrip() == lines * "error: a mistake\n"
+
+
+def test_a_signal_waits_for_the_end_of_a_block_that_it_must_not_break_off():
+    """As while processes are forked, where Python ignores what a handler raises."""
+    reached = []
+
+    def told():
+        with signal_handlers(), signals_wait():
+            with signals_wait():
+                os.kill(os.getpid(), signal.SIGTERM)
+                reached.append("inner")
+            reached.append("outer")
+
+    with pytest.raises(Interrupted) as caught:
+        told()
+    assert reached == ["inner", "outer"]
+    assert caught.value.code == 128 + signal.SIGTERM
