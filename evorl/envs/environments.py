@@ -192,7 +192,10 @@ class Environments:
         self.reset(seed)
         if kept is None or told["kind"] != kept.kind:
             return "any environment"
-        arrays = {name: value.numpy() for name, value in tensors.items()}
+        try:
+            arrays = {name: value.numpy() for name, value in tensors.items()}
+        except TypeError as error:
+            raise UserError("the running episodes: they have numbers of a type that no environment gives") from error
         seen = {f"{SEEN}{name}": value.numpy(force=True) for name, value in self.observation.items()}
         check_tensors(
             {name: value for name, value in tensors.items() if name not in (ORIGINS, "actions", "ages")},
