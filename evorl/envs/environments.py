@@ -256,13 +256,14 @@ class Environments:
 
     def _begin_anew(self, kept: Continuation, failed: NDArray[np.bool_], parts: Parts, seed: int) -> None:
         """Begin episodes in the copies [N] that `failed`, and put what they show in `parts` [N, ...]."""
-        if self._masks is not None:  # Which actions are allowed is said to a reset of all of them.
+        copies = np.flatnonzero(failed).tolist()
+        # Which actions are allowed is said to a reset of all copies alone; it also restarts those that raise in it.
+        shown = [] if self._masks is not None else kept.begin_anew(self._vector.env, failed, seed)
+        if not shown or any(shown[copy] is None for copy in copies):
             failed[:] = True
-            observation, info = self._vector.reset(seed)
-            parts |= self._read(observation, info)
+            parts |= self._read(*self._vector.reset(seed))
         else:
-            shown = kept.begin_anew(self._vector.env, failed, seed)
-            for copy in np.flatnonzero(failed).tolist():
+            for copy in copies:
                 for name, array in self._observations.read(shown[copy], copy).items():
                     parts[name][copy] = array
         self._episodes.drop(failed)

@@ -157,17 +157,17 @@ def told(kept, **changes):
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("world", [WORLDS[0], WORLDS[1]])
+@pytest.mark.parametrize("world", [WORLDS[0], WORLDS[1], {"id": "helpers.spaces:Masked-v0"}])
 @pytest.mark.parametrize("origins", [[], [None] * 4, [{}] * 4, [{"seed": "x", "generator": {"state": -1}}] * 4, 7])
 def test_origins_that_say_nothing_begin_new_episodes(world, origins, made):
     ours, theirs = made(world), made(world)
     ours.reset(3)
-    played(ours, 30)
+    ours.step(torch.ones(P, E, dtype=torch.int64))
     kept = state_of(ours)
     kept[ORIGINS] = told(kept, origins=origins)
     assert "environment 0 of agent 0 and 3 more" in theirs.restore(kept, seed=9)
     assert theirs.started.all()
-    played(theirs, 30)
+    assert theirs.step(torch.ones(P, E, dtype=torch.int64)).all_valid
 
 
 def test_environments_of_another_kind_begin_new_episodes(made):
