@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         for _ in range(config.replay.capacity // (streams[0] * streams[1])):
             experience.add(transition, PolicyOutput(torch.zeros(streams, dtype=torch.int64), {}, none, none))
 
-        run = Run(config, placement, algorithm, experience, Stopwatch())
+        run = Run(config, placement, algorithm, experience, environments, Stopwatch())
         rng, seconds = np.random.default_rng(0), []
         for generation in range(1, GENERATIONS + 1):
             for agent in run.agents:

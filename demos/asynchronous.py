@@ -47,8 +47,8 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
 
     with (
         Evaluator(config, placement, algorithm) as evaluator,
-        Run(config, placement, algorithm, experience, stopwatch, callbacks) as run,
         Actors(config, placement, algorithm) as actors,
+        Run(config, placement, algorithm, experience, actors, stopwatch, callbacks) as run,
     ):
         for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.

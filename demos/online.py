@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     with (
         Environments(config.environment, placement.local_size, num_envs, ranks.device) as environments,
         Evaluator(config, placement, algorithm) as evaluator,
-        Run(config, placement, algorithm, experience, stopwatch, callbacks) as run,
+        Run(config, placement, algorithm, experience, environments, stopwatch, callbacks) as run,
     ):
         for generation in run.generations():
             # Between generations agents are plain values; now this rank's agents become stacks that train as one.

@@ -23,6 +23,7 @@ from evorl.envs import Environments
 from evorl.population import Policy
 from evorl.randomness import derive_seed
 from evorl.system.console import warnings_on_one_line
+from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import UserError
 
 NUMBER = struct.Struct("<q")
@@ -31,6 +32,9 @@ MESSAGE = struct.Struct("<3q")
 """A slot that is full, and the generation and version of what acted; so few bytes never arrive in parts."""
 FAILED = -1
 """In place of a slot: a mistake of the user follows, in words."""
+SAVE, RESTORE = -2, -3
+"""In place of a slot's number: the learner wants the running episodes, or gives them, with their size and a seed first.
+The answer has the size of what follows in place of a generation."""
 
 
 def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Sequence[int]) -> None:
@@ -56,6 +60,21 @@ class _Leave(BaseException):
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise _Leave
+
+
+def read_all(reader: int, size: int) -> bytes:
+    """Return so many bytes of a pipe, or fewer where it ends before."""
+    parts = bytearray()
+    while len(parts) < size and (part := os.read(reader, min(size - len(parts), 2**16))):
+        parts += part
+    return bytes(parts)
+
+
+def write_all(writer: int, payload: bytes) -> None:
+    """Write all of it into a pipe. Raises BrokenPipeError."""
+    view = memoryview(payload)
+    while view:
+        view = view[os.write(writer, view) :]
 
 
 class Actor:
@@ -101,6 +120,10 @@ class Actor:
         """Fill the slots whose numbers come from one pipe, and send them through the other."""
         while number := os.read(reader, NUMBER.size):
             (slot,) = NUMBER.unpack(number)
+            if slot in (SAVE, RESTORE):
+                answer = self._saved() if slot == SAVE else self._restored(reader)
+                write_all(writer, MESSAGE.pack(slot, len(answer), 0) + answer)
+                continue
             while not self._is_up_to_date():
                 self._begin()
             acting = self._acting
@@ -111,6 +134,17 @@ class Actor:
             self._collector.collect(self._slots[slot], self._beat)
             note_counts(self._slots[slot], self._environments)
             os.write(writer, MESSAGE.pack(slot, self._generation, version))
+
+    def _saved(self) -> bytes:
+        """Return the running episodes; nothing where another process could not go on with them."""
+        episodes = self._environments.state()
+        return encode_tensors(episodes, {}) if episodes else b""
+
+    def _restored(self, reader: int) -> bytes:
+        """Go on with episodes that the learner gives; return which environments could not. Raises UserError."""
+        size, seed = (NUMBER.unpack(read_all(reader, NUMBER.size))[0] for _ in range(2))
+        tensors, _ = decode_tensors(read_all(reader, size), "the running episodes")
+        return self._environments.restore(tensors, seed).encode()
 
     def _beat(self) -> None:
         self._board.beats[self._index] = time.monotonic()

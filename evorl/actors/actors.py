@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from evorl.actors.actor import NUMBER, RESTORE, SAVE
 from evorl.actors.board import Board, Description
 from evorl.actors.checks import check_memory, max_staleness, starting, warn_of_cores
 from evorl.actors.collectors import KINDS, Slot, slot_size, slots
@@ -20,6 +21,7 @@ from evorl.distributed import Placement
 from evorl.envs.episodes import Recent, Returns
 from evorl.population import Learner, Policy
 from evorl.population.shared import read_state, state_size, write_state
+from evorl.types import RunFailed, Tensors, UserError
 
 
 class Actors:
@@ -58,6 +60,43 @@ class Actors:
         """The rollouts of this generation that are still to be handed out, where actors are in lockstep."""
         self._figures = Figures(self._settings.count, placement.local_size)
 
+    @property
+    def can_continue(self) -> bool:
+        """Return whether another process can go on with the actors' episodes."""
+        return self._settings.lockstep
+
+    def state(self) -> Tensors:
+        """Return the running episodes of each actor, and nothing where another process could not go on with one's.
+
+        Actors that run freely are at other steps in every run.
+        """
+        if not self._settings.lockstep:
+            return {}
+        try:
+            answers = [self._supervisor.ask(index, SAVE) for index in range(self._settings.count)]
+        except RunFailed:  # Another actor will take its place, with other episodes.
+            return {}
+        if not all(answers):
+            return {}
+        return {
+            f"actor.{index}": torch.frombuffer(bytearray(answer), dtype=torch.uint8)
+            for index, answer in enumerate(answers)
+        }
+
+    def restore(self, tensors: Tensors, seed: int) -> str:
+        """Let actors go on with the episodes that `state` gave; return in words which could not. Raises UserError."""
+        expected = {f"actor.{index}" for index in range(self._settings.count)}
+        if tensors.keys() != expected:
+            raise UserError("the running episodes are those of other actors")
+        self._supervisor.start()
+        failed = []
+        for index in range(self._settings.count):
+            payload = tensors[f"actor.{index}"].numpy().tobytes()
+            head = NUMBER.pack(len(payload)) + NUMBER.pack((seed + index) % 2**31)
+            if names := self._supervisor.ask(index, RESTORE, head + payload).decode(errors="replace"):
+                failed.append(f"{names} of actor {index}")
+        return "; ".join(failed)
+
     def __enter__(self) -> Self:
         return self
 
@@ -86,7 +125,7 @@ class Actors:
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
         """Let actors act with these agents, for so many steps of this rank's environments."""
         count, queue = self._settings.count, self._settings.queue
-        make, first = self._kind.slot(policy, self._config), not self._supervisor.started
+        make, first = self._kind.slot(policy, self._config), not self._generation
         size = slot_size(make)
         if first:
             check_memory(size * count * queue, count * queue, self._placement)
@@ -100,7 +139,7 @@ class Actors:
         with self._board.locked(self._supervisor.look):
             self._board.describe(Description(generation, policy.agents, carries_over), len(flat), len(states))
             self._board.publish(flat, states, policy.version)
-        if first:
+        if not self._supervisor.started:
             self._supervisor.start()
         self.publish(policy)
         if first and not self._settings.lockstep:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from evorl.actors.actor import FAILED, MESSAGE, NUMBER
+from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all, write_all
 from evorl.actors.board import Board
 from evorl.actors.checks import starting
 from evorl.actors.server import ActorServer
@@ -142,6 +142,19 @@ class Supervisor:
         actor.asked = time.monotonic()
         actor.slots.add(slot)
         _tell(actor, slot)
+
+    def ask(self, index: int, what: int, payload: bytes = b"") -> bytes:
+        """Return an idle actor's answer to what is no slot. Raises UserError, and RunFailed where it does not come."""
+        actor = self._actors[index]
+        with selectors.DefaultSelector() as waiting, contextlib.suppress(BrokenPipeError):
+            waiting.register(actor.reader, selectors.EVENT_READ)
+            write_all(actor.writer, NUMBER.pack(what) + payload)
+            if waiting.select(max(self._settings.timeout, STARTING)) and (head := read_all(actor.reader, MESSAGE.size)):
+                answered, size, _ = MESSAGE.unpack(head)
+                if answered == FAILED:
+                    raise UserError(f"{_rest(actor.reader)} (in actor {index})")
+                return read_all(actor.reader, size)
+        raise RunFailed(f"actor {index} has ended, or hangs, and does not go on with its episodes")
 
     def receive(self) -> Message:
         """Wait for a message. Raises UserError for what an actor finds wrong, RunFailed where none stays alive."""

@@ -99,8 +99,8 @@ class Environment(Section):
     max_restarts: Annotated[int, Field(ge=0, le=1_000_000)] = 3
     """Restarts of each copy after it raised an error; the episode it was in is dropped."""
     carry_over: Literal["auto"] | bool = "auto"
-    """Let episodes run on over a generation's end; a resumed run is then not bit-identical. `auto` does so unless a
-    generation has twice as many steps of each environment as the longest episode that the environment allows."""
+    """Let episodes run on over a generation's end; a resumed run plays them again. `auto` does so unless a generation
+    has twice as many steps of each environment as the longest episode that the environment allows."""
 
 
 class PopulationSettings(Section):

@@ -21,6 +21,10 @@ LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 """The environment variable of a process that `accelerate launch` started."""
 
 
+_held: list[int] | None = None
+"""The signals that wait for the end of a block, where one runs that they must not break off."""
+
+
 class Interrupted(SystemExit):
     """This process was told to end; the exit code is 128 and the signal's number, as shells have it."""
 
@@ -41,7 +45,9 @@ def signal_handlers() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         if not received.is_set():
             received.set()
-            raise Interrupted(number)
+            if _held is None:
+                raise Interrupted(number)
+            _held.append(number)
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = _heeded()
@@ -66,6 +72,21 @@ def signal_handlers() -> Iterator[None]:
         writer.close()
         watch.join()
         reader.close()
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Let a signal wait for the end of a block that it must not break off."""
+    global _held
+    outer, _held = _held, []
+    try:
+        yield
+    finally:
+        held, _held = _held, outer
+        if held and outer is None:
+            raise Interrupted(held[0])
+        if held and outer is not None:
+            outer.extend(held)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Axes: P agents, E environments of each agent. Environment e of agent p is copy p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.actions import action_reader
+from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Episodes, Recent, Returns
 from evorl.envs.masks import MASK, ActionMasks, refuse_late_masks
 from evorl.envs.observations import ObservationReader
@@ -25,9 +27,12 @@ from evorl.envs.reports import read_reports
 from evorl.envs.resets import Resets
 from evorl.envs.spec import EnvSpec
 from evorl.envs.watch import Watch
-from evorl.types import Agent, Observation, Tensors, Transition
+from evorl.system.formats import check_tensors
+from evorl.types import Agent, Observation, Tensors, Transition, UserError
 
 Parts = dict[str, NDArray[Any]]
+ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
+"""The names, or their beginnings, of what is kept of running episodes."""
 
 
 class Environments:
@@ -56,7 +61,8 @@ class Environments:
         # Where a lost life ends nothing, the native environment shall not report one as an end.
         asked = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
-        self._vector = RecoveringVector(asked, copies, self._watch)
+        # No process continues an evaluation.
+        self._vector = RecoveringVector(asked, copies, self._watch, continued=not whole_games)
         try:
             self._prepare(settings, whole_games)
         except BaseException:
@@ -137,6 +143,7 @@ class Environments:
         last = self._last(ends.ended, info)
         self._episodes.step(np.asarray(gained), ends.over, ends.dropped)
         self._watch.begin(ends.started)
+        observation, info = self._vector.begin(ends.started) or (observation, info)
         parts = self._read(observation, info)
         seen = self._tensors(parts)
         transition = Transition(
@@ -175,6 +182,110 @@ class Environments:
         """Return means over all episodes that ended since the last call, and none where none did."""
         return self._episodes.recent()
 
+    @property
+    def can_continue(self) -> bool:
+        """Return whether another process can go on with the running episodes, as far as the environment's kind goes."""
+        return self._vector.continuation is not None
+
+    def state(self) -> Tensors:
+        """Return what another process needs to go on with the running episodes; nothing where none can."""
+        kept = self._vector.continuation
+        if kept is None or not hasattr(self, "observation"):
+            return {}
+        told = {"kind": kept.kind, "origins": kept.origins(self._vector.env), "differing": self._vector.differing}
+        arrays = {ORIGINS: np.frombuffer(json.dumps(told).encode(), dtype=np.uint8), **self._counted()}
+        if kept.journal is not None:
+            arrays |= {"actions": kept.journal.actions, "ages": kept.journal.ages}
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
+
+    def restore(self, tensors: Tensors, seed: int) -> str:
+        """Go on with the episodes that `state` described, by playing them again.
+
+        Return in words which environments could not be brought to where they were; they begin new episodes, from
+        `seed`. Raises UserError for what no environments like these could have described.
+        """
+        kept, told = self._vector.continuation, _described(tensors)
+        self.reset(seed)
+        if kept is None or told["kind"] != kept.kind:
+            return "any environment"
+        try:
+            arrays = {name: value.numpy() for name, value in tensors.items()}
+        except TypeError as error:
+            raise UserError("the running episodes: they have numbers of a type that no environment gives") from error
+        seen = {f"{SEEN}{name}": value.numpy(force=True) for name, value in self.observation.items()}
+        check_tensors(
+            {name: value for name, value in tensors.items() if name not in (ORIGINS, "actions", "ages")},
+            {name: _layout(array, arrays.get(name)) for name, array in (self._counted() | seen).items()},
+            "the running episodes",
+        )
+        self._episodes.restore({name: arrays[f"{COUNTED}{name}"] for name in self._episodes.state()})
+        if kept.journal is not None:
+            if not {"actions", "ages"} <= arrays.keys():
+                raise UserError("the running episodes: their actions are missing")
+            kept.journal.restore(arrays["actions"], arrays["ages"])
+        if told["differing"]:
+            self._vector.differ(self._checked(told["differing"]))
+        self._watch.steps = arrays["steps"]
+        # Copies, in which episodes that begin anew are put.
+        parts = {name: arrays[f"{SEEN}{name}"].copy() for name in self.observation}
+        parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
+        failed = self._play(kept, told["origins"], parts)
+        names = self._watch.names(np.flatnonzero(failed)) if failed.any() else ""
+        if names:
+            self._begin_anew(kept, failed, parts, seed)
+        self._resets.go_on(arrays, failed)
+        self._started = self._flags(arrays["started"].reshape(-1) | failed)
+        self._steps = arrays["made"].copy()
+        self.observation = self._tensors(parts)
+        return names
+
+    def _counted(self) -> dict[str, NDArray[Any]]:
+        """Return what is counted beside the vector environment, as arrays by name."""
+        counted = {f"{COUNTED}{name}": array for name, array in self._episodes.state().items()}
+        more = {"started": self._started.numpy(), "made": self._steps, "steps": self._watch.steps}
+        return counted | self._resets.state() | more
+
+    def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
+        """Return keyword arguments of each copy, from a file. Raises UserError unless they are configured numbers."""
+        whole = isinstance(differing, list) and len(differing) == self.agents * self.num_envs
+        own: list[Any] = differing if whole else [None]
+        for kwargs in own:
+            known = isinstance(kwargs, dict) and all(type(self._kwargs.get(key)) in (int, float) for key in kwargs)
+            if not known or any(type(value) not in (int, float) for value in kwargs.values()):
+                raise UserError("the running episodes: their environments have settings that the configuration lacks")
+        return own
+
+    def _play(self, kept: Continuation, origins: Sequence[Any], parts: Parts) -> NDArray[np.bool_]:
+        """Play the running episodes again; return which copies [N] do not show `parts` [N, ...] then."""
+        copies = self.agents * self.num_envs
+        try:
+            shown = kept.play(self._vector.env, origins)
+        except UserError:
+            raise
+        except Exception:  # Whatever an environment, or a file that lies, makes of it.
+            return np.ones(copies, dtype=bool)
+        failed = np.zeros(copies, dtype=bool)
+        for copy, observation in enumerate(shown):
+            own = {} if observation is None else self._observations.read(observation, copy)
+            failed[copy] = not own or any(not np.array_equal(own[name], parts[name][copy]) for name in own)
+        return failed
+
+    def _begin_anew(self, kept: Continuation, failed: NDArray[np.bool_], parts: Parts, seed: int) -> None:
+        """Begin episodes in the copies [N] that `failed`, and put what they show in `parts` [N, ...]."""
+        copies = np.flatnonzero(failed).tolist()
+        # Which actions are allowed is said to a reset of all copies alone; it also restarts those that raise in it.
+        shown = [] if self._masks is not None else kept.begin_anew(self._vector.env, failed, seed)
+        if not shown or any(shown[copy] is None for copy in copies):
+            failed[:] = True
+            parts |= self._read(*self._vector.reset(seed))
+        else:
+            for copy in copies:
+                for name, array in self._observations.read(shown[copy], copy).items():
+                    parts[name][copy] = array
+        self._episodes.drop(failed)
+        self._watch.begin(failed)
+
     def close(self) -> None:
         """Close all copies within a deadline. It raises nothing: copies that raise or hang are reported."""
         self._vector.close()
@@ -209,6 +320,23 @@ class Environments:
     def _flags(self, array: NDArray[np.bool_]) -> Tensor:
         """Return flags [N] as a tensor [P, E] on the CPU, where looking at them waits for no GPU."""
         return torch.from_numpy(array.reshape(self.agents, self.num_envs))
+
+
+def _described(tensors: Tensors) -> dict[str, Any]:
+    """Return how running episodes began. Raises UserError where that is not said."""
+    try:
+        told = json.loads(tensors[ORIGINS].numpy().tobytes())
+        return {name: told[name] for name in ("kind", "origins", "differing")}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UserError("the running episodes: it is not said how they began") from error
+
+
+def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the shape and type that an array must have: that of ours, with as many episodes as were found."""
+    shape = here.shape
+    if len(shape) == 2 and found is not None and found.ndim == 2 and shape[0] == len(found) == 4:
+        shape = found.shape
+    return shape, torch.from_numpy(here).dtype
 
 
 def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from evorl.types import UserError
 
 Places = NDArray[np.intp]
 
@@ -44,7 +46,7 @@ class Episodes:
     def __init__(self, agents: int, num_envs: int) -> None:
         self._agents = agents
         self._num_envs = num_envs
-        self._owners: tuple[int, ...] = ()
+        self._owners = np.full(agents, -1, dtype=np.int64)
         self.restart()
 
     def restart(self) -> None:
@@ -70,8 +72,9 @@ class Episodes:
 
     def hand_over(self, owners: Sequence[int]) -> None:
         """Let the agents with these ids [P] act from now on; an episode whose agent changes belongs to neither."""
-        changed = np.array([old != new for old, new in zip(self._owners, owners, strict=True)] if self._owners else [])
-        self._owners = tuple(owners)
+        new = np.array(owners, dtype=np.int64)
+        changed = (self._owners != new) & (self._owners >= 0)
+        self._owners = new
         if changed.any():
             self._settle()
             # What begins with this step is the new agent's from its beginning.
@@ -117,6 +120,36 @@ class Episodes:
         count, total, length = self._lately
         self._lately = np.zeros(3)
         return Recent(float(total / count), float(length / count)) if count else None
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what a process needs to go on counting, as arrays by name; `waiting` is [4, episodes]."""
+        self._settle()
+        return {
+            "owners": self._owners,
+            "ages": self._clock - self._began,
+            "owned": self._owned,
+            "returns": self._return,
+            "longest": self._longest,
+            "ended": self._ended,
+            "waiting": np.stack([values.astype(np.float64) for values in self._waiting])
+            - np.array([[0.0], [self._clock], [0.0], [0.0]]),
+            "lately": self._lately,
+        }
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Take over what `state` gave, in checked shapes and types. Raises UserError for what it cannot have given."""
+        agent, began, length, total = state["waiting"]
+        if not (np.isin(agent, range(self._agents)).all() and np.isfinite(state["waiting"]).all()):
+            raise UserError("an episode that ended is of no agent")
+        self._clock, self._began = 0, -state["ages"]
+        self._owners, self._owned = state["owners"].copy(), state["owned"].copy()
+        self._return, self._longest = state["returns"].copy(), state["longest"].copy()
+        self._ended, self._lately, self._recent = state["ended"].copy(), state["lately"].copy(), []
+        self._waiting = agent.astype(np.intp), began.astype(np.int64), length.astype(np.int64), total.copy()
+
+    def drop(self, copies: NDArray[np.bool_]) -> None:
+        """Let new episodes begin in these copies [N] in place of those that ran, which never count."""
+        self._begin(copies)
 
     def _settle(self) -> None:
         """Sort in the episodes that ended since the last call."""

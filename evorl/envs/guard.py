@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
+import numpy as np
 
 from evorl.envs.closing import close_in_time
 from evorl.randomness import derive_seed
@@ -36,10 +38,13 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._seed = 0
         self._is_open = True
         self._has_stepped = False
+        self._generator: Any = None
+        self._shown: Any = None
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
             result = self.env.step(action)
+            self._shown = result[0]
         except UserError:
             raise
         except Exception as error:
@@ -52,13 +57,18 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._seed = self._seed if seed is None else seed
+        inner = self.env.unwrapped
+        self._generator = generator_state(inner) if seed is None else None
+        _renew_world(inner)
         try:
-            return self.env.reset(seed=seed, options=options)
+            observation, info = self.env.reset(seed=seed, options=options)
         except UserError:
             raise
         except Exception as error:
             first = not self._has_stepped and self._is_raised_again(error)
             return self._refused(error, "reset") if first else self._another(error)
+        self._shown = observation
+        return observation, info
 
     def close(self) -> None:
         """Close the environment. One that raises or hangs meanwhile is reported in one line."""
@@ -71,7 +81,9 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self.close()
         self.env = self._make()
         self._is_open = True
-        return self.env.reset(seed=self._seed)
+        self._generator = None
+        self._shown, info = self.env.reset(seed=self._seed)
+        return self._shown, info
 
     def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
         """Return whether a new environment raises the same error at the same line, in its reset or by this action."""
@@ -84,6 +96,37 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         except Exception as another:
             return type(another) is type(error) and place(another) == place(error)
         return False
+
+    @property
+    def episode(self) -> tuple[dict[str, Any], Any]:
+        """The origin of the running episode, as JSON has it, and the observation that was shown last.
+
+        The origin is the seed of the reset, or the state that the random generator had before a reset without one.
+        Beside it stands the generator's state now, which an episode that is played again must come to as well.
+        """
+        now = generator_state(self.env.unwrapped)
+        return {"seed": self._seed, "generator": self._generator, "now": now}, self._shown
+
+    @episode.setter
+    def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]] | None) -> None:
+        """Play an episode again from its origin and its actions, if there is one; where that fails, show None."""
+        if again is None:
+            return
+        origin, actions = again
+        self._seed, self._generator, self._shown = origin["seed"], origin["generator"], None
+        try:
+            if self._generator is not None:
+                set_generator_state(self.env.unwrapped, self._generator)
+            _renew_world(self.env.unwrapped)
+            shown, _ = self.env.reset(seed=self._seed if self._generator is None else None)
+            for action in actions:
+                shown = self.env.step(action)[0]
+            if origin.get("now") in (None, generator_state(self.env.unwrapped)):
+                self._shown = shown
+        except UserError:
+            raise
+        except Exception:  # Whatever an environment, or a file that lies, makes of it.
+            return
 
     def _another(self, error: Exception) -> tuple[Any, dict[str, Any]]:
         """Restart an environment and return the first observation of its next episode."""
@@ -113,3 +156,33 @@ def fault(error: Exception, failures: int) -> dict[str, Any]:
 def another_seed(seed: int) -> int:
     """Return a seed for what is restarted: the next ones in a row belong to the other copies."""
     return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
+
+
+def generator_state(env: Any) -> dict[str, Any]:
+    """Return the state of an environment's random generator, as JSON has it; empty where it has others.
+
+    Atari environments have one of their own in C++.
+    """
+    generator = getattr(env, "np_random", None)
+    if not isinstance(generator, np.random.Generator) or hasattr(env, "ale"):
+        return {}
+    state: dict[str, Any] = dict(generator.bit_generator.state)
+    return state if state["bit_generator"] == "PCG64" else json.loads(json.dumps(state, default=np.ndarray.tolist))
+
+
+def set_generator_state(env: Any, state: Mapping[str, Any]) -> None:
+    """Let an environment's random generator go on from a state. Raises whatever NumPy does for what is none."""
+    if not state:
+        raise ValueError("the state of this environment's random generator is not known")
+    env.np_random.bit_generator.state = dict(state)
+
+
+def _renew_world(env: Any) -> None:
+    """Give Gymnasium's BipedalWalker a new world for its next episode, as its LunarLander takes one by itself.
+
+    In the old one the order in which contacts are solved depends on all episodes before, so that an episode's seed and
+    actions would not decide what happens in it.
+    """
+    if type(env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
+        env._destroy()
+        env.world = type(env.world)()

@@ -26,7 +26,8 @@ class Horizon:
 
     A step of all of them is `counted` steps of each agent, and there are a multiple of `period` steps.
     `carries_over` says whether episodes run on from one generation to the next. Where there are several `actors`, each
-    makes a share of the steps; where they are `free`, it is not known which.
+    makes a share of the steps; where they are `free`, it is not known which. `continued` says whether another process
+    can go on with running episodes.
     """
 
     steps: int
@@ -36,6 +37,7 @@ class Horizon:
     free: bool = False
     counted: int = 1
     period: int = 1
+    continued: bool = True
 
     @property
     def of_each(self) -> int:
@@ -59,7 +61,10 @@ class Horizon:
             begins = "Episodes run on over evolution" if self.carries_over else "Each generation begins new episodes"
             return f"Actors run freely, so resuming will not be bit-exact. {begins} ({numbers})."
         if self.carries_over:
-            return f"Episodes run on from one generation to the next ({numbers}): resuming will not be bit-exact."
+            runs_on = f"Episodes run on from one generation to the next ({numbers})"
+            if self.continued:
+                return f"{runs_on}: resuming plays them again, and is bit-exact on the same number of ranks."
+            return f"{runs_on} and cannot be played again: resuming will not be bit-exact."
         return f"Each generation begins new episodes ({numbers}): resuming is bit-exact on the same number of ranks."
 
     def shortfall(self, evaluated: int | None) -> str | None:

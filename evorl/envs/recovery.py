@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.envs.closing import close_vector
+from evorl.envs.continuation import continuation
 from evorl.envs.guard import FAILURES, FAULT, PLACE, another_seed
 from evorl.envs.vector import make_vector, stacked_frames
 from evorl.envs.watch import Watch
@@ -26,16 +27,24 @@ from evorl.types import UserError
 class RecoveringVector:
     """A vector environment `env` of N copies that is restarted when it raises, as often as `watch` allows.
 
-    A UserError is passed on: no restart mends the user's mistake.
+    A UserError is passed on: no restart mends the user's mistake. Where it is `continued` by other processes, it keeps
+    what they need to play its episodes again, if its kind can be played again at all.
     """
 
-    def __init__(self, settings: Environment, copies: int, watch: Watch) -> None:
+    def __init__(self, settings: Environment, copies: int, watch: Watch, *, continued: bool = False) -> None:
         self._settings = settings
         self._copies = copies
         self._watch = watch
         self._seed = 0
         self._differing: list[Mapping[str, Any]] = []
         self.env: VectorEnv[Any, Any, Any] = make_vector(settings, copies)
+        atari = stacked_frames(settings) > 0
+        self.continuation = continuation(self.env, copies, atari) if continued else None
+
+    @property
+    def differing(self) -> list[Mapping[str, Any]]:
+        """Return the keyword arguments of each copy, where they differ."""
+        return self._differing
 
     def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
         """Give each copy keyword arguments of its own; return whether that made other environments, not yet reset.
@@ -65,11 +74,15 @@ class RecoveringVector:
             raise
         except Exception as error:
             observation, info = self._start_over(error)
+        else:
+            self._note_seeds(seeds)
         self.faulty(info)
         return observation, info
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Return what the vector environment returns; where it raised, first observations after no step at all."""
+        if self.continuation is not None and self.continuation.journal is not None:
+            self.continuation.journal.add(actions)
         try:
             return self.env.step(actions)
         except UserError:
@@ -83,9 +96,19 @@ class RecoveringVector:
         """Return which copies [N] raised, None for none. Raises UserError where one did so too often."""
         return self._watch.faulty(info) if FAULT in info else None
 
+    def begin(self, copies: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]] | None:
+        """Note where episodes have begun [N]; return observations and info, where these are now others."""
+        some = self.continuation is not None and np.count_nonzero(copies)
+        return self.continuation.begin(self.env, copies) if self.continuation is not None and some else None
+
     def close(self) -> None:
         """Close all copies within a deadline; those that raise or hang are reported."""
         close_vector(self.env, self._settings.id)
+
+    def _note_seeds(self, seeds: Sequence[int]) -> None:
+        """Note that all copies were reset from these seeds [N], or if there are none, from successive ones."""
+        if self.continuation is not None:
+            self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies))
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """Return the seeds of all copies as the vector environment takes them: most native ones only know one."""
@@ -104,6 +127,7 @@ class RecoveringVector:
             self.env = make_vector(self._settings, self._copies, self._differing)
             try:
                 observation, info = self.env.reset(seed=self._seed)
+                self._note_seeds(())
                 break
             except UserError:
                 raise

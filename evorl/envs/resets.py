@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +67,15 @@ class Resets:
         self._resetting = self._serving = self._nowhere
         if self.serving_action is not None:
             self._lives_left = np.array(info["lives"])
+
+    def state(self) -> dict[str, Any]:
+        """Return what a process needs to go on, as arrays [N] by name."""
+        return {"resetting": self._resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
+
+    def go_on(self, state: Mapping[str, Any], anew: Flags) -> None:
+        """Go on from what `state` gave, but for copies where episodes begin `anew` [N]."""
+        self._resetting, self._serving = (state[name] & ~anew for name in ("resetting", "serving"))
+        self._lives_left = np.where(anew, 0, state["lives"])
 
     def serve(self, actions: NDArray[Any]) -> None:
         """Press FIRE in place of the actions [N, ...] of copies that wait for it."""

@@ -18,6 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 
 from evorl.config import Environment
+from evorl.distributed.signals import signals_wait
 from evorl.envs.guard import Guard
 from evorl.system.plugins import SCRIPT, defined_in, import_from_here
 from evorl.system.processes import die_with_parent, usable_cores
@@ -37,7 +38,8 @@ def make_vector(
     try:
         name = _known_name(settings)
         _import_atari(name)
-        with warnings.catch_warnings():
+        # Python ignores what a handler raises in its callbacks around a fork.
+        with warnings.catch_warnings(), signals_wait():
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)
             if settings.life_loss_ends and not (name.startswith(ATARI) and mode == "native"):

@@ -34,6 +34,15 @@ class Watch:
         """Let an episode start in these copies."""
         self._began[copies] = self._clock
 
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Return the steps [N] of each copy's episode so far."""
+        return self._clock - self._began
+
+    @steps.setter
+    def steps(self, steps: NDArray[np.int64]) -> None:
+        self._began = self._clock - steps
+
     def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
         """Return which copies [N] raised, and report it, each place in the user's code once.
 
@@ -44,7 +53,7 @@ class Watch:
         at_first = np.asarray(info.get(f"_{FIRST}", False))
         beyond = self._failures > self._restarts
         copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
-        what, place = f"{self._names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
+        what, place = f"{self.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
         if at_first.any():
             first = f"in its first {info[FIRST][copies[0]]}, and again when it was made anew with the same seed"
             raise UserError(f"environment.id: {what}{place} {first}")
@@ -69,7 +78,7 @@ class Watch:
         if copy is None:
             copy = int(np.flatnonzero(~finite.reshape(len(values), -1).all(1))[0])
         raise UserError(
-            f"environment.id: {self._names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
+            f"environment.id: {self.names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
             "observations must be finite in single precision"
         )
 
@@ -80,13 +89,14 @@ class Watch:
         if not outside.any():
             return
         row = int(np.flatnonzero(outside)[0])
-        place = self._names(np.array([row if copy is None else copy]))
+        place = self.names(np.array([row if copy is None else copy]))
         raise UserError(
             f"environment.id: {place} gave {rows[row].tolist()} {what}; "
             f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
         )
 
-    def _names(self, copies: NDArray[np.int64]) -> str:
+    def names(self, copies: NDArray[np.int64]) -> str:
+        """Return in words which environments these are, and where the first of them stands."""
         agent, place = divmod(int(copies[0]), self._num_envs)
         step = self._clock - self._began[copies[0]]
         others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""

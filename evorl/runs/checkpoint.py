@@ -26,7 +26,7 @@ from evorl.system.json_text import parse_json
 from evorl.types import UserError
 
 CHECKPOINT = re.compile(r"generation-([0-9]{6}|[1-9][0-9]{6,11})")
-FILE = re.compile(r"(agents|elite|replay-rank-[0-9]{3,6})\.safetensors|state\.json")
+FILE = re.compile(r"(agents|elite|(replay|environments)-rank-[0-9]{3,6})\.safetensors|state\.json")
 MANIFEST = "manifest.json"
 AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
 Files = Mapping[str, Mapping[str, Any]]
@@ -76,11 +76,11 @@ class Checkpoints:
         for path in self.directory.glob(".partial-*"):
             remove(path)  # A link too: else the next checkpoint would be gathered where it leads.
 
-    def set_aside(self, generation: int) -> None:
-        """Take a checkpoint that cannot be used, and the newer ones, out of the way, without losing them."""
+    def set_aside(self, generation: int, why: str = "damaged") -> None:
+        """Take a checkpoint that is not gone on from, and the newer ones, out of the way, without losing them."""
         for number in self.generations():
             if number >= generation:
-                aside = self.directory / f"damaged-{self.path(number).name}"
+                aside = self.directory / f"{why}-{self.path(number).name}"
                 remove(aside)
                 self.path(number).rename(aside)
 
@@ -159,6 +159,11 @@ def _manifest(generation: int, files: Files) -> bytes:
     """Return a manifest; by its own digest, damage to it is not taken for damage to a file that it lists."""
     content = {"generation": generation, "files": files}
     return json_bytes(content | {"sha256": digest(json_bytes(content))})
+
+
+def environments_file(rank: int) -> str:
+    """Return the name of the file with the running episodes of a rank's environments."""
+    return f"environments-rank-{rank:03d}.safetensors"
 
 
 def replay_file(rank: int) -> str:

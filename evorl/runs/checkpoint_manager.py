@@ -12,7 +12,8 @@ import numpy as np
 from evorl.algorithms import Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Files, replay_file
+from evorl.envs.continuation import Continued
+from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Files, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress
 from evorl.runs.warn_once import WarnOnce
@@ -33,13 +34,16 @@ class CheckpointManager:
         config: AnyConfig,
         placement: Placement,
         experience: Experience,
+        environments: Continued | None,
         host: HostDirectory,
         warn_once: WarnOnce,
     ) -> None:
+        """`environments` are those whose episodes run on into the next generation, if any do."""
         self._config = config
         self._placement = placement
         self._ranks = placement.ranks
         self._experience = experience
+        self._environments = environments
         self._host = host
         self._directory = host.directory
         self._checkpoints = host.directory.checkpoints
@@ -74,10 +78,12 @@ class CheckpointManager:
         return decode_agents(payload, str(path))
 
     def _files(self, progress: Progress, agents: bytes, elite: bytes) -> dict[str, bytes]:
-        """Return this rank's files: its part of the replay, and on the main process what all ranks share."""
+        """Return this rank's files: its replay and running episodes, and on the main process what all ranks share."""
         rows, numbers = self._experience.state()
         progress.replay = self._replay_is_kept(sum(value.nbytes for value in rows.values()))
         files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
+        if self._environments is not None and (episodes := self._environments.state()):
+            files[environments_file(self._ranks.rank)] = encode_tensors(episodes, {})
         if self._ranks.is_main:
             files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))} | ({ELITE: elite} if elite else {})
         return files

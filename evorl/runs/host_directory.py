@@ -54,15 +54,15 @@ class HostDirectory:
         """Return whether this rank is the one that moves and removes what is in its directory."""
         return self._ranks.is_main or (self._ranks.leads_host and not self.is_shared)
 
-    def rollback(self, generation: int, elite: bytes, best: int | None) -> None:
+    def rollback(self, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
         """Make every host's directory what it was after a generation, when the elite was that of generation `best`.
 
-        Raises UserError, on all ranks.
+        Newer checkpoints are set aside under names that say `why`. Raises UserError, on all ranks.
         """
         problem = ""
         try:
             if self.leads:
-                self.directory.checkpoints.set_aside(generation + 1)
+                self.directory.checkpoints.set_aside(generation + 1, why)
                 self.directory.checkpoints.prune(best)
             if self._ranks.is_main:
                 self.directory.cut_back(generation, elite)

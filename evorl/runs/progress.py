@@ -38,6 +38,8 @@ class Progress:
     placement: Words = "replicated"
     vectorization: Words | None = None
     replay: bool = True
+    shortened_by: Number | None = None
+    """The `training.max_steps` that left the last generation fewer steps than the others have, if any did."""
     drifts: Number = 0
     """Generations after which ranks that should have held the same agents did not, and took those of rank 0."""
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
@@ -51,6 +53,16 @@ class Progress:
         self.ranks, self.placement = placement.ranks.size, placement.kind
         self.vectorization = config.environment.vectorization
         self.made_with = made_with(placement.ranks.device)
+
+    def is_solved(self, config: AnyConfig) -> bool:
+        """Return whether the target is reached, which may have been raised since."""
+        target, bound = config.training.target_fitness, self.elite.lower_bound
+        return self.solved and target is not None and bound is not None and bound >= target
+
+    def moved(self, config: AnyConfig, placement: Placement) -> bool:
+        """Return whether the environments were shared out among ranks, or vectorised, otherwise than here."""
+        here = placement.ranks.size, placement.kind, config.environment.vectorization
+        return (self.ranks, self.placement, self.vectorization) != here
 
     def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
         """Yield in words what has changed since the setup was noted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +12,14 @@ import numpy as np
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
+from evorl.envs.continuation import Continued
 from evorl.population import check_agents, check_environment_hyperparameters
-from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, replay_file
+from evorl.randomness import derive_seed
+from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress, progress_of
 from evorl.runs.warn_once import WarnOnce
+from evorl.system.console import say
 from evorl.system.files import json_bytes
 from evorl.system.formats import decode_agents, decode_tensors
 from evorl.types import Agent, UserError
@@ -32,12 +36,16 @@ class RestoredRun:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Finds the checkpoint to go on from, together with all ranks, and restores what it holds."""
+    """Finds the checkpoint to go on from, together with all ranks, and restores what it holds.
+
+    `environments` are those whose episodes run on from one generation into the next, if any do.
+    """
 
     config: AnyConfig
     placement: Placement
     algorithm: Algorithm
     experience: Experience
+    environments: Continued | None
     host: HostDirectory
     warn_once: WarnOnce
 
@@ -45,33 +53,57 @@ class Recovery:
     def checkpoints(self) -> Checkpoints:
         return self.host.directory.checkpoints
 
-    def restore(self, carries_over: bool) -> RestoredRun | None:
+    def restore(self) -> RestoredRun | None:
         """Return what the newest checkpoint holds that is whole on all hosts; None where there has never been one.
 
-        The directory is then what it was when that was made. `carries_over` says whether episodes run on over the ends
-        of generations. Raises UserError where there are checkpoints and none is whole; nothing has been changed then.
+        The directory is then what it was when that was made. Raises UserError where there are checkpoints and none is
+        whole; nothing has been changed then.
         """
         ranks, checkpoints = self.placement.ranks, self.checkpoints
         generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
+        again = 0
         for generation in reversed(generations):
             replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
             problem = next((reply.decode() for reply in replies if reply), None)
             if problem is None:
                 restored = self._load(generation)
+                shortened = self._is_too_short(restored.progress)
+                if shortened and (generation == 1 or generation - 1 in generations):
+                    again = generation
+                    continue
                 missing = self._load_replay(generation, restored.progress)
-                self._warn_where_inexact(restored.progress, missing, carries_over)
-                self.host.rollback(generation, restored.elite, restored.progress.elite.generation)
+                lost = self._load_environments(generation, restored.progress)
+                if shortened:
+                    lost.append(f"generation {generation} was cut short, and the checkpoint before it is gone")
+                self._warn_where_inexact(restored.progress, missing, lost)
+                why = self._announce(again)
+                self.host.rollback(generation, restored.elite, restored.progress.elite.generation, why)
                 return restored
             if ranks.is_main:
                 self.warn_once(problem, f"{problem}; looking at the checkpoint before it")
-        if generations:
+        if generations and not again:
             raise UserError(
                 f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
                 "another run.name training begins anew",
                 reported_elsewhere=not ranks.is_main,
             )
-        self.host.rollback(0, b"", None)
+        self.host.rollback(0, b"", None, self._announce(again))
         return None
+
+    def _is_too_short(self, progress: Progress) -> bool:
+        """Return whether the last generation would have had more steps, if the run had had its steps from the start."""
+        limit = progress.shortened_by
+        return limit is not None and self.config.training.max_steps > limit and not progress.is_solved(self.config)
+
+    def _announce(self, again: int) -> str:
+        """Say which generation is trained `again`, if one is, and return what its checkpoint is called then."""
+        if again and self.placement.ranks.is_main:
+            aside = self.checkpoints.path(again).name
+            say(
+                f"generation {again} was cut short by training.max_steps: it is trained again with all its steps, as "
+                f"if the run had had them from the start; what it came to is in checkpoints/shortened-{aside}"
+            )
+        return "shortened" if again else "damaged"
 
     def _listed(self) -> bytes:
         """Return the generations with checkpoints. Raises UserError where they are gone, and not what they led to."""
@@ -151,11 +183,35 @@ class Recovery:
         ranks.raise_if_any_failed(problem, "the replay")
         return int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
 
-    def _warn_where_inexact(self, progress: Progress, missing: int, carries_over: bool) -> None:
+    def _load_environments(self, generation: int, progress: Progress) -> list[str]:
+        """Let every rank's environments go on with their episodes; say which cannot. Raises UserError."""
+        environments, ranks = self.environments, self.placement.ranks
+        if environments is None:
+            return []
+        if not environments.can_continue or progress.moved(self.config, self.placement):
+            return ["running episodes begin anew"]
+        name, lost, problem = environments_file(ranks.rank), "", ""
+        path = self.checkpoints.path(generation) / name
+        if path.is_file():
+            seed = derive_seed(self.config.seed, generation=generation + 1, rank=ranks.rank, purpose="environments")
+            try:
+                tensors, _ = decode_tensors(self.checkpoints.read(generation, name), "the running episodes")
+                lost = environments.restore(tensors, seed)
+            except UserError as error:
+                problem = f"{path}: {error}"
+        else:
+            lost = "any environment"
+        ranks.raise_if_any_failed(problem, "the running episodes")
+        replies = ranks.gather_bytes(lost.encode(), "the environments that begin new episodes")
+        return [
+            f"the running episode cannot be played again in {reply.decode()} on rank {rank}, so that another begins"
+            for rank, reply in enumerate(replies)
+            if reply
+        ]
+
+    def _warn_where_inexact(self, progress: Progress, missing: int, lost: Sequence[str]) -> None:
         """Say why the run will not be what it would have been without the interruption, if it will not."""
-        reasons = list(progress.changes_of_setup(self.config, self.placement))
-        if carries_over:
-            reasons.append("episodes run on over the ends of generations")
+        reasons = [*progress.changes_of_setup(self.config, self.placement), *lost]
         if self.config.actors is not None and not self.config.actors.lockstep:
             reasons.append("actors run freely")
         if not progress.replay:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,8 @@ import torch
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
+from evorl.distributed.signals import Interrupted
+from evorl.envs.continuation import Continued
 from evorl.envs.horizon import horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
@@ -34,6 +37,7 @@ from evorl.runs.threads import use_threads
 from evorl.runs.transfer import first_agents
 from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched
+from evorl.system.console import say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
 from evorl.system.timing import Stopwatch
@@ -54,6 +58,7 @@ class Run:
         placement: Placement,
         algorithm: Algorithm,
         experience: Experience,
+        environments: Continued,
         stopwatch: Stopwatch,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -65,21 +70,22 @@ class Run:
         self.stopwatch = stopwatch
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks)
-        self._generation = self.horizon = horizon(config, placement.copies, experience.period)
+        self._generation = self.horizon = replace(
+            horizon(config, placement.copies, experience.period), continued=environments.can_continue
+        )
         host = HostDirectory(config, self.ranks)
         self._directory = host.directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main or not host.is_shared)
-        self._checkpoints = CheckpointManager(config, placement, experience, host, self._warn_once)
-        recovery = Recovery(config, placement, algorithm, experience, host, self._warn_once)
-        restored = recovery.restore(self.horizon.carries_over)
+        running = environments if self.horizon.carries_over else None
+        self._checkpoints = CheckpointManager(config, placement, experience, running, host, self._warn_once)
+        recovery = Recovery(config, placement, algorithm, experience, running, host, self._warn_once)
+        restored = recovery.restore()
         if restored is None:
             self.progress, elite = Progress(next_id=config.population.size), b""
             self.agents = first_agents(config, algorithm, self.ranks)
         else:
             self.progress, self.agents, elite = restored.progress, restored.agents, restored.elite
-            # A target that was reached may have been raised since.
-            target, bound = config.training.target_fitness, self.progress.elite.lower_bound
-            self.progress.solved &= target is not None and bound is not None and bound >= target
+            self.progress.solved = self.progress.is_solved(config)
         self.generation = self.progress.generation + 1
         self.progress.note_setup(config, placement)
         self._archive = Archive(config, self.progress.elite, elite)
@@ -89,6 +95,10 @@ class Run:
         self.summary: Mapping[str, Any] = {}
         self._stopped = ""
         self._training_seconds = 0.0
+        self._saved_steps = self.progress.agent_steps
+        """The steps of each agent that the newest checkpoint has."""
+        self._steps_within = 0
+        """The steps of each agent in this generation, while it is not counted yet."""
         self._unsaved = ""
         self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
@@ -131,6 +141,8 @@ class Run:
     ) -> None:
         because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
+        if isinstance(error, Interrupted | KeyboardInterrupt) and self.ranks.is_main and (lost := self._lost()):
+            say(lost)
         ended = end_of(error, self._unsaved, self._stopped)
         self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
         self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
@@ -156,6 +168,7 @@ class Run:
         each = self.config.environment.num_envs * self.placement.copies * at_once
         for step in range(0, self.horizon.steps, at_once):
             yield step
+            self._steps_within += each
             self._reporter.advance(each, watched)
         self._training_seconds = time.perf_counter() - started
         self._reporter.enter("evaluation")
@@ -189,7 +202,10 @@ class Run:
         evolution appear in the next generation's lines. Raises UserError, on all ranks, for a mistake of a callback.
         """
         progress = self.progress
+        self._steps_within = 0
         progress.generation = self.generation
+        shortened = self.horizon.steps < self._generation.steps
+        progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += int(counts.steps.mean())
         progress.global_steps += int(counts.steps.sum())
         progress.wall_clock_seconds = self._wall_clock_seconds()
@@ -233,9 +249,21 @@ class Run:
         self._reporter.enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload, self._archive.payload)
+        if not self._unsaved:
+            self._saved_steps = self.progress.agent_steps
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
+
+    def _lost(self) -> str:
+        """Return in words which steps an end in this moment would lose; nothing where a checkpoint has them all."""
+        steps = self.progress.agent_steps + self._steps_within - self._saved_steps
+        if not steps:
+            return ""
+        what = f"the last {steps:,} steps of each agent are not kept"
+        if not self._saved_steps:
+            return f"{what}: there is no checkpoint yet, and a resumed run begins anew"
+        return f"{what}: a resumed run trains them again from its last checkpoint"
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began

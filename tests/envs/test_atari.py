@@ -9,7 +9,7 @@ from helpers.support import agent, config, kept, lines, train
 
 from evorl.algorithms import make_algorithm
 from evorl.config import Environment
-from evorl.envs import Environments
+from evorl.envs import Environments, continuation
 from evorl.envs.observations import ObservationReader
 from evorl.envs.vector import for_evaluation
 from evorl.envs.watch import Watch
@@ -207,3 +207,34 @@ def test_a_population_trains_on_frames(name, in_directory):
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     assert np.isfinite(rows[-1]["metrics"]["loss"]).all()
     assert config(chosen).environment.life_loss_ends is False
+
+
+def test_another_process_goes_on_with_episodes_beyond_the_last_seed(monkeypatch):
+    """Copies get other seeds at different steps, and what is played again begins with the oldest of them."""
+    monkeypatch.setattr(continuation, "SEED_LASTS", 60)
+    settings = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"repeat_action_probability": 0.25})
+    made = [Environments(settings, 1, 2) for _ in range(2)]
+    made[0].reset(3)
+    acted = torch.randint(4, (500, 1, 2), generator=torch.Generator().manual_seed(0))
+    for action in acted[:400]:
+        made[0].step(action)
+    ages = made[0].state()["ages"]
+    assert ages.max() < 400
+    assert ages[0] != ages[1]
+    assert made[1].restore({name: value.clone() for name, value in made[0].state().items()}, seed=9) == ""
+    for action in acted[400:]:
+        ours, theirs = (each.step(action) for each in made)
+        assert torch.equal(ours.next_observation["observation"], theirs.next_observation["observation"])
+        assert torch.equal(ours.reward, theirs.reward)
+        assert torch.equal(ours.valid, theirs.valid)
+        assert torch.equal(ours.terminated, theirs.terminated)
+
+
+def test_the_machines_memory_cannot_be_played_again_and_says_so():
+    """Its generator is in C++, and a checkpoint does not have it."""
+    kwargs = {"obs_type": "ram", "max_num_frames_per_episode": 40}
+    made = [Environments(Environment(id="ALE/Pong-v5", vectorization="sync", kwargs=kwargs), 1, 1) for _ in range(2)]
+    made[0].reset(3)
+    for _ in range(60):
+        made[0].step(torch.zeros(1, 1, dtype=torch.int64))
+    assert made[1].restore(made[0].state(), seed=9).startswith("environment 0 of agent 0 ")

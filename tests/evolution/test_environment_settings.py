@@ -51,6 +51,18 @@ def test_episodes_carry_over_where_nothing_changed_and_begin_anew_where_somethin
     assert ends == [False, True, False]
 
 
+def test_episodes_go_on_in_another_process_in_environments_of_their_own():
+    settings = Environment(id=REPORTING[0].split("=")[1], kwargs={"bonus": 1.0})
+    ours, theirs = Environments(settings, 2, 1), Environments(settings, 2, 1)
+    ours.begin(7, agents_with(1.0, 3.0), carry_over=True)
+    ours.step(torch.zeros(2, 1, dtype=torch.int64))
+    assert theirs.restore({name: value.clone() for name, value in ours.state().items()}, seed=9) == ""
+    for made in (ours, theirs):
+        made.begin(8, agents_with(1.0, 3.0), carry_over=True)
+        assert not made.started.any(), "nothing changed, so that the episodes go on"
+        assert made.step(torch.zeros(2, 1, dtype=torch.int64)).reward.tolist() == [[1.0], [3.0]]
+
+
 def test_whole_numbers_stay_whole():
     (agent,) = agents_with(2.6)
     assert own_kwargs(agent, {"bonus": 1}) == {"bonus": 3}

@@ -29,6 +29,24 @@ class Counter(gym.Env):
         return np.array([self.episode, self.step_number], dtype=np.float32)
 
 
+class Unseeded(gym.Env):
+    """Shows numbers that no seed decides, if it is reset with the seed `only`."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, only):
+        self.only = only
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.generator = np.random.default_rng(None if seed == self.only else 0)
+        return self.generator.random(1, dtype=np.float32), {}
+
+    def step(self, action):
+        return self.generator.random(1, dtype=np.float32), 1.0, False, False, {}
+
+
 class Probe(gym.Env):
     """One step for a reward of 1 if the action matches what is seen; ends by termination or by truncation."""
 
@@ -98,6 +116,7 @@ class LateMask(gym.Env):
         return np.zeros(1, np.float32), 1.0, self.steps == self.length, False, {"action_mask": mask}
 
 
+gym.register("Unseeded-v0", entry_point=Unseeded, disable_env_checker=True)
 gym.register("Counter-v0", entry_point=Counter)
 gym.register("Probe-v0", entry_point=Probe)
 gym.register("LateMask-v0", entry_point=LateMask, disable_env_checker=True)

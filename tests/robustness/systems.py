@@ -46,9 +46,9 @@ PPO = (
 IMAGES = "network.convolutions=[{channels: 4, kernel: 4, stride: 2}, {channels: 4, kernel: 3}]"
 
 
-def world(name: str, more: str = "") -> str:
-    """Return the setting for an environment that begins afresh in each generation."""
-    return f"environment={{id: '{name}', num_envs: 2, carry_over: false{more}}}"
+def world(name: str, more: str = "", carry_over: str = "false") -> str:
+    """Return the setting for an environment that begins afresh in each generation, unless episodes carry over."""
+    return f"environment={{id: '{name}', num_envs: 2, carry_over: {carry_over}{more}}}"
 
 
 CASES = {
@@ -72,5 +72,20 @@ CASES = {
     "sac": (*COMMON, *SAC, world("Pendulum-v1"), "replay.prioritised={}"),
     "sac-discrete": (*COMMON, *SAC, world("CartPole-v1"), "replay.n_step=3"),
     "td3": (*COMMON, *TD3, world("Pendulum-v1")),
+    "dqn-running": (*COMMON, *DQN, world("CartPole-v1", carry_over="true")),
+    "dqn-lander-running": (*COMMON, *DQN, world("LunarLander-v3", carry_over="true"), "replay.n_step=3"),
+    "ppo-running": (*COMMON, *PPO, world("CartPole-v1", carry_over="true")),
+    "ppo-recurrent-running": (
+        *COMMON, *PPO, world("CartPole-v1", ", vectorization: sync, observation_indices: [0, 2]", "true"),
+        "network={hidden_sizes: [16], recurrent: gru, recurrent_size: 12}",
+    ),
+    "ppo-async-running": (*COMMON, *PPO, world("CartPole-v1", ", vectorization: async", "true")),
+    "sac-running": (
+        *COMMON, *SAC, world("LunarLander-v3", ", kwargs: {continuous: true}", "true"), "replay.prioritised={}",
+    ),
+    "td3-running": (
+        *COMMON, *TD3, world("Pendulum-v1", carry_over="true"),
+        "algorithm.exploration={noise: ornstein_uhlenbeck, random_steps: 20}",
+    ),
     "ppo-dict": (*COMMON, *PPO, world("helpers.spaces:Shown-v0", ", kwargs: {kind: dict}"), IMAGES),
 }  # fmt: skip

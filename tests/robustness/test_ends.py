@@ -12,6 +12,7 @@ import pytest
 from helpers.support import ROOT, free_port, launch
 
 from evorl.distributed.heartbeat import Heartbeat
+from evorl.distributed.signals import Interrupted, signal_handlers, signals_wait
 from evorl.runs.launch import run_program
 from evorl.system.background import end_background
 from evorl.types import UserError
@@ -162,3 +163,20 @@ def test_a_thread_of_an_environment_does_not_hold_the_process_and_is_named():
     assert in_a_script[0] == 0
     assert in_a_script[1].startswith(f"{named}Python waits for them; ")
     assert seconds < 20
+
+
+def test_a_signal_waits_for_the_end_of_a_block_that_it_must_not_break_off():
+    """As while processes are forked, where Python ignores what a handler raises."""
+    reached = []
+
+    def told():
+        with signal_handlers(), signals_wait():
+            with signals_wait():
+                os.kill(os.getpid(), signal.SIGTERM)
+                reached.append("inner")
+            reached.append("outer")
+
+    with pytest.raises(Interrupted) as caught:
+        told()
+    assert reached == ["inner", "outer"]
+    assert caught.value.code == 128 + signal.SIGTERM

@@ -34,7 +34,7 @@ def play(directory, *arguments, first=""):
 @pytest.mark.two_process
 def test_runs_that_are_killed_at_random_moments_end_as_if_left_alone(tmp_path):
     """The short form of kills.py."""
-    done, rows = play(tmp_path, "--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent")
+    done, rows = play(tmp_path, "--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent-running")
     assert done.returncode == 0, done.stdout[-3000:]
     assert {row["outcome"] for row in rows} == {"identical"}
 

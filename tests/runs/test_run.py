@@ -89,16 +89,53 @@ def test_the_resolved_configuration_reproduces_the_run(in_directory):
     assert told(in_directory / "runs" / "a") == told(in_directory / "runs" / "b")
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(in_directory):
-    assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
+@pytest.mark.filterwarnings("ignore:no episode ended")
+@pytest.mark.parametrize(
+    "world",
+    [[], ["environment.carry_over=true"], ["environment.carry_over=true", "environment.id=LunarLander-v3"]],
+    ids=["new episodes", "running, native", "running, sync"],
+)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(in_directory, world):
+    settings = [*EVERY_MUTATION, *world]
+    assert train("run.name=whole", *settings, "training.max_steps=200") == 0
     whole, stopped = in_directory / "runs" / "whole", in_directory / "runs" / "stopped"
-    assert train("run.name=stopped", *EVERY_MUTATION, f"training.max_steps={steps_until(whole, 2)}") == 0
+    assert train("run.name=stopped", *settings, f"training.max_steps={steps_until(whole, 2)}") == 0
     with (stopped / "metrics.jsonl").open("a") as file:
         file.write('{"generation": 3, "cut sho')  # As a kill in the middle of a write would leave it.
-    assert train("run.name=stopped", *EVERY_MUTATION, "training.max_steps=200", "run.resume=auto") == 0
+    assert train("run.name=stopped", *settings, "training.max_steps=200", "run.resume=auto") == 0
     assert told(stopped) == told(whole)
     assert lines(stopped / "lineage.jsonl") == lines(whole / "lineage.jsonl")
     assert last_files(stopped) == last_files(whole)
+
+
+@pytest.mark.parametrize(("first", "generation"), [(100, 3), (20, 1)])
+def test_a_generation_that_was_cut_short_is_trained_again_where_the_run_gets_more_steps(
+    first, generation, in_directory, capsys
+):
+    """A generation has 40 steps, and the run begins with the steps for two and a half, or for half of one."""
+    assert train("run.name=whole", *EVERY_MUTATION, "training.max_steps=200") == 0
+    assert train("run.name=longer", *EVERY_MUTATION, f"training.max_steps={first}") == 0
+    whole, longer = in_directory / "runs" / "whole", in_directory / "runs" / "longer"
+    assert lines(longer / "metrics.jsonl")[-1]["generation"] == generation
+    assert train("run.name=longer", *EVERY_MUTATION, "training.max_steps=200", "run.resume=auto") == 0
+    assert f"generation {generation} was cut short by training.max_steps" in capsys.readouterr().err
+    assert told(longer) == told(whole)
+    assert lines(longer / "lineage.jsonl") == lines(whole / "lineage.jsonl")
+    newest = max(path.name for path in (whole / "checkpoints").glob("generation-*"))
+    for name in ("agents.safetensors", "replay-rank-000.safetensors"):
+        mine, theirs = ((run / "checkpoints" / newest / name).read_bytes() for run in (longer, whole))
+        assert mine == theirs, name
+    assert (longer / "checkpoints" / f"shortened-generation-{generation:06d}").is_dir()
+
+
+def test_a_generation_that_was_cut_short_goes_on_where_the_checkpoint_before_it_is_gone(in_directory):
+    assert train("run.name=a", "training.max_steps=100", "checkpoint.keep=1") == 0
+    for path in (in_directory / "runs" / "a" / "checkpoints").glob("generation-*"):
+        if not path.name.endswith("3"):
+            shutil.rmtree(path)
+    with pytest.warns(EvorlWarning, match="generation 3 was cut short, and the checkpoint before it is gone"):
+        assert train("run.name=a", "training.max_steps=140", "run.resume=auto") == 0
+    assert lines(in_directory / "runs" / "a" / "metrics.jsonl")[-1]["generation"] == 4
 
 
 def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):

@@ -210,14 +210,27 @@ def _ctrl_c():
 
 
 @pytest.mark.usefixtures("_ctrl_c")
-def test_ctrl_c_ends_in_order_and_is_pythons_own(in_directory, capsys):
+@pytest.mark.parametrize(
+    ("last", "lost"),
+    [
+        (1, "there is no checkpoint yet, and a resumed run begins anew"),
+        (2, "a resumed run trains them again from its last checkpoint"),
+    ],
+)
+def test_ctrl_c_ends_in_order_and_is_pythons_own(last, lost, in_directory, capsys):
+    generations = []
+
     def interrupt(generation):
-        os.kill(os.getpid(), signal.SIGINT)
+        generations.append(generation)
+        if len(generations) == last:
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         evorl.train(SMALL, callbacks=[interrupt], run={"name": "a"})
     assert json.loads(Path("runs/a/summary.json").read_text())["ended"] == "SIGINT"
-    assert "ended by SIGINT" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "ended by SIGINT" in told
+    assert f"the last 38 steps of each agent are not kept: {lost}" in told
 
 
 def test_at_a_prompt_ctrl_c_is_left_to_the_prompt(in_directory, monkeypatch):

@@ -1,0 +1,188 @@
+"""Episodes that another process goes on with: played again, they go on as they would have."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from evorl.config import Environment
+from evorl.envs import Environments, continuation
+from evorl.envs.continuation import Journal
+from evorl.envs.environments import ORIGINS
+from evorl.types import UserError
+
+P, E = 2, 2
+WORLDS = [
+    {"id": "CartPole-v1"},
+    {"id": "CartPole-v1", "vectorization": "sync"},
+    {"id": "CartPole-v1", "vectorization": "async"},
+    {"id": "FrozenLake-v1"},
+    {"id": "Pendulum-v1"},
+    {"id": "LunarLander-v3"},
+    {"id": "BipedalWalker-v3"},
+    {"id": "helpers.spaces:SometimesMasked-v0"},
+]
+FIELDS = ("reward", "terminated", "truncated", "valid", "started")
+
+
+def actions(made, rng):
+    space = made.interface.action
+    if hasattr(space, "n"):
+        return torch.from_numpy(rng.integers(space.n, size=(P, E)))
+    return torch.from_numpy(rng.uniform(space.low, space.high, size=(P, E, *space.shape)).astype(np.float32))
+
+
+def played(made, steps, seed=0):
+    """The transitions of so many steps of random actions."""
+    rng = np.random.default_rng(seed)
+    return [made.step(actions(made, rng)) for _ in range(steps)]
+
+
+def state_of(made):
+    """What a checkpoint would keep, which later steps leave alone."""
+    return {name: value.clone() for name, value in made.state().items()}
+
+
+def assert_equal(ours, theirs):
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in FIELDS:
+            assert torch.equal(getattr(mine, name), getattr(other, name)), name
+        for name, value in mine.observation.items():
+            assert torch.equal(value, other.observation[name])
+            assert torch.equal(mine.next_observation[name], other.next_observation[name])
+
+
+@pytest.fixture
+def made(request):
+    """Environments by their settings, closed at the end of the test."""
+    everything = []
+
+    def make(settings):
+        everything.append(Environments(Environment(**settings), P, E))
+        return everything[-1]
+
+    yield make
+    for each in everything:
+        each.close()
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: "-".join(world.values()))
+def test_episodes_go_on_as_they_would_have(world, made):
+    ours, theirs = made(world), made(world)
+    ours.reset(3)
+    played(ours, 130)
+    ours.pop_returns()
+    ours.pop_steps()
+    assert theirs.restore(state_of(ours), seed=9) == ""
+    assert torch.equal(ours.started, theirs.started)
+    assert_equal(played(ours, 150, 1), played(theirs, 150, 1))
+    for mine, other in zip(ours.pop_returns(), theirs.pop_returns(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    np.testing.assert_array_equal(ours.pop_steps(), theirs.pop_steps())
+
+
+def test_they_go_on_from_a_process_that_went_on_itself(made):
+    ours, theirs = made(WORLDS[5]), made(WORLDS[5])
+    ours.reset(3)
+    for seed in range(3):
+        played(ours, 40, seed)
+        assert theirs.restore(state_of(ours), seed=9) == ""
+        assert_equal(played(ours, 40, 7), played(theirs, 40, 7))
+
+
+def test_an_environment_that_forgets_its_seed_begins_a_new_episode_and_is_named(made):
+    """Its randomness is another in each process; the others go on."""
+    world = {"id": "helpers.probes:Unseeded-v0", "kwargs": {"only": 4}}
+    ours, theirs = made(world), made(world)
+    ours.reset(3)
+    played(ours, 3)
+    names = theirs.restore(state_of(ours), seed=9)
+    assert names.startswith("environment 1 of agent 0 ")
+    assert theirs.started.tolist() == [[False, True], [False, False]]
+    assert theirs.observation["observation"][0, 1] != ours.observation["observation"][0, 1]
+    assert torch.equal(theirs.observation["observation"][1], ours.observation["observation"][1])
+    played(theirs, 5)
+
+
+def test_the_journal_keeps_no_more_than_the_oldest_episode_needs():
+    rng = np.random.default_rng(0)
+    journal, kept = Journal(gym.spaces.Discrete(3), 4), [[], [], [], []]
+    for step in range(5_000):
+        chosen = rng.integers(3, size=4)
+        journal.add(chosen)
+        for copy, own in enumerate(kept):
+            own.append(int(chosen[copy]))
+        ended = rng.random(4) < 0.02
+        journal.begin(ended)
+        kept = [[] if end else own for own, end in zip(kept, ended, strict=True)]
+        if step % 500 == 0:
+            assert journal.ages.tolist() == [len(own) for own in kept]
+            found = [journal.actions[len(journal.actions) - len(own) :, copy].tolist() for copy, own in enumerate(kept)]
+            assert found == kept
+    assert journal.actions.dtype == np.int8
+    assert len(journal._rows) < 2_000
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        (lambda kept: kept.pop("actions"), "actions are missing"),
+        (lambda kept: kept.update(actions=kept["actions"] + 7), "outside the environment's space"),
+        (lambda kept: kept.update(actions=kept["actions"][:-1]), "do not belong to episodes"),
+        (lambda kept: kept.update(ages=kept["ages"].double()), "are not this environment's"),
+        (lambda kept: kept.update(ages=kept["ages"] - 100), "do not belong to episodes"),
+        (lambda kept: kept.update(started=kept["started"][:1]), "it should be torch.bool"),
+        (lambda kept: kept.update(started=kept["started"].bfloat16()), "numbers of a type"),
+        (lambda kept: kept.update(more=kept["started"]), "not expected here"),
+        (lambda kept: kept.pop(ORIGINS), "it is not said how they began"),
+        (lambda kept: kept.update({"episodes.waiting": torch.full((4, 1), 9.0).double()}), "is of no agent"),
+        (lambda kept: kept.update({ORIGINS: told(kept, differing=[{"render_mode": 1.0}] * 4)}), "settings that the"),
+    ],
+)
+def test_a_file_that_lies_about_episodes_is_refused(lie, says, made):
+    ours, theirs = made(WORLDS[1]), made(WORLDS[1])
+    ours.reset(3)
+    played(ours, 30)
+    kept = state_of(ours)
+    lie(kept)
+    with pytest.raises(UserError, match=says):
+        theirs.restore(kept, seed=9)
+
+
+def told(kept, **changes):
+    """What is said of the episodes' origins, changed."""
+    text = json.dumps(json.loads(kept[ORIGINS].numpy().tobytes()) | changes)
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("world", [WORLDS[0], WORLDS[1], {"id": "helpers.spaces:Masked-v0"}])
+@pytest.mark.parametrize("origins", [[], [None] * 4, [{}] * 4, [{"seed": "x", "generator": {"state": -1}}] * 4, 7])
+def test_origins_that_say_nothing_begin_new_episodes(world, origins, made):
+    ours, theirs = made(world), made(world)
+    ours.reset(3)
+    ours.step(torch.ones(P, E, dtype=torch.int64))
+    kept = state_of(ours)
+    kept[ORIGINS] = told(kept, origins=origins)
+    assert "environment 0 of agent 0 and 3 more" in theirs.restore(kept, seed=9)
+    assert theirs.started.all()
+    assert theirs.step(torch.ones(P, E, dtype=torch.int64)).all_valid
+
+
+def test_environments_of_another_kind_begin_new_episodes(made):
+    ours, theirs = made(WORLDS[0]), made(WORLDS[1])
+    ours.reset(3)
+    assert theirs.restore(state_of(ours), seed=9) == "any environment"
+    assert theirs.started.all()
+
+
+def test_a_native_environment_with_hidden_state_cannot_be_continued():
+    class Hidden:
+        single_action_space = None
+        unwrapped = property(lambda self: self)
+
+        def __init__(self):
+            self.engine = object()
+
+    assert continuation.continuation(Hidden(), 1, atari=False) is None
