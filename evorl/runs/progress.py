@@ -107,12 +107,12 @@ def progress_of(payload: bytes, where: str) -> Progress:
         first = error.errors()[0]
         place = on_one_line(".".join(map(str, first["loc"])), 200)
         raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
-    if problem := progress.contradiction():
-        raise UserError(f"{where}: {problem}")
     given = json.loads(payload)
     for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Elite)):
         for each in fields(kind):
             # A default stands for a run that begins, and would be false of one that has been trained.
             if each.name not in section:
                 raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
+    if problem := progress.contradiction():
+        raise UserError(f"{where}: {problem}")
     return progress

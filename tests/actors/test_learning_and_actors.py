@@ -158,11 +158,3 @@ def test_an_actor_whose_environments_process_hangs_is_replaced_and_leaves_nothin
             learning.learn(1000)
     assert len(family) == 6
     assert all_gone(family)
-
-
-def test_the_end_of_the_process_that_forks_actors_is_told():
-    with Learning("actors={count: 2}") as learning:
-        learning.learn(2)
-        os.kill(learning.actors._supervisor._server._process.pid, signal.SIGKILL)
-        with pytest.raises(RunFailed, match="actors cannot be ended"):
-            learning.learn(1000)

@@ -74,6 +74,10 @@ class Simulation:
         return child | {"mutation": asdict(mutation)}
 
 
+def as_used(name, value):
+    return round(value) if name == "batch_size" else value
+
+
 def write_long_run(path, generations, agents, seed=0, config=CONFIG):
     """Write a run of so many generations and agents; its checkpoints are missing."""
     path.mkdir(parents=True, exist_ok=True)
@@ -109,7 +113,8 @@ def _row(generation, agents, best):
     return {
         "generation": generation, "agent_steps": 2000 * generation, "global_steps": 2000 * generation * len(agents),
         "next_id": 0, "solved": False, "wall_clock_seconds": 2.0 * generation, "ranks": 1, "placement": "replicated",
-        "vectorization": "auto", "replay": True, "drifts": 0, "made_with": {"python": "3.11", "torch": "2.13"},
+        "vectorization": "auto", "replay": True, "shortened_by": None, "drifts": 0,
+        "made_with": {"python": "3.11", "torch": "2.13"},
         "elite_fitness": best["fitness"], "elite_std": 8.0, "elite_episodes": 10, "elite_lower_bound": None,
         "elite_generation": best["generation"], "best_fitness": max(fitness), "mean_fitness": float(np.mean(fitness)),
         "env_steps_per_second": 20000.0 + generation % 7, "updates_per_second": 600.0,
@@ -117,7 +122,7 @@ def _row(generation, agents, best):
         "agents": [agent["id"] for agent in agents], "fitness": fitness,
         "parents": [agent["parent"] for agent in agents],
         "parent_generations": [agent["parent_generation"] for agent in agents],
-        "mutations": [str(Mutation(**agent["mutation"])) for agent in agents],
+        "mutations": [str(Mutation(**agent["mutation"]).as_used(as_used)) for agent in agents],
         "hyperparameters": [agent["hyperparameters"] for agent in agents],
         "architectures": [agent["architectures"] for agent in agents], "fitness_std": each,
         "fitness_episodes": [10] * len(agents), "train_return": each, "train_length": each,

@@ -53,7 +53,7 @@ def test_what_is_not_as_it_should_be_is_said():
         ("run: &a {x: *a}", "it stands for more than 10000 values"),
         ("seed: " + "[" * 5000, "it is nested too deeply"),
         ("#" + "x" * 2**17, "it has more than 131072 bytes"),
-        ("seed: 0x" + "f" * 5000, "seed: this int is out of range"),
+        ("seed: 0x" + "f" * 5000, "a whole number is beyond 64 bits"),
         ('"a\\nb\\x1b": 1', r"a\\nb\\x1b: unknown key"),
         ("run: {name: ../x}", "run.name: '../x' would not lie below run.directory; take a plain name"),
         ("run: {timeout: 1e300}", "run.timeout: 1e[+]300 is out of range; .* at most 1000000"),

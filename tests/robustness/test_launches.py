@@ -208,7 +208,8 @@ def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path):
 
 LISTENING = """
 import json, os, psutil, numpy as np
-from evorl.distributed import Ranks
+from evorl.distributed import Ranks, shutdown
+from evorl.system.background import end_background
 
 ranks = Ranks(60.0)
 family = [psutil.Process(), psutil.Process(os.getppid())]
@@ -216,6 +217,8 @@ heard = [c.laddr.ip for each in family for c in each.net_connections("inet") if 
 ranks.gather(np.zeros(1))
 if ranks.is_main:
     print(json.dumps({"addresses": heard, "gloo": os.environ["GLOO_SOCKET_IFNAME"], "size": ranks.size}))
+shutdown()
+end_background()
 """
 
 

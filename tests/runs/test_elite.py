@@ -247,13 +247,13 @@ def test_the_worst_return_is_that_of_all_agents_and_not_of_faults():
 
 
 def told(**elite):
-    given = asdict(Progress(elite=elite_of(1.0, 2.0, tests=2, is_tested=True, lower_bound=1.25)))
+    given = asdict(Progress(generation=3, elite=elite_of(1.0, 2.0, tests=2, is_tested=True, lower_bound=1.25)))
     given["elite"] |= elite
     return json.dumps(given).encode()
 
 
 def test_progress_keeps_the_elite_over_a_file():
-    progress = Progress(elite=elite_of(1.0, 2.0, tests=2, is_tested=True, lower_bound=1.25))
+    progress = Progress(generation=3, elite=elite_of(1.0, 2.0, tests=2, is_tested=True, lower_bound=1.25))
     assert progress_of(PROGRESS.dump_json(progress), "here") == progress == progress_of(told(), "here")
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.history import JsonLines
 from evorl.runs.launch import run_program
 from evorl.runs.loaded import load
-from evorl.runs.progress import progress_of
+from evorl.runs.progress import Progress, progress_of
 from evorl.system.files import entry, read_bounded, refuse_links_within, write_atomically
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning, UserError
@@ -314,8 +314,10 @@ def test_a_file_in_the_place_of_a_checkpoint_is_passed_over(run):
 
 NAN, INF = float("nan"), float("inf")
 WHOLE = {
-    "generation": 3, "agent_steps": 120, "global_steps": 480, "next_id": 9, "wall_clock_seconds": 3.5,
-    "elite": {"score": [60, 9.5, 1.5, 0.1], "generation": 2, "tests": 1, "lower_bound": -INF},
+    **asdict(Progress()), "generation": 3, "agent_steps": 120, "global_steps": 480, "next_id": 9,
+    "elite": {
+        "returns": [9.5, 8.0], "generation": 2, "worst": -1.0, "tests": 1, "is_tested": True, "lower_bound": 1.0,
+    },
 }  # fmt: skip
 NONSENSE = {
     "generations before the first": {"generation": -1},
@@ -332,12 +334,11 @@ NONSENSE = {
     "a version of a megabyte": {"made_with": {"torch": "x" * 1_000_000}},
     "negative drifts": {"drifts": -1},
     "an elite of the future": {"elite": WHOLE["elite"] | {"generation": 4}},
-    "an elite of no episodes": {"elite": WHOLE["elite"] | {"score": [0, 9.5, 1.5, 0.1]}},
-    "an elite's mean of NaN": {"elite": WHOLE["elite"] | {"score": [60, NAN, 1.5, 0.1]}},
-    "an elite's infinite mean": {"elite": WHOLE["elite"] | {"score": [60, INF, 1.5, 0.1]}},
-    "an elite's negative deviation": {"elite": WHOLE["elite"] | {"score": [60, 9.5, -1.5, 0.1]}},
-    "an elite's deviation of NaN": {"elite": WHOLE["elite"] | {"score": [60, 9.5, NAN, 0.1]}},
-    "an elite's skewness of NaN": {"elite": WHOLE["elite"] | {"score": [60, 9.5, 1.5, NAN]}},
+    "a tested elite of no episodes": {"elite": WHOLE["elite"] | {"returns": []}},
+    "an elite's return of NaN": {"elite": WHOLE["elite"] | {"returns": [9.5, NAN]}},
+    "an elite's infinite return": {"elite": WHOLE["elite"] | {"returns": [9.5, INF]}},
+    "an elite's return below the worst": {"elite": WHOLE["elite"] | {"returns": [9.5, -2.0]}},
+    "a worst return of NaN": {"elite": WHOLE["elite"] | {"worst": NAN}},
     "an elite above every target": {"elite": WHOLE["elite"] | {"lower_bound": INF}},
     "an elite's bound of NaN": {"elite": WHOLE["elite"] | {"lower_bound": NAN}},
     "negative tests": {"elite": WHOLE["elite"] | {"tests": -1}},
