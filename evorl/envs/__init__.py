@@ -1,4 +1,4 @@
-"""Vector environments: what resets do, faults and masks are decided here and nowhere else."""
+"""Vector environments. All reset, fault and action-mask semantics live in this package."""
 
 from evorl.envs.environments import Environments
 

@@ -1,4 +1,4 @@
-"""Actions as environments take them, from those that policies choose. Axes: N copies, `num_envs` for each agent."""
+"""Conversion of policy actions to environment actions. Axes: N environment copies, `num_envs` per agent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from evorl.envs.spec import choices
 
 ActionReader = Callable[[NDArray[Any]], NDArray[Any]]
-"""From chosen actions [N, ...] to a new array of actions [N, ...] that the space holds."""
+"""Map policy actions [N, ...] to a new array of actions [N, ...] inside the action space."""
 
 
 def action_reader(space: gym.Space[Any], num_envs: int) -> ActionReader:
-    """Return the reader of the actions of a space; algorithms refuse spaces that are neither boxes nor choices."""
+    """Return the conversion function for an action space; algorithms reject spaces other than Box and discrete ones."""
     if isinstance(space, gym.spaces.Box):
         return _box_reader(space)
     return _choice_reader(space, num_envs) if choices(space) else np.array
@@ -26,9 +26,9 @@ def _box_reader(space: gym.spaces.Box) -> ActionReader:
     whole = np.issubdtype(space.dtype, np.integer)
 
     def read(values: NDArray[Any]) -> NDArray[Any]:
-        # An agent whose numbers are lost is stopped when it learns; until then its environment shall not break.
+        # A diverged agent is stopped at its next update; until then NaN actions must not crash its environment.
         values = np.where(np.isnan(values), 0.0, values)
-        # Single precision may lie a hair beyond bounds in double precision.
+        # A float32 action may exceed a float64 bound by a rounding error.
         rounded = np.rint(values) if whole else values
         return np.asarray(np.clip(rounded.astype(space.dtype), space.low, space.high))
 
@@ -36,11 +36,11 @@ def _box_reader(space: gym.spaces.Box) -> ActionReader:
 
 
 def _choice_reader(space: Any, num_envs: int) -> ActionReader:
-    """Return the reader of a Discrete or MultiDiscrete space, which raises ValueError for an action outside it."""
+    """Return the converter for Discrete and MultiDiscrete; it raises ValueError for an out-of-range action."""
     sizes, start = np.array(choices(space)).reshape(space.shape), space.start
 
     def read(values: NDArray[Any]) -> NDArray[Any]:
-        # An Atari environment that is given an action outside its space hangs for ever.
+        # Atari environments hang on an out-of-range action.
         outside = (values < 0) | (values >= sizes)
         if np.count_nonzero(outside):
             wrong = int(outside.nonzero()[0][0])

@@ -1,4 +1,4 @@
-"""Closing environments: within a deadline, and without an error that would hide how a run ended."""
+"""Close environments within a deadline, without raising errors that would mask how the run ended."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from evorl.system.console import say
 from evorl.system.user_code import described
 
 CLOSE_WITHIN = 4.0
-"""Seconds that an environment's own `close` may take."""
+"""Seconds allowed for an environment's own `close`."""
 END_WITHIN = 5.0
-"""Seconds that the processes of an asynchronous vector environment may take to close their environments and end."""
+"""Seconds allowed for the worker processes of an AsyncVectorEnv to close their environments and exit."""
 AFTER_A_HANG = 0.05
-"""Seconds that an environment's `close` may take after another copy's has hung."""
+"""Seconds allowed for `close` once another copy of the same environment has hung."""
 
 _problems: set[str] = set()
-"""What this process has reported: 32 copies of an environment have the same bug."""
+"""Problems already reported by this process: 32 copies of an environment share the same bug."""
 _hanging: set[str] = set()
-"""Environments one copy of which did not return from its `close`."""
+"""Names of environments of which at least one copy hung in `close`."""
 
 
 class _OutOfTime(BaseException):
-    """A time limit has passed. It is no Exception, which an environment might catch."""
+    """A time limit expired. Derives from BaseException because environments may catch Exception."""
 
 
 def close_in_time(close: Callable[[], object], name: str) -> None:
-    """Call `close` of the environment `name`. A close that raises or hangs is reported in one line, and only once."""
+    """Call `close` of the environment `name`. An exception or a hang is reported in one line, only once."""
     seconds = AFTER_A_HANG if name in _hanging else CLOSE_WITHIN
     try:
         with _time_limit(seconds):
@@ -50,19 +50,19 @@ def close_in_time(close: Callable[[], object], name: str) -> None:
 
 
 def close_vector(vector: VectorEnv[Any, Any, Any], name: str) -> None:
-    """Close a vector environment, which may be broken, and end the processes that it started."""
+    """Close a vector environment, possibly broken, and terminate its worker processes."""
     if vector.closed:
         return
     vector.closed = True
     if isinstance(vector, SyncVectorEnv):
-        for env in vector.envs:  # Each is a Guard, with a time limit of its own.
+        for env in vector.envs:  # Each is a Guard with its own time limit.
             env.close()
         return
     if not isinstance(vector, AsyncVectorEnv):
         vector.closed = False
         close_in_time(vector.close, name)
         return
-    # Its own `close` would first wait for answers, which the dead never give.
+    # AsyncVectorEnv.close would first wait for pending results, which dead workers never send.
     for pipe in vector.parent_pipes:
         with contextlib.suppress(Exception):
             pipe.send(("close", None))
@@ -87,9 +87,9 @@ def _report(problem: str) -> None:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _OutOfTime in the main thread, where signals arrive, after so many seconds; other threads have no limit.
+    """Raise _OutOfTime in the main thread after `seconds`; other threads receive no signals and so have no limit.
 
-    The call stays in this thread, because windows and databases can often be closed only by the thread that opened
+    `close` runs in the calling thread because windows and databases can often be closed only by the thread that opened
     them.
     """
     if threading.current_thread() is not threading.main_thread():

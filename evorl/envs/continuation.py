@@ -1,14 +1,15 @@
-"""Running episodes that another process goes on with: what is kept of them, and how they are played again.
+"""Resume of running episodes in another process: the state that is saved, and its deterministic replay.
 
-Axes: N copies of an environment, T steps.
+Axes: N environment copies, T steps.
 
-A vector environment cannot be written to a file, but it can be brought to the same state again, by its kind:
+A vector environment cannot be serialised, but it can be brought back to the same state. How depends on its kind:
 
-- `GuardedEpisodes`: each copy of a `sync` or `async` environment is reset from the state that its random generator had
-  when its episode began, and repeats the actions since.
-- `AtariEpisodes`: the native implementation hides its generators, so that each copy is reset from the last seed that it
-  was given, and repeats the actions since. It is given another seed when an episode begins long after the last one.
-- `PlainEpisodes`: a native environment whose attributes are all numbers and arrays, as CartPole's, is those attributes.
+- `GuardedEpisodes`: each copy of a `sync` or `async` environment is reset with the random generator state from the
+  start of its episode, and the episode's actions are replayed.
+- `AtariEpisodes`: the native implementation hides its generators, so each copy is reset with its last seed, and all
+  actions since then are replayed. A copy is reseeded when an episode starts long after its last seeding.
+- `PlainEpisodes`: the state of a native environment whose attributes are all numbers and arrays, such as CartPole, is
+  saved directly.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from evorl.types import Tensors, UserError
 Vector = VectorEnv[Any, Any, Any]
 Flags = NDArray[np.bool_]
 SEED_LASTS = 20_000
-"""Steps of a copy of a native Atari environment after which its next episode begins from a new seed. Seeding loads the
-game anew, which takes as long as some 200 steps; playing again repeats at most so many steps and an episode."""
+"""Steps after which a native Atari copy is reseeded at its next episode. Seeding reloads the game, which costs about
+200 steps; a replay covers at most this many steps plus one episode."""
 PLAIN = (bool, int, float, str, np.ndarray)
-"""The types of the attributes of which a plain environment's state consists."""
+"""Types of the attributes that make up the state of a plain environment."""
 
 
 class Journal:
-    """The actions of N copies since the oldest of their beginnings, in a compact type."""
+    """Action log of N copies since the oldest start point, in a compact dtype."""
 
     def __init__(self, space: gym.Space[Any], copies: int) -> None:
         self._space = space
@@ -51,34 +52,34 @@ class Journal:
 
     @property
     def ages(self) -> NDArray[np.int64]:
-        """Return the number of actions [N] of each copy since its beginning."""
+        """Return the number of actions [N] logged for each copy since its start point."""
         return self._count - self._began
 
     @property
     def actions(self) -> NDArray[Any]:
-        """Return the actions [T, N, ...] since the oldest beginning."""
+        """Return the actions [T, N, ...] since the oldest start point."""
         return self._rows[int(self._began.min()) : self._count]
 
     def add(self, actions: NDArray[Any]) -> None:
-        """Note the actions [N, ...] of one step."""
+        """Append the actions [N, ...] of one step."""
         if self._count == len(self._rows):
             self._make_room()
         self._rows[self._count] = actions
         self._count += 1
 
     def begin(self, copies: Flags | slice) -> None:
-        """Forget the actions of these copies so far."""
+        """Set the start point of these copies to now; their earlier actions are no longer needed."""
         self._began[copies] = self._count
 
     def restore(self, actions: NDArray[Any], ages: NDArray[np.int64]) -> None:
-        """Take over actions [T, N, ...] and ages [N]. Raises UserError for what no journal of this space holds."""
+        """Load actions [T, N, ...] and ages [N]. Raises UserError if they do not fit this action space."""
         low, high = _bounds(self._space)
         whole = actions.shape[1:] == self._rows.shape[1:] and ages.shape == self._began.shape
         if not whole or (actions.dtype, ages.dtype) != (self._type, self._began.dtype):
             raise UserError(f"actions of shape {actions.shape} and type {actions.dtype} are not this environment's")
         if ages.min() < 0 or ages.max() != len(actions):
             raise UserError(f"{len(actions)} actions do not belong to episodes of {ages.min()} to {ages.max()} steps")
-        # Comparisons with NaN are false.
+        # Comparisons with NaN are false, so NaN actions fail this check.
         if not ((low <= actions) & (actions <= high)).all():
             raise UserError("an action is outside the environment's space")
         self._rows = np.concatenate([actions, np.empty((256, *self._rows.shape[1:]), self._type)])
@@ -86,7 +87,7 @@ class Journal:
         self._began = self._count - ages
 
     def _make_room(self) -> None:
-        """Drop the rows that nobody needs any more, and take more memory where few are dropped."""
+        """Drop rows older than every start point, and grow the buffer if few were dropped."""
         kept, first = self.actions, int(self._began.min())
         rows = np.empty((max(256, 2 * len(kept)), *kept.shape[1:]), self._type)
         rows[: len(kept)] = kept
@@ -94,55 +95,55 @@ class Journal:
 
 
 class Continuation(Protocol):
-    """What is kept of the running episodes of one kind of vector environment."""
+    """Saves and replays the running episodes of one kind of vector environment."""
 
     @property
     def kind(self) -> str:
-        """Return the name of the kind."""
+        """Return the name of the kind, as stored in checkpoints."""
 
     @property
     def journal(self) -> Journal | None:
-        """Return the actions that are needed to play episodes again, if any."""
+        """Return the action log needed for a replay, or None."""
 
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
-        """Note that all copies were reset from these seeds [N]."""
+        """Record that all copies were reset with these seeds [N]."""
 
     def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
-        """Note where episodes have begun [N]; return what the environment shows, where that is now something else."""
+        """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
 
     def origins(self, vector: Vector) -> list[Any]:
-        """Return what is kept of each copy beside its actions, as JSON has it."""
+        """Return the JSON-compatible start state of each copy, without its actions."""
 
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
-        """Bring copies back to where they were; return the observation of each, None where that failed.
+        """Restore the copies by replay; return the observation of each copy, or None where its replay failed.
 
-        The journal has been restored. Raises whatever an environment or a file that lies makes fail.
+        The journal must be restored first. Propagates any exception from an environment or a corrupt file.
         """
 
     def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
-        """Begin another episode in these copies; return the first observation of each copy."""
+        """Start a new episode in these copies; return the first observation of each copy."""
 
 
 class Continued(Protocol):
-    """Environments whose running episodes another process can go on with."""
+    """Environments whose running episodes can be resumed by another process."""
 
     @property
     def can_continue(self) -> bool:
-        """Return whether their kind can be played again."""
+        """Return whether this kind of environment supports a replay."""
 
     def state(self) -> Tensors:
-        """Return what another process needs to go on with the running episodes; nothing where none can."""
+        """Return the state needed to resume the running episodes; empty if resuming is not supported."""
 
     def restore(self, tensors: Tensors, seed: int) -> str:
-        """Go on with the episodes that `state` described, by playing them again.
+        """Resume the episodes saved by `state`, by replaying them.
 
-        Return in words which environments could not be brought to where they were; they begin new episodes, from
-        `seed`. Raises UserError for what no environments like these could have described.
+        Return a description of the environments that could not be restored; these start new episodes from `seed`.
+        Raises UserError for a state that does not fit these environments.
         """
 
 
 class GuardedEpisodes:
-    """Episodes in Gymnasium's own vector environments, whose copies are guarded."""
+    """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in Guard."""
 
     kind = "guarded"
 
@@ -201,7 +202,7 @@ class AtariEpisodes:
         self._seeds = [int(seed) for seed in origins]
         shown = self._reset(vector, np.ones(len(self._seeds), dtype=bool))[0]
         for step, chosen in enumerate(actions):
-            # A copy that was seeded later has been resting, or playing what nobody sees, until now.
+            # A copy seeded later has been idle until now, or stepped with unused results.
             if step and (late := ages == len(actions) - step).any():
                 self._reset(vector, late)
             shown = vector.step(chosen.astype(self._type))[0]
@@ -213,7 +214,7 @@ class AtariEpisodes:
         return list(self._seeded(vector, copies, [another_seed(seed + copy) for copy in range(len(copies))])[0])
 
     def _seeded(self, vector: Vector, copies: Flags, seeds: Sequence[int]) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes in some copies from these seeds [N]."""
+        """Start episodes in the selected copies, from these seeds [N]."""
         both = zip(self._seeds, seeds, copies, strict=True)
         self._seeds = [new if begins else old for old, new, begins in both]
         self.journal.begin(copies)
@@ -224,13 +225,13 @@ class AtariEpisodes:
 
 
 class PlainEpisodes:
-    """Episodes in a vector environment that is no more than its numbers, its arrays and its random generator."""
+    """Episodes in a vector environment whose whole state is its numbers, arrays and random generator."""
 
     kind = "plain"
     journal = None
 
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
-        """Do nothing: the environment knows where it stands."""
+        """Do nothing: the state is read from the environment's attributes."""
 
     def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
         return None
@@ -258,7 +259,7 @@ class PlainEpisodes:
 
 
 def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | None:
-    """Return what is kept of the episodes of a vector environment; None for one whose state nobody knows."""
+    """Return the Continuation for a vector environment, or None if its state cannot be saved."""
     space = vector.single_action_space
     if isinstance(vector, SyncVectorEnv | AsyncVectorEnv):
         return GuardedEpisodes(space, copies)
@@ -270,7 +271,7 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
 
 
 def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the lowest and the highest value of each number of an action."""
+    """Return the lower and upper bounds of each component of an action."""
     if sizes := choices(space):
         start = np.asarray(space.start)
         return start, start + np.reshape(sizes, start.shape) - 1
@@ -278,13 +279,13 @@ def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _asked(vector: Vector, name: str) -> tuple[Any, ...]:
-    """Return an attribute of every copy."""
+    """Return an attribute of every copy, by `get_attr`."""
     values: tuple[Any, ...] = vector.get_attr(name)  # type: ignore[attr-defined]
     return values
 
 
 def _changing(vector: Vector) -> dict[str, Any]:
-    """Return the attributes of a plain environment that are numbers and arrays."""
+    """Return the numeric, string and array attributes of a plain environment."""
     return {
         name: value
         for name, value in vars(vector.unwrapped).items()
@@ -293,7 +294,7 @@ def _changing(vector: Vector) -> dict[str, Any]:
 
 
 def _like(value: Any, kept: Any) -> Any:
-    """Return what was kept of an attribute, in the shape and type that it has. Raises ValueError for anything else."""
+    """Return a saved attribute with the current shape and dtype. Raises ValueError if it does not fit."""
     if not isinstance(value, np.ndarray):
         if type(kept) is not type(value):
             raise ValueError(f"{kept!r} is no {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Vector environments whose transitions are true, put together from what decides on resets, faults and masks.
+"""Vector environments with correct transitions, composed of the reset, fault and action-mask logic.
 
 Axes: P agents, E environments of each agent. Environment e of agent p is copy p * E + e.
 """
@@ -32,15 +32,15 @@ from evorl.types import Agent, Observation, Tensors, Transition, UserError
 
 Parts = dict[str, NDArray[Any]]
 ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
-"""The names, or their beginnings, of what is kept of running episodes."""
+"""Tensor names, or name prefixes, in the saved state of running episodes."""
 
 
 class Environments:
     """P * E copies of one environment, stepped together.
 
-    `observation` is what to act on next, each part [P, E, ...], and `started` [P, E] where it begins an episode. `step`
-    returns the transitions just made, and never one from the end of an episode to the start of the next
-    (`envs/resets.py`). Where `always_valid`, every step is one unless an environment raises.
+    `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
+    an episode. `step` returns the transitions, none of which crosses an episode boundary (`envs/resets.py`). If
+    `always_valid`, every step is a valid transition unless an environment raises.
     """
 
     def __init__(
@@ -52,16 +52,18 @@ class Environments:
         *,
         whole_games: bool = False,
     ) -> None:
-        """Make environments. With `whole_games`, as in evaluation, a lost life ends nothing, but FIRE follows it."""
+        """Create the environments. With `whole_games` (evaluation) a lost life does not end an episode; FIRE follows
+        it.
+        """
         self.agents = agents
         self.num_envs = num_envs
         self.device = torch.device(device)
         self._on_host = self.device.type == "cpu"
         copies = agents * num_envs
-        # Where a lost life ends nothing, the native environment shall not report one as an end.
+        # In whole games the native environment must not report a lost life as a termination.
         asked = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
         self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
-        # No process continues an evaluation.
+        # Evaluation episodes are never resumed by another process.
         self._vector = RecoveringVector(asked, copies, self._watch, continued=not whole_games)
         try:
             self._prepare(settings, whole_games)
@@ -78,7 +80,7 @@ class Environments:
         self.close()
 
     def _prepare(self, settings: Environment, whole_games: bool) -> None:
-        """Reset all copies once, and find out what they show and take. Raises UserError for what evorl cannot use."""
+        """Reset all copies once and determine the interface. Raises UserError for unsupported environments."""
         vector, copies = self._vector.env, self.agents * self.num_envs
         self._resets = Resets(settings, vector, copies, whole_games=whole_games)
         self.always_valid = self._resets.in_step
@@ -91,7 +93,7 @@ class Environments:
         self._started: Tensor
         _, info = self._vector.reset(0)
         self._info = info
-        # Whether actions can be forbidden shows only in what a reset says.
+        # Only the info of a reset reveals whether the environment masks actions.
         self._masks: ActionMasks | None = None
         if MASK in info:
             self._masks = ActionMasks(settings.id, vector.single_action_space, copies, self.num_envs)
@@ -103,14 +105,14 @@ class Environments:
 
     @property
     def started(self) -> Tensor:
-        """Return where `observation` begins an episode [P, E]."""
+        """Return a mask [P, E] of the environments whose current observation is the first of an episode."""
         return self._started.to(self.device)
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
-        """Begin a generation of these agents: with new episodes, or with those that are running if they carry over.
+        """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`.
 
-        Where hyperparameters of agents are settings of their environments, each agent gets environments that have them;
-        then none of the running episodes goes on. Raises UserError where an environment refuses them.
+        Where environment settings are hyperparameters, each agent gets environments with its own values; if that
+        recreates them, all episodes start anew. Raises UserError if an environment rejects the values.
         """
         self._episodes.hand_over([agent.id for agent in agents])
         own = [own_kwargs(agent, self._kwargs) for agent in agents]
@@ -119,7 +121,7 @@ class Environments:
             self.reset(seed)
 
     def reset(self, seed: int | Sequence[int]) -> None:
-        """Start a new episode everywhere: copy i from `seed` + i, or environment e of every agent from seeds [E]."""
+        """Reset all environments: copy i with `seed` + i, or environment e of every agent with seeds [E]."""
         self._watch.begin(slice(None))
         observation, info = self._vector.reset(seed if isinstance(seed, int) else list(seed) * self.agents)
         self._resets.restart(info)
@@ -128,7 +130,7 @@ class Environments:
         self._started = torch.ones(self.agents, self.num_envs, dtype=torch.bool)
 
     def step(self, action: Tensor) -> Transition:
-        """Act [P, E, ...] everywhere. Raises ValueError for an action outside the space."""
+        """Step all environments with actions [P, E, ...]. Raises ValueError for an action outside the space."""
         self._watch.tick()
         chosen = action.numpy(force=True)
         actions = self._read_actions(chosen.reshape(-1, *chosen.shape[2:]))
@@ -162,33 +164,33 @@ class Environments:
         return transition
 
     def reports(self, names: Sequence[str], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return what the last step's info says of `names` in the `chosen` environments [P, E], [names, chosen].
+        """Return the info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].
 
-        Raises UserError where it says nothing.
+        Raises UserError if a value is missing.
         """
         return read_reports(self._info, names, np.flatnonzero(chosen).tolist(), self._id)
 
     def pop_steps(self) -> NDArray[np.float64]:
-        """Return the transitions [P] made since the last call."""
+        """Return the number of valid transitions [P] since the last call."""
         steps = self._steps.copy()
         self._steps[:] = 0.0
         return steps
 
     def pop_returns(self) -> Returns:
-        """Return the returns since the last call; episodes that began too lately to count wait for a later one."""
+        """Return the episode returns since the last call; episodes that started too recently count in a later one."""
         return self._episodes.pop()
 
     def recent(self) -> Recent | None:
-        """Return means over all episodes that ended since the last call, and none where none did."""
+        """Return mean return and length of all episodes that ended since the last call, or None if none did."""
         return self._episodes.recent()
 
     @property
     def can_continue(self) -> bool:
-        """Return whether another process can go on with the running episodes, as far as the environment's kind goes."""
+        """Return whether running episodes can be resumed in another process with this kind of environment."""
         return self._vector.continuation is not None
 
     def state(self) -> Tensors:
-        """Return what another process needs to go on with the running episodes; nothing where none can."""
+        """Return the state needed to resume the running episodes; empty if resuming is not supported."""
         kept = self._vector.continuation
         if kept is None or not hasattr(self, "observation"):
             return {}
@@ -200,10 +202,10 @@ class Environments:
         return tensors | {f"{SEEN}{name}": value for name, value in self.observation.items()}
 
     def restore(self, tensors: Tensors, seed: int) -> str:
-        """Go on with the episodes that `state` described, by playing them again.
+        """Resume the episodes saved by `state`, by replaying them.
 
-        Return in words which environments could not be brought to where they were; they begin new episodes, from
-        `seed`. Raises UserError for what no environments like these could have described.
+        Return a description of the environments that could not be restored; these start new episodes from `seed`.
+        Raises UserError for a state that does not fit these environments.
         """
         kept, told = self._vector.continuation, _described(tensors)
         self.reset(seed)
@@ -227,7 +229,7 @@ class Environments:
         if told["differing"]:
             self._vector.differ(self._checked(told["differing"]))
         self._watch.steps = arrays["steps"]
-        # Copies, in which episodes that begin anew are put.
+        # Copied because new episodes overwrite their entries in place.
         parts = {name: arrays[f"{SEEN}{name}"].copy() for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
         failed = self._play(kept, told["origins"], parts)
@@ -241,13 +243,14 @@ class Environments:
         return names
 
     def _counted(self) -> dict[str, NDArray[Any]]:
-        """Return what is counted beside the vector environment, as arrays by name."""
+        """Return the counters kept outside the vector environment, as arrays by name."""
         counted = {f"{COUNTED}{name}": array for name, array in self._episodes.state().items()}
         more = {"started": self._started.numpy(), "made": self._steps, "steps": self._watch.steps}
         return counted | self._resets.state() | more
 
     def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
-        """Return keyword arguments of each copy, from a file. Raises UserError unless they are configured numbers."""
+        """Validate each copy's keyword arguments from a file. Raises UserError unless they override configured
+        numbers."""
         whole = isinstance(differing, list) and len(differing) == self.agents * self.num_envs
         own: list[Any] = differing if whole else [None]
         for kwargs in own:
@@ -257,13 +260,13 @@ class Environments:
         return own
 
     def _play(self, kept: Continuation, origins: Sequence[Any], parts: Parts) -> NDArray[np.bool_]:
-        """Play the running episodes again; return which copies [N] do not show `parts` [N, ...] then."""
+        """Replay the running episodes; return a mask [N] of copies whose observation differs from `parts` [N, ...]."""
         copies = self.agents * self.num_envs
         try:
             shown = kept.play(self._vector.env, origins)
         except UserError:
             raise
-        except Exception:  # Whatever an environment, or a file that lies, makes of it.
+        except Exception:  # Whatever an environment, or a corrupt file, raises.
             return np.ones(copies, dtype=bool)
         failed = np.zeros(copies, dtype=bool)
         for copy, observation in enumerate(shown):
@@ -272,9 +275,9 @@ class Environments:
         return failed
 
     def _begin_anew(self, kept: Continuation, failed: NDArray[np.bool_], parts: Parts, seed: int) -> None:
-        """Begin episodes in the copies [N] that `failed`, and put what they show in `parts` [N, ...]."""
+        """Start episodes in the copies that `failed` [N], and write their observations into `parts` [N, ...]."""
         copies = np.flatnonzero(failed).tolist()
-        # Which actions are allowed is said to a reset of all copies alone; it also restarts those that raise in it.
+        # Action masks come only with a reset of all copies, which also restarts copies that raise in it.
         shown = [] if self._masks is not None else kept.begin_anew(self._vector.env, failed, seed)
         if not shown or any(shown[copy] is None for copy in copies):
             failed[:] = True
@@ -287,11 +290,11 @@ class Environments:
         self._watch.begin(failed)
 
     def close(self) -> None:
-        """Close all copies within a deadline. It raises nothing: copies that raise or hang are reported."""
+        """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
         self._vector.close()
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, Parts]:
-        """Return the true last observations of copies that the step also reset."""
+        """Return the final observations of the copies that were reset within the step."""
         if not (self._resets.in_step and ended.any()):
             return {}
         copies = np.flatnonzero(ended).tolist()
@@ -302,7 +305,7 @@ class Environments:
         return last
 
     def _read(self, observation: Any, info: dict[str, Any]) -> Parts:
-        """Return the parts [N, ...] of what the vector environment shows, with the mask if there is one."""
+        """Return the observation parts [N, ...], including the action mask if there is one."""
         parts = self._observations.read(observation)
         if self._masks is not None:
             parts[MASK] = self._masks.read(info)
@@ -313,17 +316,17 @@ class Environments:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         """Return an array [N, ...] as a tensor [P, E, ...] on the device."""
-        # numpy's reshape takes half the time of a tensor's view.
+        # numpy's reshape takes half the time of a tensor view.
         tensor = torch.from_numpy(array.reshape(self.agents, self.num_envs, *array.shape[1:]))
         return tensor if self._on_host else tensor.to(self.device)
 
     def _flags(self, array: NDArray[np.bool_]) -> Tensor:
-        """Return flags [N] as a tensor [P, E] on the CPU, where looking at them waits for no GPU."""
+        """Return a boolean array [N] as a tensor [P, E] on the CPU, where reading it needs no GPU synchronisation."""
         return torch.from_numpy(array.reshape(self.agents, self.num_envs))
 
 
 def _described(tensors: Tensors) -> dict[str, Any]:
-    """Return how running episodes began. Raises UserError where that is not said."""
+    """Return the decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
         told = json.loads(tensors[ORIGINS].numpy().tobytes())
         return {name: told[name] for name in ("kind", "origins", "differing")}
@@ -332,7 +335,7 @@ def _described(tensors: Tensors) -> dict[str, Any]:
 
 
 def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the shape and type that an array must have: that of ours, with as many episodes as were found."""
+    """Return the expected shape and dtype: that of `here`, but with as many waiting episodes as were `found`."""
     shape = here.shape
     if len(shape) == 2 and found is not None and found.ndim == 2 and shape[0] == len(found) == 4:
         shape = found.shape
@@ -340,7 +343,7 @@ def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, 
 
 
 def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
-    """Return an agent's own keyword arguments of environments; whole numbers stay whole."""
+    """Return the environment keyword arguments among an agent's hyperparameters; integers stay integers."""
     values = {
         name.removeprefix(ENVIRONMENT): value
         for name, value in agent.hyperparameters.items()
@@ -350,7 +353,7 @@ def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:
-    """Return the parts [N, ...] after a step that also reset some copies: the last ones of their ended episodes."""
+    """Return the next observations [N, ...]: `parts`, with the final observations of ended episodes in place."""
     result = {name: array.copy() for name, array in parts.items()}
     for copy, own in last.items():
         for name, array in own.items():

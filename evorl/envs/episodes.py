@@ -1,4 +1,4 @@
-"""Returns of episodes, counted so that short episodes weigh no more than long ones. Axes: P agents, N copies."""
+"""Episode returns, without bias towards short episodes. Axes: P agents, N environment copies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Places = NDArray[np.intp]
 
 
 class Returns(NamedTuple):
-    """Sums [P] of the returns of the episodes that count, how many those are [P], and how many ended in all [P].
+    """Sums of the returns [P] of counted episodes, the number counted [P], and the number of all that ended [P].
 
-    `lengths` [P] are sums of the steps of those that count, with the step that a native environment spends on a reset.
+    `lengths` [P] are sums of the steps of the counted episodes, including the step that a native environment spends on
+    a reset.
     """
 
     sums: NDArray[np.float64]
@@ -26,21 +27,22 @@ class Returns(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """The mean return and the mean length of episodes that ended lately."""
+    """Mean return and mean length of recently ended episodes."""
 
     episodic_return: float
     episodic_length: float
 
 
 class Episodes:
-    """The episodes of P agents in N copies of an environment, `num_envs` copies for each agent.
+    """Episode statistics of P agents in N environment copies, `num_envs` copies per agent.
 
-    The mean return of those that ended within a stretch of time is that of too short ones: long ones are cut off at its
-    end. So an episode counts only if it began at least as long ago as any of its agent's episodes has lasted so far.
-    All that began until then have ended, whatever their length, and as nobody can foresee an episode's length when it
-    begins, their mean is that of all up to O(1/n) (Wald's identity for stopped sums).
+    The mean return of the episodes that end within a time window is biased towards short episodes, because long ones
+    are cut off at its end. So an episode counts only if it started at least as long ago as the longest duration seen so
+    far in any of its agent's episodes. All episodes that started by then have ended, whatever their length; as an
+    episode's length is unknown when it starts, their mean is the mean over all episodes up to O(1/n) (Wald's identity
+    for stopped sums).
 
-    An episode is its agent's if that agent has acted in it from its beginning.
+    An episode belongs to an agent if that agent acted in it from the start.
     """
 
     def __init__(self, agents: int, num_envs: int) -> None:
@@ -50,7 +52,7 @@ class Episodes:
         self.restart()
 
     def restart(self) -> None:
-        """Let new episodes begin in all copies."""
+        """Start new episodes in all copies and clear the statistics."""
         copies = self._agents * self._num_envs
         self._clock = 0
         self._began = np.zeros(copies, dtype=np.int64)
@@ -58,26 +60,26 @@ class Episodes:
         self._return = np.zeros(copies)
         self._longest = np.zeros(self._agents, dtype=np.int64)
         self._ended = np.zeros(self._agents)
-        # Of each step in which episodes ended: when, in which copies, when they began, whether an agent's, the returns.
+        # For each step in which episodes ended: time, copies, start times, whether owned by an agent, returns.
         self._recent: list[tuple[int, Places, NDArray[np.int64], NDArray[np.bool_], NDArray[np.float64]]] = []
-        # Of the agents' own episodes that ended and do not count yet: whose, when begun, their lengths, the returns.
+        # Owned episodes that ended but do not count yet: agent, start time, length, return.
         self._waiting: tuple[Places, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] = (
             np.zeros(0, dtype=np.intp),
             np.zeros(0, dtype=np.int64),
             np.zeros(0, dtype=np.int64),
             np.zeros(0),
         )
-        # Of all episodes that ended since `recent` was asked: how many, the sum of their returns and of their lengths.
+        # Over all episodes that ended since the last call of `recent`: number, sum of returns, sum of lengths.
         self._lately = np.zeros(3)
 
     def hand_over(self, owners: Sequence[int]) -> None:
-        """Let the agents with these ids [P] act from now on; an episode whose agent changes belongs to neither."""
+        """Assign the copies to agents with these ids [P]; a running episode whose agent changes belongs to neither."""
         new = np.array(owners, dtype=np.int64)
         changed = (self._owners != new) & (self._owners >= 0)
         self._owners = new
         if changed.any():
             self._settle()
-            # What begins with this step is the new agent's from its beginning.
+            # An episode that starts at this step belongs to the new agent from its first action.
             self._owned &= ~changed.repeat(self._num_envs) | (self._began == self._clock)
             self._longest[changed] = 0
             agent, began, length, total = self._waiting
@@ -85,19 +87,19 @@ class Episodes:
             self._waiting = agent[kept], began[kept], length[kept], total[kept]
 
     def step(self, reward: NDArray[Any], ended: NDArray[np.bool_], dropped: NDArray[np.bool_] | None) -> None:
-        """Note the rewards [N] of one step, and in which copies an episode ended, or was dropped and never counts."""
+        """Record the rewards [N] of one step, and the copies whose episode ended or was dropped (never counted)."""
         self._clock += 1
         self._return += reward
         copies = ended.nonzero()[0]
         if len(copies):
-            # What ended is only sorted in when it is asked for: short episodes end in almost every step.
+            # Ended episodes are sorted in on request only: short episodes end at almost every step.
             self._recent.append((self._clock, copies, self._began[copies], self._owned[copies], self._return[copies]))
             self._begin(copies)
         if dropped is not None:
             self._begin(dropped)
 
     def pop(self) -> Returns:
-        """Return what counts now and did not count before, and how many episodes ended since the last call."""
+        """Return the newly counted episodes, and the number of episodes that ended since the last call."""
         self._settle()
         ages = np.where(self._owned, self._clock - self._began, 0).reshape(self._agents, -1)
         self._longest = np.maximum(self._longest, ages.max(1))
@@ -112,9 +114,9 @@ class Episodes:
         return Returns(sums, episodes, ended, lengths)
 
     def recent(self) -> Recent | None:
-        """Return the means over all episodes that ended since the last call, whoever's, and none where none did.
+        """Return the means over all episodes that ended since the last call, of any agent, or None if none did.
 
-        They come sooner than those of `pop`, and favour short episodes.
+        These are available earlier than those of `pop`, but biased towards short episodes.
         """
         self._settle()
         count, total, length = self._lately
@@ -122,7 +124,7 @@ class Episodes:
         return Recent(float(total / count), float(length / count)) if count else None
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what a process needs to go on counting, as arrays by name; `waiting` is [4, episodes]."""
+        """Return the state for a resume, as arrays by name; `waiting` is [4, episodes]."""
         self._settle()
         return {
             "owners": self._owners,
@@ -137,7 +139,7 @@ class Episodes:
         }
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `state` gave, in checked shapes and types. Raises UserError for what it cannot have given."""
+        """Load the output of `state`, of checked shapes and dtypes. Raises UserError for impossible values."""
         agent, began, length, total = state["waiting"]
         if not (np.isin(agent, range(self._agents)).all() and np.isfinite(state["waiting"]).all()):
             raise UserError("an episode that ended is of no agent")
@@ -148,11 +150,11 @@ class Episodes:
         self._waiting = agent.astype(np.intp), began.astype(np.int64), length.astype(np.int64), total.copy()
 
     def drop(self, copies: NDArray[np.bool_]) -> None:
-        """Let new episodes begin in these copies [N] in place of those that ran, which never count."""
+        """Start new episodes in these copies [N]; the running ones are dropped and never count."""
         self._begin(copies)
 
     def _settle(self) -> None:
-        """Sort in the episodes that ended since the last call."""
+        """Move recently ended episodes into the counters and the waiting list."""
         if not self._recent:
             return
         clocks, *columns = zip(*self._recent, strict=True)

@@ -1,4 +1,4 @@
-"""Single environments that outlive their own exceptions."""
+"""Fault-tolerant wrapper for a single environment: it is recreated when it raises."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from evorl.system.user_code import place, without_place
 from evorl.types import UserError
 
 FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"
-"""The keys of a step's or reset's info where an environment raised: the last error, the user's lines that led to it,
-the number of errors, and `reset` or `step` where the first one of an environment raises whenever it is tried."""
+"""Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
+the number of errors, and `reset` or `step` if the first call of that kind raises reproducibly."""
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that is restarted by `make` when it raises, and begins another episode.
+    """Wrapper that recreates an environment by `make` when it raises, and starts a new episode.
 
-    The step that raised then gives the new episode's first observation, and says so under `FAULT`. Only a UserError
-    leaves it, so that the other copies in a vector environment have made whole steps. It tries `restarts` times in a
-    row; whoever reads `FAILURES` counts them over the run.
+    The failed step then returns the new episode's first observation, with the error under `FAULT`. Only a UserError
+    propagates, so the other copies in a vector environment complete their steps. It tries up to `restarts` times in a
+    row; the reader of `FAILURES` counts them over the run.
 
-    An error in the first reset or step is tried once more, in a new environment with the same seed and action. Where
-    the same line raises the same error again, it is a bug that no restart mends, and `FIRST` says so.
+    An error in the first reset or step is retried once in a new environment with the same seed and action. If the same
+    line raises the same error again, it is a bug that no restart fixes, and the info has `FIRST`.
     """
 
     def __init__(self, env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]], restarts: int, name: str) -> None:
@@ -71,13 +71,13 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def close(self) -> None:
-        """Close the environment. One that raises or hangs meanwhile is reported in one line."""
+        """Close the environment. An exception or a hang is reported in one line."""
         if self._is_open:
             self._is_open = False
             close_in_time(self.env.close, self._name)
 
     def _begin_anew(self) -> tuple[Any, dict[str, Any]]:
-        """Make another environment and return the first observation of its next episode."""
+        """Recreate the environment and return the first observation of a new episode."""
         self.close()
         self.env = self._make()
         self._is_open = True
@@ -86,7 +86,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         return self._shown, info
 
     def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
-        """Return whether a new environment raises the same error at the same line, in its reset or by this action."""
+        """Return whether a new environment raises the same error at the same line, on reset or on this action."""
         try:
             self._begin_anew()
             if action is not None:
@@ -99,17 +99,17 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     @property
     def episode(self) -> tuple[dict[str, Any], Any]:
-        """The origin of the running episode, as JSON has it, and the observation that was shown last.
+        """Return the running episode's JSON-compatible origin, and the last observation.
 
-        The origin is the seed of the reset, or the state that the random generator had before a reset without one.
-        Beside it stands the generator's state now, which an episode that is played again must come to as well.
+        The origin is the seed of the reset, or the random generator state before a reset without a seed. It also holds
+        the generator's current state, which a replay must reproduce.
         """
         now = generator_state(self.env.unwrapped)
         return {"seed": self._seed, "generator": self._generator, "now": now}, self._shown
 
     @episode.setter
     def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]] | None) -> None:
-        """Play an episode again from its origin and its actions, if there is one; where that fails, show None."""
+        """Replay an episode, if given, from its origin and actions; if that fails, the last observation is None."""
         if again is None:
             return
         origin, actions = again
@@ -125,11 +125,11 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
                 self._shown = shown
         except UserError:
             raise
-        except Exception:  # Whatever an environment, or a file that lies, makes of it.
+        except Exception:  # Whatever an environment, or a corrupt file, raises.
             return
 
     def _another(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Restart an environment and return the first observation of its next episode."""
+        """Restart the environment and return the first observation of a new episode."""
         failures = 1
         while failures <= self._restarts:
             self._seed = another_seed(self._seed)
@@ -141,7 +141,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             except Exception as another:
                 error = another
                 failures += 1
-        # Nothing learns from this observation: whoever reads so many failures ends the run.
+        # This observation is never trained on: so many failures end the run.
         return self.observation_space.sample(), fault(error, failures)
 
     def _refused(self, error: Exception, first: str) -> tuple[Any, dict[str, Any]]:
@@ -149,19 +149,19 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def fault(error: Exception, failures: int) -> dict[str, Any]:
-    """Return what an info says of an error."""
+    """Return the info entries that describe an error."""
     return {FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
 
 
 def another_seed(seed: int) -> int:
-    """Return a seed for what is restarted: the next ones in a row belong to the other copies."""
+    """Return a seed for a restarted environment, derived because consecutive seeds belong to the other copies."""
     return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
 
 
 def generator_state(env: Any) -> dict[str, Any]:
-    """Return the state of an environment's random generator, as JSON has it; empty where it has others.
+    """Return the JSON-compatible state of an environment's random generator; empty if it uses another generator.
 
-    Atari environments have one of their own in C++.
+    Atari environments have their own generator in C++.
     """
     generator = getattr(env, "np_random", None)
     if not isinstance(generator, np.random.Generator) or hasattr(env, "ale"):
@@ -171,17 +171,17 @@ def generator_state(env: Any) -> dict[str, Any]:
 
 
 def set_generator_state(env: Any, state: Mapping[str, Any]) -> None:
-    """Let an environment's random generator go on from a state. Raises whatever NumPy does for what is none."""
+    """Set the state of an environment's random generator. Raises NumPy's errors for an invalid state."""
     if not state:
         raise ValueError("the state of this environment's random generator is not known")
     env.np_random.bit_generator.state = dict(state)
 
 
 def _renew_world(env: Any) -> None:
-    """Give Gymnasium's BipedalWalker a new world for its next episode, as its LunarLander takes one by itself.
+    """Give Gymnasium's BipedalWalker a new Box2D world for its next episode, as LunarLander does itself.
 
-    In the old one the order in which contacts are solved depends on all episodes before, so that an episode's seed and
-    actions would not decide what happens in it.
+    In a reused world the order in which contacts are solved depends on all earlier episodes, so an episode would not be
+    determined by its seed and actions.
     """
     if type(env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
         env._destroy()

@@ -1,4 +1,4 @@
-"""The length of a generation beside an environment's longest episode, and its consequences."""
+"""Generation length relative to the longest episode, and what follows for resets and resuming."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from evorl.system.console import say
 from evorl.types import EvorlWarning
 
 EPISODES_IN_A_GENERATION = 2
-"""With `environment.carry_over: auto`, generations with room for so many of the longest episodes begin new ones."""
+"""With `environment.carry_over: auto`, generations that fit this many of the longest episodes start new ones."""
 
 MIN_SHARE = 0.1
-"""The share of a generation below which the rest of `training.max_steps` is left: it would be evaluation most of all.
-Steps in which an environment only resets are not counted, so that such a rest is usual."""
+"""Fraction of a generation below which the remainder of `training.max_steps` is skipped: it would be mostly evaluation.
+Steps in which an environment only resets are not counted, so such a remainder is common."""
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """The steps of a rank's environments in a generation, and of the longest episode, None where nothing bounds it.
+    """Environment steps of a rank in a generation, and of the longest episode (None if unbounded).
 
-    A step of all of them is `counted` steps of each agent, and there are a multiple of `period` steps.
-    `carries_over` says whether episodes run on from one generation to the next. Where there are several `actors`, each
-    makes a share of the steps; where they are `free`, it is not known which. `continued` says whether another process
-    can go on with running episodes.
+    One step of all environments counts as `counted` steps of each agent; the number of steps is a multiple of `period`.
+    `carries_over` means that episodes continue across generations. With several `actors`, each takes a share of the
+    steps; if they are `free`, the shares are not known in advance. `continued` means that another process can resume
+    running episodes.
     """
 
     steps: int
@@ -41,20 +41,20 @@ class Horizon:
 
     @property
     def of_each(self) -> int:
-        """Return the steps of each environment."""
+        """Return the steps of each environment in a generation."""
         return self.steps // self.actors
 
     def within(self, left: int) -> Horizon:
-        """Return the horizon of a generation in which each agent makes the steps that are `left`, in whole periods."""
+        """Return the horizon for the `left` steps of each agent, rounded up to whole periods."""
         pieces = -(-left // (self.counted * self.period))
         return replace(self, steps=min(self.steps, max(1, pieces) * self.period))
 
     def is_spent(self, left: int) -> bool:
-        """Return whether the `left` steps of each agent are too few for a generation."""
+        """Return whether the `left` steps of each agent are too few for another generation."""
         return left <= MIN_SHARE * self.steps * self.counted
 
     def sentence(self) -> str:
-        """Return what becomes of episodes at a generation's end, and what that means for a resumed run."""
+        """Return a message on what happens to episodes at a generation's end, and whether resuming is bit-exact."""
         bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
         numbers = f"a generation has {self.of_each:,} steps of each environment, and episodes {bound}"
         if self.free:
@@ -68,7 +68,7 @@ class Horizon:
         return f"Each generation begins new episodes ({numbers}): resuming is bit-exact on the same number of ranks."
 
     def shortfall(self, evaluated: int | None) -> str | None:
-        """Return in words which states are evaluated (up to `evaluated` steps) and never trained on, if any."""
+        """Return a warning if states within `evaluated` steps are evaluated but never trained on, else None."""
         bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
         if self.carries_over or self.longest is None or self.of_each >= min(bounds):
             return None
@@ -80,7 +80,7 @@ class Horizon:
 
 
 def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
-    """Return the horizon of a run: `copies` ranks train each agent, `period` steps of each environment at a time."""
+    """Return the horizon of a run in which `copies` ranks train each agent, in rollouts of `period` steps."""
     environment = config.environment
     each = environment.num_envs * copies * period
     steps = -(-config.evolution.steps // each) * period
@@ -95,19 +95,19 @@ def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
 
 
 def longest_episode(settings: Environment) -> int | None:
-    """Return the registration's limit on an episode's steps; None where there is none."""
+    """Return the registered limit on episode steps; None if there is none."""
     spec = gym.spec(settings.id.rpartition(":")[2])
     options = {**spec.kwargs, **settings.kwargs}
     bounds = [options.get("max_episode_steps", spec.max_episode_steps)]
     if "max_num_frames_per_episode" in options:
-        # Atari counts frames. A step takes `frameskip` of them, or a random number between two.
+        # Atari limits frames, not steps. A step is `frameskip` frames, or a random number within a range.
         skip = options.get("frameskip", 1)
         bounds.append(math.ceil(options["max_num_frames_per_episode"] / (skip if isinstance(skip, int) else min(skip))))
     return min((bound for bound in bounds if bound is not None and bound > 0), default=None)
 
 
 def announce(horizon: Horizon, evaluated: int | None) -> None:
-    """Say what becomes of episodes, and warn of states that are evaluated and never trained on."""
+    """Print what happens to episodes, and warn about states that are evaluated but never trained on."""
     say(horizon.sentence())
     if shortfall := horizon.shortfall(evaluated):
         warnings.warn(shortfall, EvorlWarning, stacklevel=2)

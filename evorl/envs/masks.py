@@ -1,4 +1,4 @@
-"""Actions that environments forbid, in `info["action_mask"]`. Axes: N copies, A actions of all choices side by side."""
+"""Action masks from `info["action_mask"]`. Axes: N environment copies, A actions of all choices concatenated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from evorl.envs.spec import choices
 from evorl.types import UserError
 
 MASK = "action_mask"
-"""The name of the environment's mask, and of the observation's part that holds it."""
+"""Key of the mask in the info, and name of the observation part that stores it."""
 
 
 class ActionMasks:
-    """The masks of N copies of an environment that gives them, `num_envs` copies for each agent.
+    """Reads the action masks of N environment copies, `num_envs` copies per agent.
 
-    A copy that gives no mask at a step allows every action.
+    A copy without a mask at a step allows every action.
     """
 
     def __init__(self, id: str, space: gym.Space[Any], copies: int, num_envs: int) -> None:
@@ -28,7 +28,7 @@ class ActionMasks:
         self._sizes = choices(space)
 
     def read(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Return the allowed actions [N, A]. Raises UserError for masks of another size, or that forbid everything."""
+        """Return the mask of allowed actions [N, A]. Raises UserError for a wrong size, or if no action is allowed."""
         copies, actions = self._copies, sum(self._sizes)
         mask = np.array(info.get(MASK, np.ones((copies, 1))), dtype=bool).reshape(copies, -1)
         given = info.get(f"_{MASK}", np.ones(copies, dtype=bool)) if MASK in info else np.zeros(copies, dtype=bool)
@@ -48,14 +48,14 @@ class ActionMasks:
         return np.asarray(mask)
 
     def last(self, info: dict[str, Any], copy: int) -> NDArray[np.bool_]:
-        """Return the mask [A], or [] where all is allowed, with which one copy's episode ended in a step."""
+        """Return the mask [A] of one copy's final observation, or a scalar True if all actions are allowed."""
         final = info["final_info"]
         given = MASK in final and final[f"_{MASK}"][copy]
         return np.asarray(final[MASK][copy] if given else True, dtype=bool)
 
 
 def refuse_late_masks(info: dict[str, Any], id: str) -> None:
-    """Raise UserError where an environment that gave no mask in its reset gives one in a step."""
+    """Raise UserError if an environment that gave no mask in `reset` gives one in `step`."""
     if MASK in info or MASK in info.get("final_info", ()):
         raise UserError(
             f"environment.id: {id} gives info['{MASK}'] in `step` but not in `reset`; it must give "

@@ -1,4 +1,4 @@
-"""Observations of a vector environment, read into the parts that are stored. Axes: N copies."""
+"""Splits the observations of a vector environment into stored parts. Axes: N environment copies."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32
 
 
 class ObservationReader:
-    """A reader of batches of observations of one space; `parts` are what it gives."""
+    """Converts batched observations of one space into named arrays, as specified by `parts`."""
 
     def __init__(self, settings: Environment, space: gym.Space[Any], watch: Watch, frames: int | None = None) -> None:
-        """Find the parts; `frames` are stacked on the first axis, null asks the environment's registration.
+        """Determine the parts; `frames` are stacked on the first axis, None derives their number from the settings.
 
-        Raises UserError where one has no encoder, or the settings do not fit the space.
+        Raises UserError if a part has no encoder or the settings do not fit the space.
         """
         self._space = space
         self._watch = watch
@@ -36,10 +36,10 @@ class ObservationReader:
         self._types = {name: TYPES[part.dtype] for name, part in self.parts.items()}
 
     def read(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
-        """Return copies of the parts [N, ...] of a batch of observations, or [...] of one `copy`'s last observation.
+        """Return copies of the parts [N, ...] of batched observations, or [...] of one `copy`'s final observation.
 
-        Copies, because vector environments may reuse the array that they return, and some return it transposed. Raises
-        UserError for numbers that are not finite, or none of their choices.
+        They are copied because vector environments may reuse the returned array, and some return it transposed. Raises
+        UserError for non-finite values and for categories out of range.
         """
         parts = split(self._space, observation)
         if self._indices is not None:
@@ -55,7 +55,7 @@ class ObservationReader:
 
 
 def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> ObservationSpecs:
-    """Return the parts of a space, their channels and frames as the settings say."""
+    """Return the observation specs of a space, with image channels and frames from the settings."""
     parts = observation_specs(space)
     if MASK in parts:
         raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
@@ -73,7 +73,7 @@ def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> Observa
 
 
 def _picked(space: gym.Space[Any], indices: list[int], id: str) -> gym.Space[Any]:
-    """Return the space of some numbers of a vector. Raises UserError where it has none at these places."""
+    """Return the space of selected vector components. Raises UserError for a non-vector or an index out of range."""
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
         raise UserError(f"environment.observation_indices: these are of a vector; {id} shows {space}")
     if max(indices) >= space.shape[0]:

@@ -1,6 +1,6 @@
-"""Recovery of a vector environment from errors that hit all copies at once. Axes: N copies.
+"""Recovery of a vector environment from errors that affect all copies. Axes: N environment copies.
 
-Errors of single copies never come here: `guard.py` restarts those.
+Errors in single copies are handled in `guard.py` and never reach this module.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from evorl.types import UserError
 
 
 class RecoveringVector:
-    """A vector environment `env` of N copies that is restarted when it raises, as often as `watch` allows.
+    """A vector environment `env` of N copies that is recreated when it raises, as often as `watch` allows.
 
-    A UserError is passed on: no restart mends the user's mistake. Where it is `continued` by other processes, it keeps
-    what they need to play its episodes again, if its kind can be played again at all.
+    A UserError propagates: a restart does not fix the user's mistake. If `continued`, it records what another process
+    needs to replay its episodes, provided that this kind of environment supports it.
     """
 
     def __init__(self, settings: Environment, copies: int, watch: Watch, *, continued: bool = False) -> None:
@@ -43,13 +43,13 @@ class RecoveringVector:
 
     @property
     def differing(self) -> list[Mapping[str, Any]]:
-        """Return the keyword arguments of each copy, where they differ."""
+        """Return the keyword arguments of each copy; empty if they do not differ."""
         return self._differing
 
     def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
-        """Give each copy keyword arguments of its own; return whether that made other environments, not yet reset.
+        """Set keyword arguments per copy; return whether the environments were recreated and so need a reset.
 
-        Raises UserError where an environment refuses them, or then has other spaces.
+        Raises UserError if an environment rejects them or if they change its spaces.
         """
         if list(differing) == self._differing:
             return False
@@ -65,7 +65,7 @@ class RecoveringVector:
         return True
 
     def reset(self, seed: int | Sequence[int]) -> tuple[Any, dict[str, Any]]:
-        """Return the first observations, copy i from `seed` + i or from seeds [N], and the info."""
+        """Reset all copies, copy i with `seed` + i or with seeds [N]; return the observations and the info."""
         seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed]
         self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
         try:
@@ -80,7 +80,7 @@ class RecoveringVector:
         return observation, info
 
     def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Return what the vector environment returns; where it raised, first observations after no step at all."""
+        """Step the vector environment; if it raised, return first observations, zero rewards and no episode ends."""
         if self.continuation is not None and self.continuation.journal is not None:
             self.continuation.journal.add(actions)
         try:
@@ -93,31 +93,31 @@ class RecoveringVector:
             return observation, none, none.astype(bool), none.astype(bool), info
 
     def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_] | None:
-        """Return which copies [N] raised, None for none. Raises UserError where one did so too often."""
+        """Return a mask [N] of the copies that raised, or None. Raises UserError if a copy raised too often."""
         return self._watch.faulty(info) if FAULT in info else None
 
     def begin(self, copies: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]] | None:
-        """Note where episodes have begun [N]; return observations and info, where these are now others."""
+        """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
         some = self.continuation is not None and np.count_nonzero(copies)
         return self.continuation.begin(self.env, copies) if self.continuation is not None and some else None
 
     def close(self) -> None:
-        """Close all copies within a deadline; those that raise or hang are reported."""
+        """Close all copies within a deadline; copies that raise or hang are reported."""
         close_vector(self.env, self._settings.id)
 
     def _note_seeds(self, seeds: Sequence[int]) -> None:
-        """Note that all copies were reset from these seeds [N], or if there are none, from successive ones."""
+        """Record that all copies were reset with these seeds [N], or if empty, with consecutive seeds."""
         if self.continuation is not None:
             self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies))
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
-        """Return the seeds of all copies as the vector environment takes them: most native ones only know one."""
+        """Return the seed argument for the vector environment: most native ones accept only a single seed."""
         if seeds and isinstance(self.env, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
             return list(seeds)
         return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
 
     def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Restart all copies, where one error has hit them all, and begin new episodes."""
+        """Recreate all copies after an error in the whole vector environment, and start new episodes."""
         failures = 1
         observation: Any = None
         info: dict[str, Any] = {}

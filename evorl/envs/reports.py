@@ -1,4 +1,4 @@
-"""What environments report in the info of a step, beside rewards."""
+"""Values that environments report in the info of a step, besides rewards."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from evorl.config.errors import nearest, shown
 from evorl.types import UserError
 
 FINAL = "final_info"
-"""Where a vector environment that resets in the same step keeps the info of episodes that this step ended."""
+"""Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
 
 
 def read_reports(info: Mapping[str, Any], names: Sequence[str], copies: Sequence[int], id: str) -> NDArray[np.float64]:
-    """Return what a vector environment's `info` says of `names` in some of its copies [names, copies].
+    """Return the values `names` from a vector environment's `info` for some of its copies, as [names, copies].
 
-    A copy whose episode ended is asked for the info of that episode's last step. Raises UserError, with the
-    environment's `id`, where a copy reports no number of this name.
+    For a copy whose episode ended, the info of that episode's last step is read. Raises UserError, citing the
+    environment's `id`, if a copy reports no number of this name.
     """
     reports = np.zeros((len(names), len(copies)))
     for column, copy in enumerate(copies):
@@ -34,7 +34,7 @@ def read_reports(info: Mapping[str, Any], names: Sequence[str], copies: Sequence
 
 
 def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
-    """Return whether a copy reports `name`; native vector environments may speak for all copies, without a mask."""
+    """Return whether a copy reports `name`; native vector environments may report for all copies without a mask."""
     mask = info.get(f"_{name}")
     return name in info and (mask is None or bool(mask[copy]))
 

@@ -1,10 +1,10 @@
-"""The semantics of resets: what is a transition, where an episode ends, and where the next one begins. Axes: N copies.
+"""Reset semantics: which steps are transitions, and where episodes end and start. Axes: N environment copies.
 
-- Where the vector environment resets within the step (SAME_STEP), a step that ends an episode shows the next one's
-  first observation: the true last one stands in its info.
-- Where it spends a step on the reset (NEXT_STEP), that step is no transition.
-- Where a lost life ends what is learned from, the game goes on, and the step that presses FIRE is no transition.
-- Where an environment raised, that step is no transition either, and another episode has begun.
+- With same-step autoreset (SAME_STEP), a step that ends an episode returns the next episode's first observation; the
+  final observation is in its info.
+- With next-step autoreset (NEXT_STEP), the extra step spent on the reset is not a transition.
+- If a lost life is a termination for learning, the game continues, and the step that presses FIRE is not a transition.
+- A step in which an environment raised is not a transition, and a new episode has started.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Flags = NDArray[np.bool_]
 
 
 class Ends(NamedTuple):
-    """The truth about one step of all copies [N].
+    """Episode boundaries of one step of all copies [N].
 
-    `valid` is where it was a transition, `ended` where it was terminated or truncated, `over` where the environment's
-    own episode ended, which a lost life does not, `dropped` where an error cut the episode off (None for nowhere), and
-    `started` where the observation after the step begins another episode.
+    `valid` marks real transitions, `ended` terminated or truncated ones, `over` the end of the environment's own
+    episode (not a lost life), `dropped` episodes cut off by an error (None if there are none), and `started` that the
+    observation after the step is the first of an episode.
     """
 
     terminated: Flags
@@ -41,16 +41,16 @@ class Ends(NamedTuple):
 
 
 class Resets:
-    """The state of N copies between their steps: which wait for a reset, and which for FIRE."""
+    """Reset state of N copies between steps: which wait for a reset, and which for FIRE."""
 
     def __init__(
         self, settings: Environment, vector: VectorEnv[Any, Any, Any], copies: int, *, whole_games: bool
     ) -> None:
-        """Find out how `vector` resets. With `whole_games` a lost life ends nothing, but FIRE follows it.
+        """Determine the autoreset mode of `vector`. With `whole_games` a lost life ends nothing, but FIRE follows it.
 
-        Raises UserError where the vector environment never resets by itself.
+        Raises UserError if the vector environment has autoreset disabled.
         """
-        # Atari environments share one `metadata`, in which the last one made writes its mode.
+        # All Atari environments share one `metadata`, which holds the mode of the one made last.
         known = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         mode = getattr(vector, "autoreset_mode", known)
         if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
@@ -63,38 +63,38 @@ class Resets:
         self._lives_left = np.zeros(copies, dtype=np.int64)
 
     def restart(self, info: dict[str, Any]) -> None:
-        """Begin after a reset of all copies that said `info`."""
+        """Clear the state after a reset of all copies that returned `info`."""
         self._resetting = self._serving = self._nowhere
         if self.serving_action is not None:
             self._lives_left = np.array(info["lives"])
 
     def state(self) -> dict[str, Any]:
-        """Return what a process needs to go on, as arrays [N] by name."""
+        """Return the state for a resume, as arrays [N] by name."""
         return {"resetting": self._resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
 
     def go_on(self, state: Mapping[str, Any], anew: Flags) -> None:
-        """Go on from what `state` gave, but for copies where episodes begin `anew` [N]."""
+        """Load the output of `state`, except for copies that start a new episode (`anew` [N])."""
         self._resetting, self._serving = (state[name] & ~anew for name in ("resetting", "serving"))
         self._lives_left = np.where(anew, 0, state["lives"])
 
     def serve(self, actions: NDArray[Any]) -> None:
-        """Press FIRE in place of the actions [N, ...] of copies that wait for it."""
+        """Overwrite the actions [N, ...] of copies that wait for FIRE, in place."""
         if self.serving_action is not None:
             actions[self._serving] = self.serving_action
 
     def step(self, terminated: Any, truncated: Any, faulty: Flags | None, info: dict[str, Any]) -> Ends:
-        """Return the truth about a step; `faulty` says where an environment raised in it, or in the reset after it.
+        """Return the episode boundaries of a step; `faulty` marks errors in the step, or in the reset after it.
 
-        An episode that is both terminated and truncated is terminated.
+        An episode that is both terminated and truncated counts as terminated.
         """
-        # Copies, because vector environments may reuse the arrays that they return.
+        # Copied because vector environments may reuse the returned arrays.
         terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
         ended = terminated | truncated
         truncated &= ~terminated
-        # Where an error came in the reset after an episode's end, the step before it is still a transition.
+        # If the error occurred in the reset after an episode's end, the step before it is still a transition.
         dropped = None if faulty is None else faulty & ~ended
         idle = self._resetting | self._serving if self._lives else self._resetting
-        # Where a lost life ends what is learned from, the game goes on until the last one.
+        # If a lost life is a termination for learning, the game goes on until the last life is lost.
         over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
         if self.serving_action is not None:
             self._serving = (info["lives"] < self._lives_left) & ~over

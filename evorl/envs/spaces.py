@@ -1,4 +1,4 @@
-"""The interface of an environment as JSON and back, so that an agent acts where its environment cannot be made."""
+"""JSON serialisation of an environment's interface, so that agents can act where it is not installed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from evorl.envs.watch import Watch
 from evorl.types import UserError
 
 MAX_NUMBERS = 2**24
-"""Numbers of an observation or action, beyond which a description is not one that a run has written."""
+"""Largest number of elements in an observation or action; a larger one was not written by evorl."""
 MAX_CHILDREN = 1_000
 MAX_BATCH = 2**16
-"""Observations in a batch of which an error can say which one was wrong."""
+"""Largest batch size for which an error can name the offending observation."""
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, RecursionError)
-"""What bytes that are no description may raise while spaces are made of them."""
+"""Exceptions that constructing spaces from malformed data may raise."""
 Json = dict[str, Any]
 
 
 def interface_to_json(interface: EnvSpec) -> Json:
-    """Return what `interface_from_json` makes the interface of again."""
+    """Return the JSON description of an interface; the inverse of `interface_from_json`."""
     frames = max((part.frames for part in interface.parts.values()), default=0)
     spaces = {"observation": space_to_json(interface.observation), "action": space_to_json(interface.action)}
     return {"environment": interface.environment, **spaces, "masked": interface.masked, "frames": frames}
@@ -36,7 +36,7 @@ def interface_to_json(interface: EnvSpec) -> Json:
 def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[EnvSpec, ObservationReader]:
     """Return the interface that `data` describes, and the reader of its observations.
 
-    Raises UserError, saying `where` it stands, for data that no run writes.
+    Raises UserError, citing `where` the data was found, if it is malformed.
     """
     try:
         observation, action = space_from_json(data["observation"]), space_from_json(data["action"])
@@ -48,7 +48,7 @@ def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[E
 
 
 def space_to_json(space: gym.Space[Any]) -> Json:
-    """Return a description of a space of the kinds that agents read or act in."""
+    """Return the JSON description of a space. Raises UserError for an unsupported kind of space."""
     for kind, (write, _) in KINDS.items():
         if isinstance(space, getattr(gym.spaces, kind)):
             return {"kind": kind, **write(space)}
@@ -56,7 +56,7 @@ def space_to_json(space: gym.Space[Any]) -> Json:
 
 
 def space_from_json(data: Any) -> gym.Space[Any]:
-    """Return the space of a description. Raises one of UNREADABLE."""
+    """Return the space of a JSON description. Raises one of UNREADABLE."""
     return KINDS[data["kind"]][1](data)
 
 
@@ -75,13 +75,13 @@ def _shape(values: Any) -> tuple[int, ...]:
 
 
 def _bounds(values: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return bounds of this shape from those of all numbers, or from one that they share."""
+    """Return bounds of this shape, given per element or as one common value."""
     read = np.array([float(value) for value in values])
     return np.full(shape, read[0]) if len(read) == 1 else read.reshape(shape)
 
 
 def _ends(values: NDArray[Any]) -> list[float | str]:
-    """Return bounds as JSON has them, which knows no infinity: one for all numbers where they are the same."""
+    """Return bounds for JSON, with infinities as strings, and as a single value if all are equal."""
     flat = values.reshape(-1)
     told = flat[:1] if flat.size and (flat == flat[0]).all() else flat
     return [float(value) if np.isfinite(value) else str(value) for value in told]
@@ -131,4 +131,4 @@ KINDS: Mapping[str, tuple[Callable[[Any], Json], Callable[[Any], gym.Space[Any]]
     ),
     "Tuple": (_children, lambda data: gym.spaces.Tuple([space_from_json(inner) for inner in _listed(data)])),
 }  # fmt: skip
-"""How each kind of space is written and read."""
+"""Serialiser and deserialiser of each kind of space."""

@@ -1,4 +1,4 @@
-"""Specifications of environments: observation spaces as named parts that a network can read. Axes: N environments."""
+"""Environment specs: observation spaces as named parts that networks can encode. Axes: N environments."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from evorl.types import UserError
 
 WHOLE = "observation"
-"""The part's name where a space has only one."""
+"""Name of the part if the space has only one."""
 ACTION = "action"
-"""The name of the part that critics of actions read beside those of the observation."""
+"""Name of the extra input part of Q-functions of continuous actions."""
 
 
 @dataclass(frozen=True)
 class ObservationSpec:
     """One part of an observation, as it is stored.
 
-    - `vector`: numbers of any shape, read as a flat vector;
-    - `categories`: whole numbers, each below its entry in `sizes`, read one-hot;
-    - `image`: rows, columns and channels, the latter last if `channels_last`, else first.
+    - `vector`: numbers of any shape, flattened;
+    - `categories`: integers, each below its entry in `sizes`, one-hot encoded;
+    - `image`: rows, columns and channels; channels are the last axis if `channels_last`, else the first.
 
-    Bytes from `low` to `high` are read as 0 to 1. `frames` above 0 says that the first axis holds so many successive
-    frames, the newest last, and that episodes start with frames of zeros before their first.
+    uint8 values from `low` to `high` are scaled to [0, 1]. If `frames` is above 0, the first axis is a stack of that
+    many successive frames, newest last, and zero frames pad the start of an episode.
     """
 
     kind: Literal["vector", "categories", "image"]
@@ -43,12 +43,12 @@ class ObservationSpec:
 
     @property
     def width(self) -> int:
-        """Return the number of inputs that a network reads."""
+        """Return the number of network inputs."""
         return sum(self.sizes) if self.kind == "categories" else math.prod(self.shape)
 
     @property
     def channels(self) -> int:
-        """Return the number of an image's channels."""
+        """Return the number of channels of an image."""
         if len(self.shape) == 2:
             return 1
         return self.shape[-1] if self.channels_last else self.shape[0]
@@ -64,7 +64,7 @@ ObservationSpecs = Mapping[str, ObservationSpec]
 
 
 def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
-    """Return a vector or image [..., *shape] as networks read it: bytes scaled from the part's bounds to 0 and 1."""
+    """Return a vector or image [..., *shape] as floats, with uint8 values scaled from the part's bounds to [0, 1]."""
     if x.dtype != torch.uint8:
         return x.float()
     values = x.float()
@@ -75,9 +75,9 @@ def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """The interface of an environment: the parts of observations, the action space, and if actions can be masked.
+    """Interface of an environment: observation parts, action space, and whether it provides action masks.
 
-    `observation` is the space that the parts were read from.
+    `observation` is the space from which the parts were derived.
     """
 
     environment: str
@@ -90,7 +90,7 @@ class EnvSpec:
 def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:
     """Return the parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
 
-    Raises UserError, naming `key`, where a part has no encoder.
+    Raises UserError, citing the setting `key`, if a part has no encoder.
     """
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: dict[str, ObservationSpec] = {}
@@ -109,7 +109,7 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
 
 
 def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDArray[Any]]:
-    """Return the parts of a batch of observations [N, ...] of a space, each [N, ...] as it is stored."""
+    """Split batched observations [N, ...] of a space into its parts, each [N, ...] as stored."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: dict[str, NDArray[Any]] = {}
         for child, inner in _children(space):
@@ -123,16 +123,16 @@ def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDAr
 
 
 def wrong_actions(algorithm: str, interface: EnvSpec, takes: str) -> UserError:
-    """Return the error of an algorithm that cannot act in an environment, with the spaces that it `takes`."""
+    """Return the error for an action space that an algorithm does not support; `takes` names the supported ones."""
     space, where = interface.action, interface.environment
     return UserError(f"algorithm.name: {algorithm} cannot act in {space} of {where}; it takes {takes}")
 
 
 def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between bounds") -> ObservationSpecs:
-    """Return the parts that a critic of continuous actions reads: the observation's and the action, as a flat vector.
+    """Return the inputs of a Q-function of continuous actions: the observation parts and the flattened action.
 
-    Raises UserError where the actions are not bounded numbers, with the name of the `algorithm` and what it `takes`, or
-    where a part of the observation has the action's name.
+    Raises UserError if the action space is not a bounded Box (the message names the `algorithm` and the spaces that it
+    `takes`), or if an observation part already has the action's name.
     """
     space, where = interface.action, interface.environment
     if not (isinstance(space, gym.spaces.Box) and space.is_bounded() and 0 not in space.shape):
@@ -143,7 +143,7 @@ def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between 
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
-    """Return the number of actions in each of a discrete action space's choices; none for other spaces."""
+    """Return the number of actions of each choice in a discrete action space; empty for other spaces."""
     if isinstance(space, gym.spaces.Discrete):
         return (int(space.n),)
     return tuple(map(int, space.nvec.flatten())) if isinstance(space, gym.spaces.MultiDiscrete) else ()
@@ -171,16 +171,16 @@ def _box(space: gym.spaces.Box) -> ObservationSpec:
     )
     if not (bytes_ and space.low.size):
         return part
-    # One scale for all elements, from the lowest bound of any to the highest: pixels are of one kind.
+    # One scale for all elements, from the lowest to the highest bound, because pixels share a unit.
     low, high = int(space.low.min()), int(space.high.max())
     return replace(part, low=low, high=max(high, low + 1))
 
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
-    """Guess which axis of an image holds its channels.
+    """Guess whether the last axis of an image holds its channels.
 
-    Two neighbouring axes of one length are rows and columns. Where that does not tell, channels stand first if that is
-    the shortest axis, else last, as Gymnasium has them.
+    If exactly one pair of neighbouring axes has equal length, these are rows and columns. Otherwise channels come first
+    if that axis is the shortest, else last, which is Gymnasium's convention.
     """
     first, second, third = shape
     if (first == second) != (second == third):
@@ -196,4 +196,4 @@ PARTS: Mapping[type, Callable[[Any], ObservationSpec]] = {
     ),
     gym.spaces.MultiBinary: lambda space: ObservationSpec("vector", tuple(space.shape), torch.float32),
 }
-"""The function that reads each kind of space."""
+"""Function that derives the ObservationSpec from each kind of space."""

@@ -1,4 +1,4 @@
-"""From an environment's name to its vector environment."""
+"""Construction of vector environments from the configuration."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ATARI = "ALE/"
 def make_vector(
     settings: Environment, copies: int, differing: Sequence[Mapping[str, Any]] = ()
 ) -> VectorEnv[Any, Any, Any]:
-    """Return the vector environment that the configuration asks for. Raises UserError where there is none.
+    """Return the configured vector environment. Raises UserError if it cannot be made.
 
-    `differing` has, where copies differ, the keyword arguments of each that replace those of the configuration.
+    `differing`, if not empty, holds per-copy keyword arguments that override the configured ones.
     """
     try:
         name = _known_name(settings)
         _import_atari(name)
-        # Python ignores what a handler raises in its callbacks around a fork.
+        # Python ignores exceptions that a signal handler raises in its fork callbacks.
         with warnings.catch_warnings(), signals_wait():
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)
@@ -60,7 +60,7 @@ def make_vector(
 
 
 def _import_atari(name: str) -> None:
-    """Let Gymnasium know Atari's environments, if the name is one. Raises UserError where they are not installed."""
+    """Register Atari's environments with Gymnasium if `name` is one. Raises UserError if they are not installed."""
     if name.startswith(ATARI):
         try:
             importlib.import_module("ale_py")
@@ -69,7 +69,7 @@ def _import_atari(name: str) -> None:
 
 
 def _cannot_make(settings: Environment, error: Exception) -> UserError:
-    """Return the error of an environment that Gymnasium or its module does not have."""
+    """Return the error for an environment that is not registered or that its module does not define."""
     because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
     reason = " ".join(str(error).split()) + place(error)
     return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
@@ -78,7 +78,7 @@ def _cannot_make(settings: Environment, error: Exception) -> UserError:
 def _guarded_vector(
     settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]
 ) -> VectorEnv[Any, Any, Any]:
-    """Return copies with keyword arguments of their own, each guarded. Those made before one fails are closed."""
+    """Return guarded copies, each with its own keyword arguments. If one fails, those already made are closed."""
     made: list[Guard] = []
     makers = [
         partial(_guarded, partial(gym.make, gym.spec(name), **{**settings.kwargs, **own}), settings, os.getpid(), made)
@@ -95,7 +95,7 @@ def _guarded_vector(
 
 
 def _known_name(settings: Environment) -> str:
-    """Return the name by which Gymnasium knows an environment, having it told by the user's module if there is one."""
+    """Return the registered name of an environment, after importing the user's module if there is one."""
     module, _, name = settings.id.rpartition(":")
     if module:
         _register(import_from_here(module), name)
@@ -103,9 +103,9 @@ def _known_name(settings: Environment) -> str:
 
 
 def _register(module: ModuleType, name: str) -> None:
-    """Let Gymnasium know the class or function of a module that makes environments, unless the module has done so.
+    """Register an environment class or factory of a module, unless the module has registered it itself.
 
-    The name may be registered for another module's, which was trained on before in this process.
+    The name may already be registered for another module that was used earlier in this process.
     """
     named, entry = defined_in(module, name), f"{module.__name__}:{name}"
     if named is None or (isinstance(named, type) and not issubclass(named, gym.Env)):
@@ -118,7 +118,7 @@ def _register(module: ModuleType, name: str) -> None:
 
 
 def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, made: list[Guard]) -> Guard:
-    """Make an environment. In a process of its own, it is closed at SIGTERM, and ends with its `parent` in any case."""
+    """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies."""
     if os.getpid() != parent and os.getppid() == parent:
         die_with_parent(parent)
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -129,27 +129,27 @@ def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, paren
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End this process in order, so that Gymnasium closes its environment."""
+    """Exit this process through SystemExit, so that Gymnasium closes its environment."""
     raise SystemExit(128 + number)
 
 
 def for_evaluation(settings: Environment) -> Environment:
-    """Return the environment as it is evaluated: where it can be, in copies that each take a seed of their own."""
+    """Return the settings for evaluation: where possible, a vectorization with one seed per copy."""
     try:
         name = _known_name(settings)
         spec = None if name.startswith(ATARI) else gym.spec(name)
     except (gym.error.Error, ImportError) as error:
         raise _cannot_make(settings, error) from error
-    # Native implementations other than Atari's take one seed for all copies.
+    # Native implementations other than Atari's take a single seed for all copies.
     single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
     mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization
     return settings.model_copy(update={"vectorization": mode})
 
 
 def reward_threshold(settings: Environment) -> float | None:
-    """Return the mean return at which Gymnasium counts an environment as solved; None where it has none registered.
+    """Return the mean return at which Gymnasium considers an environment solved; None if none is registered.
 
-    An environment that cannot be made has none either; making it says why.
+    Also None for an environment that cannot be made; the reason is reported when it is made.
     """
     try:
         name = _known_name(settings)
@@ -162,9 +162,9 @@ def reward_threshold(settings: Environment) -> float | None:
 
 
 def stacked_frames(settings: Environment) -> int:
-    """Return how many successive frames an Atari environment stacks, the newest last; 0 for other environments.
+    """Return the number of frames that an Atari environment stacks, newest last; 0 for other environments.
 
-    Its episodes start with frames of zeros before the first one.
+    Zero frames pad the start of an episode.
     """
     name = settings.id.rpartition(":")[2]
     _import_atari(name)
@@ -174,15 +174,15 @@ def stacked_frames(settings: Environment) -> int:
 
 
 def serving_action(settings: Environment, vector: VectorEnv[Any, Any, Any]) -> NDArray[Any] | None:
-    """Return the action after a lost life in an Atari game that needs FIRE to go on; None for other games.
+    """Return the action to send after a lost life in Atari games that need FIRE to continue; None for other games.
 
-    ALE takes a game for such a one, and presses FIRE in its resets, where its actions include FIRE.
+    As ALE does for its resets, a game is assumed to need FIRE if its action set includes it.
     """
     names = [action.name for action in vector.ale.get_action_set()]  # type: ignore[attr-defined]
     if "FIRE" not in names or not settings.kwargs.get("use_fire_reset", True):
         return None
     if isinstance(vector.single_action_space, gym.spaces.Box):
-        # Radius and angle of the stick, and the button.
+        # Radius and angle of the joystick, and the fire button.
         return np.array([0.0, 0.0, 1.0], dtype=np.float32)
     return np.array(names.index("FIRE"))
 
@@ -193,12 +193,12 @@ def _mode(settings: Environment, name: str) -> Any:
         raise UserError(f"environment.vectorization: {settings.id} has no native vector implementation")
     if settings.vectorization != "auto":
         return settings.vectorization
-    # Atari's native implementation has images only.
+    # Atari's native implementation supports image observations only.
     return "native" if native and "obs_type" not in settings.kwargs else "sync"
 
 
 def _atari_options(settings: Environment) -> dict[str, Any]:
-    """Return the usual preprocessing, but true scores; each process of this machine takes its share of the cores."""
+    """Return the standard preprocessing options, without reward clipping; local ranks share the cores."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {
         "reward_clipping": False,

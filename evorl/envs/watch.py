@@ -1,4 +1,4 @@
-"""Faults of copies of an environment, counted and reported by name."""
+"""Counts the faults of environment copies and reports them by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evorl.types import EvorlWarning, UserError
 
 
 class Watch:
-    """A record of the failures of each of N copies, `num_envs` of each agent, and of the steps of its episode."""
+    """Failure counts of N copies, `num_envs` per agent, and the current step of each episode."""
 
     def __init__(self, id: str, copies: int, num_envs: int, restarts: int) -> None:
         self._id = id
@@ -27,16 +27,16 @@ class Watch:
         self._reported_places: set[str] = set()
 
     def tick(self) -> None:
-        """Count one more step of all copies."""
+        """Advance the step count of all copies."""
         self._clock += 1
 
     def begin(self, copies: NDArray[np.bool_] | slice) -> None:
-        """Let an episode start in these copies."""
+        """Mark the start of an episode in these copies."""
         self._began[copies] = self._clock
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """Return the steps [N] of each copy's episode so far."""
+        """Return the steps [N] of each copy's running episode."""
         return self._clock - self._began
 
     @steps.setter
@@ -44,9 +44,9 @@ class Watch:
         self._began = self._clock - steps
 
     def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Return which copies [N] raised, and report it, each place in the user's code once.
+        """Return a mask [N] of the copies that raised, and report them, once per place in the user's code.
 
-        Raises UserError where a copy raised too often, or raises in its first reset or step whenever that is tried.
+        Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
         """
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
         self._failures += np.where(faulty, info[FAILURES], 0)
@@ -68,8 +68,9 @@ class Watch:
         return faulty
 
     def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
-        """Raise UserError where one of the values [N, ...], or of those of one `copy`, is NaN or infinite."""
-        # Squares cannot cancel out, and their sum takes a fifth of the time; where it overflows, look more closely.
+        """Raise UserError if any of the values [N, ...], or [...] of one `copy`, is NaN or infinite."""
+        # Squares cannot cancel, and their sum takes a fifth of the time of an elementwise check. If it overflows, the
+        # elementwise check decides.
         if math.isfinite(np.vdot(values, values)):
             return
         finite = np.isfinite(values)
@@ -83,7 +84,7 @@ class Watch:
         )
 
     def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
-        """Raise UserError where one of the whole numbers [N, ...], or [...] of one `copy`, is none of its choices."""
+        """Raise UserError if any of the integers [N, ...], or [...] of one `copy`, is out of its category range."""
         rows = values.reshape(-1, len(sizes))
         outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)
         if not outside.any():
@@ -96,7 +97,7 @@ class Watch:
         )
 
     def names(self, copies: NDArray[np.int64]) -> str:
-        """Return in words which environments these are, and where the first of them stands."""
+        """Return a description of these environments, with agent, index and episode step of the first."""
         agent, place = divmod(int(copies[0]), self._num_envs)
         step = self._clock - self._began[copies[0]]
         others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
