@@ -52,9 +52,7 @@ class Environments:
         *,
         whole_games: bool = False,
     ) -> None:
-        """Create the environments. With `whole_games` (evaluation) a lost life does not end an episode; FIRE follows
-        it.
-        """
+        """Create the environments. With `whole_games` (evaluation) a lost life ends no episode, but FIRE follows it."""
         self.agents = agents
         self.num_envs = num_envs
         self.device = torch.device(device)
@@ -249,8 +247,7 @@ class Environments:
         return counted | self._resets.state() | more
 
     def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
-        """Validate each copy's keyword arguments from a file. Raises UserError unless they override configured
-        numbers."""
+        """Check each copy's keyword arguments from a file. Raises UserError unless they override configured numbers."""
         whole = isinstance(differing, list) and len(differing) == self.agents * self.num_envs
         own: list[Any] = differing if whole else [None]
         for kwargs in own:

@@ -1,4 +1,4 @@
-"""Networks with a leading agent axis, and the registry of those a configuration can name."""
+"""Networks with a leading agent axis, and the registry of networks that a configuration can name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORKS: Mapping[str, Callable[[NetworkSettings, ObservationSpecs, Sequence[Hea
         settings.factory or "", parts, heads, normalized, bool(settings.bf16)
     ),
 }
-"""From (settings, the parts it reads, heads, the vectors it normalises) to the network."""
+"""Map (settings, observation parts, heads, names of normalised vectors) to a network."""
 
 
 __all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Layout", "Network", "initial_architecture"]

@@ -1,4 +1,4 @@
-"""The protocol of networks, and the architecture that a configuration asks for. Axes: P agents."""
+"""Network protocol and initial architecture. Axes: P agents, B batch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from evorl.types import Architecture, Convolution, Observation, RecurrentInput, 
 
 
 class Network(Protocol):
-    """The description of a network; the parameters live with the agents."""
+    """A stateless network; its parameters are stored with the agents."""
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameters of one agent of this architecture."""
+        """Return the parameter specs of one agent with this architecture."""
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return fresh parameters of one agent."""
+        """Return newly initialised parameters of one agent."""
 
     def cost(self, architecture: Architecture) -> float:
-        """Count the multiplications for one observation. Raises UserError where the shapes do not fit."""
+        """Return the multiplications of one forward pass per observation. Raises UserError if the shapes do not fit."""
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return how many numbers each unit of the recurrent state has, and how many units; zeros without a state."""
+        """Return the numbers per recurrent unit and the number of units; zeros for a feed-forward network."""
 
     def forward(
         self,
@@ -40,25 +40,26 @@ class Network(Protocol):
     ) -> tuple[Tensors, Tensor | None]:
         """Return the heads' outputs [P, B, outputs] for observations [P, B, ...], and the next recurrent state.
 
-        A `tape` may record what gradients need. `p` are the stack's parameters, each [P * copies, read, produced].
+        `p` are the stack's parameters, each [P * copies, read, produced]. A `tape` may record the call for the backward
+        pass.
         """
 
     def forward_pair(
         self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
     ) -> tuple[Tensors, Tensors]:
-        """Return the outputs for observations of one shape: for `x`, and without gradients for `following`."""
+        """Return the outputs for `x`, and without gradients for `following`, which has the same shape."""
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Return one agent's `tensors` without hidden layer `index`, which is not the last.
+        """Return one agent's `tensors` without hidden layer `index`, which must not be the last.
 
-        Also return which of the next layer's tensors each new one replaces, by their names.
+        Also return a mapping from each new tensor to the tensor of the next layer that it replaces, by name.
         """
 
 
 def forward_apart(
     network: Network, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
 ) -> tuple[Tensors, Tensors]:
-    """Return what `forward_pair` does, in two passes."""
+    """Implement `forward_pair` by two forward passes."""
     outputs, _ = network.forward(layout, p, x, None, tape)
     with torch.no_grad():
         return outputs, network.forward(layout, p, following)[0]
@@ -67,7 +68,7 @@ def forward_apart(
 def initial_architecture(
     settings: NetworkSettings, parts: ObservationSpecs, streams: Streams = "shared"
 ) -> Architecture:
-    """Return the architecture that the configuration asks for, of a network that reads these parts."""
+    """Return the configured architecture of a network that reads these observation parts."""
     if settings.name == "module":
         return Architecture()
     images = any(part.kind == "image" for part in parts.values())

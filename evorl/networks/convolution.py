@@ -1,4 +1,4 @@
-"""The encoder of images. Axes: P agents, B batch, C channels, H rows, W columns, G agents of one call."""
+"""Convolutional image encoder. Axes: P agents, B batch, C channels, H rows, W columns, G agents per call."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ RESIDUAL_KERNEL = 3
 
 
 class ImageEncoder:
-    """The convolutional layers of one part: images [P, B, ...] -> features [P, B, C * H * W] of the last layer."""
+    """Convolutional layers for one observation part: images [P, B, ...] -> flattened features [P, B, C * H * W]."""
 
     def __init__(self, name: str, part: ObservationSpec, initialisation: Initialisation, bf16: bool = False) -> None:
-        """With `bf16` convolutions multiply in bfloat16."""
+        """Create the encoder. With `bf16`, convolutions run in bfloat16."""
         self.initialisation = initialisation
         self.precision = torch.bfloat16 if bf16 else torch.float32
         self.name = f"encoder.{name}"
         self.part = part
 
     def reads(self, architecture: Architecture) -> tuple[str | int, ...]:
-        """Return the axes that the features have for the layer that reads them."""
+        """Return the axes of the features, as input axes of the next layer."""
         rows, columns = self.sizes(architecture)[-1]
         return f"channels.{len(architecture.convolutions) - 1}", rows * columns
 
     def sizes(self, architecture: Architecture) -> list[tuple[int, int]]:
-        """Return the rows and columns of each layer's output. Raises UserError where a kernel does not fit."""
+        """Return each layer's output size (rows, columns). Raises UserError if a kernel is larger than its input."""
         sizes: list[tuple[int, int]] = []
         size = self.part.image_size
         for index, layer in enumerate(architecture.convolutions):
@@ -51,7 +51,7 @@ class ImageEncoder:
         return sizes
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameters of one agent."""
+        """Return the parameter specs of one agent."""
         specs: Specs = {}
         fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         source: str | int = self.part.channels
@@ -69,7 +69,7 @@ class ImageEncoder:
         return specs
 
     def cost(self, architecture: Architecture) -> float:
-        """Count the multiplications for one image."""
+        """Return the multiplications of one forward pass per image."""
         layers, sizes = architecture.convolutions, self.sizes(architecture)
         channels = [self.part.channels, *(layer.channels for layer in layers)]
         cost = 0
@@ -79,7 +79,7 @@ class ImageEncoder:
         return cost
 
     def forward(self, layout: Layout, p: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Compute the features: [P, B, ...] -> [P, B, features]."""
+        """Return the features of a batch of images: [P, B, ...] -> [P, B, features]."""
         if len(self.part.shape) == 2:
             x = x.unsqueeze(2)
         elif self.part.channels_last:
@@ -89,8 +89,8 @@ class ImageEncoder:
         if x.device.type != "cpu":
             joined = self._layers(layout.architecture, mine, layout.spans, x.transpose(0, 1).flatten(1, 2))
             return joined.view(batch, agents, -1).transpose(0, 1)
-        # A CPU takes agents one after the other in channels-last layout: 163 ms for 4 agents of 128 frames, where a
-        # grouped convolution took 240.
+        # On a CPU, agents run one by one in channels-last layout: 163 ms for 4 agents of 128 frames, against 240 ms for
+        # a grouped convolution.
         parts = {name: value.split(1) for name, value in mine.items()}
         names = [name for name, start, stop in layout.spans for _ in range(start, stop)]
         features = [
@@ -105,9 +105,10 @@ class ImageEncoder:
         return torch.stack(features).flatten(2)
 
     def _layers(self, architecture: Architecture, p: Mapping[str, Tensor], spans: Sequence[Span], x: Tensor) -> Tensor:
-        """Compute the features [B, G * features], laid out as C, H, W, of images [B, G * C, H, W] of G agents."""
-        # The first filters scale bytes, not a pass over all pixels: with it 512 frames of Atari took 86 ms to prepare,
-        # and 31 without (13 in bfloat16, which holds 0 to 255 exactly), where all the rest of an update takes 80.
+        """Return features [B, G * features], flattened as C, H, W, of images [B, G * C, H, W] of G agents."""
+        # The first layer's filters include the scaling of uint8 pixels. A separate pass over all pixels made preparing
+        # 512 Atari frames take 86 ms, against 31 without (13 in bfloat16, which represents 0 to 255 exactly); the rest
+        # of an update takes 80.
         bytes_from_zero = x.dtype == torch.uint8 and not self.part.low
         scale = 1 / self.part.high if bytes_from_zero else 1.0
         x = x.to(self.precision) if bytes_from_zero else as_numbers(x, self.part)
@@ -140,7 +141,7 @@ class ImageEncoder:
 
 
 def _activated(x: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Apply each agent's own activation to [B, G * C, H, W]."""
+    """Apply each agent's activation to [B, G * C, H, W]."""
     if len(spans) == 1:
         return activate(x, spans)
     agents = x.unflatten(1, (spans[-1][2], -1)).transpose(0, 1)

@@ -1,7 +1,7 @@
-"""Distributions over actions, as heads of a network put them out. Axes: P agents, B batch, A action numbers, K choices.
+"""Action distributions parametrised by network heads. Axes: P agents, B batch, A action components, K choices.
 
-A distribution samples unclipped actions, and log-probabilities are theirs; `to_environment` clips and shapes them for
-the environment.
+`sample` returns unclipped actions, and `log_prob` refers to these; `to_environment` clips and reshapes them for the
+environment.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from torch.nn import functional
 from evorl.types import Head, Tensors
 
 FORBIDDEN = -1e8
-"""The logit of a forbidden action: its probability is 0, and 0 times it is not NaN."""
+"""Logit of a masked action: its probability is 0, and 0 times this logit is not NaN."""
 
 
 LOG_SCALES = (-5.0, 2.0)
-"""The bounds of a squashed Gaussian's log-scale; the authors' code has -20, where a density has no digits left."""
+"""Bounds of a squashed Gaussian's log-scale. The authors' code uses a lower bound of -20, where the density loses all
+precision."""
 NORMAL_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
-"""That of a normal distribution whose scale is 1."""
+"""Entropy of a standard normal distribution."""
 QUADRATURE = 16
-"""The nodes of a squashed Gaussian's entropy, which is right to 2e-5 up to a scale of 1 and to 0.25 at the largest."""
+"""Number of quadrature nodes for a squashed Gaussian's entropy, accurate to 2e-5 up to a scale of 1 and to 0.25 at the
+largest scale."""
 
 
 class Likelihood(NamedTuple):
-    """Log-probability and entropy, both [P, B], and their gradients by what the heads put out.
+    """Log-probability and entropy, both [P, B], and their gradients with respect to the head outputs.
 
-    `gradients` takes the gradients [P, B] of a sum by these two, and returns those by each head's output. That takes
-    half the time of autograd, for which the operations of small networks are too short.
+    `gradients` takes the upstream gradients [P, B] of the two, and returns the gradient for each head's output. This
+    takes half the time of autograd, whose overhead dominates in small networks.
     """
 
     log_prob: Tensor
@@ -45,30 +47,30 @@ class Likelihood(NamedTuple):
 
 
 class Distribution(Protocol):
-    """A family of distributions; `outputs` are what its `heads` put out, `mask` [P, B, A] the allowed actions."""
+    """A family of action distributions; `outputs` come from its `heads`, `mask` [P, B, A] marks allowed actions."""
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """Return the heads that a network must have."""
+        """Return the network heads that parametrise the distribution."""
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Sample unclipped actions [P, B, ...]."""
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """Return the most likely unclipped actions [P, B, ...]."""
+        """Return the mode as unclipped actions [P, B, ...]."""
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
-        """Return the log-probability [P, B] of unclipped actions [P, B, ...], which is all that acting needs."""
+        """Return the log-probability [P, B] of unclipped actions [P, B, ...]; cheaper than `likelihood`, for acting."""
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        """Return the log-probability and the entropy of unclipped actions [P, B, ...]."""
+        """Return log-probability and entropy for unclipped actions [P, B, ...], with their gradients."""
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
-        """Return the environment's actions [P, B, ...], counted from 0 where they are choices."""
+        """Return the environment's actions [P, B, ...]; discrete actions count from 0."""
 
 
 class Categorical:
-    """One action of several, or independent choices, each from its own number (`sizes`), with logits side by side."""
+    """A categorical action, or several independent ones with `sizes` choices each, whose logits are concatenated."""
 
     def __init__(self, sizes: tuple[int, ...], shape: tuple[int, ...] = ()) -> None:
         self.sizes = sizes
@@ -77,7 +79,7 @@ class Categorical:
         self.heads = (Head("action", sum(sizes), near_zero=True),)
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Sample whole numbers [P, B] or [P, B, K], by the Gumbel-max trick (Gumbel 1954)."""
+        """Sample integers [P, B] or [P, B, K] by the Gumbel-max trick (Gumbel 1954)."""
         logits = self.logits(outputs, mask)
         exponential = torch.empty_like(logits).exponential_(generator=generator)
         return self._best(logits - exponential.log_())
@@ -113,7 +115,7 @@ class Categorical:
     def _choices(
         self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield the logits [P, B, K] of each choice, and what was chosen [P, B, 1]."""
+        """Return pairs of logits [P, B, K] and chosen actions [P, B, 1], one for each choice."""
         logits = self.logits(outputs, mask)
         if self.single:
             return [(logits, unclipped_action.unsqueeze(-1))]
@@ -126,7 +128,7 @@ class Categorical:
 
 
 def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
-    """Return the likelihood of one choice among the last axis of `logits`."""
+    """Return the likelihood of one categorical choice over the last axis of `logits`."""
     logs = logits.log_softmax(-1)
     probability = logs.exp()
     entropy = -(probability * logs).sum(-1, keepdim=True)
@@ -140,10 +142,10 @@ def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
 
 
 class ActionBounds:
-    """The bounds of a Box. Where a dimension has two, -1 and 1 stand for them; others are as they are."""
+    """Bounds of a Box. Dimensions bounded on both sides are scaled to [-1, 1]; others are unscaled."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
-        """Raises TypeError for a space that is no Box."""
+        """Raises TypeError for a space other than Box."""
         if not isinstance(space, gym.spaces.Box):
             raise TypeError(f"{space} has no bounds")
         self.shape = space.shape
@@ -152,31 +154,31 @@ class ActionBounds:
         high = np.where(above, space.high.ravel().astype(np.float64), np.inf)
         both = below & above
         with np.errstate(invalid="ignore"):
-            # Halved before they are added: the sum of large bounds overflows.
+            # Halved before adding, because the sum of large bounds overflows.
             centre, scale = np.where(both, low / 2 + high / 2, 0.0), np.where(both, high / 2 - low / 2, 1.0)
         self._centre, self._scale, self._low, self._high = (
             torch.from_numpy(values.astype(np.float32)) for values in (centre, scale, low, high)
         )
 
     def to_environment(self, action: Tensor) -> Tensor:
-        """Return the environment's actions [P, B, ...] for actions [P, B, A]; what lies beyond a bound is the bound."""
+        """Map actions [P, B, A] to the environment's actions [P, B, ...], clipped to the bounds."""
         bounds = self._centre, self._scale, self._low, self._high
         centre, scale, low, high = (value.to(action) for value in bounds)
         return (centre + scale * action).clamp(low, high).view(*action.shape[:-1], *self.shape)
 
     def from_environment(self, action: Tensor) -> Tensor:
-        """Return actions [P, B, A] for the environment's [P, B, ...]."""
+        """Map the environment's actions [P, B, ...] to actions [P, B, A]."""
         centre, scale = self._centre.to(action), self._scale.to(action)
-        # What has only one value is 0, whatever it is divided by.
+        # A dimension with a single value maps to 0, whatever the divisor.
         return (action.reshape(*action.shape[:2], -1) - centre) / scale.where(scale > 0, 1.0)
 
 
 class Gaussian:
-    """Independent normal distributions with learned means, and a learned scale that is the same in every state.
+    """Diagonal Gaussian with a learned mean and a learned, state-independent scale.
 
-    Unclipped actions are unbounded. Where a dimension has two bounds, -1 and 1 stand for them; what lies beyond a bound
-    acts as the bound. Only the environment sees clipped actions: densities are those of unclipped ones, so they are
-    exact.
+    Unclipped actions are unbounded. Dimensions with two bounds are scaled so that these are -1 and 1, and actions
+    beyond a bound are clipped to it. Only the environment sees clipped actions: densities refer to unclipped actions,
+    so they are exact.
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
@@ -214,13 +216,13 @@ class Gaussian:
 
 
 class SquashedGaussian:
-    """The tanh of independent normals whose means and scales depend on the state (arXiv 1801.01290, appendix C).
+    """Tanh-squashed diagonal Gaussian with state-dependent mean and scale (SAC, arXiv 1801.01290, appendix C).
 
-    Unclipped actions are those before the tanh; log-probabilities are densities of actions between -1 and 1. Samples
-    pass gradients to the outputs. The entropy, which has no closed form, is a Gauss-Hermite quadrature.
+    Unclipped actions are those before the tanh; log-probabilities are densities of the squashed actions in (-1, 1).
+    Samples are reparametrised. The entropy has no closed form and is computed by Gauss-Hermite quadrature.
 
-    Log-scales are clamped to `LOG_SCALES`. A gradient that leads a log-scale back between these bounds is kept, or a
-    network that puts out too low a scale could never raise it again.
+    Log-scales are clamped to `LOG_SCALES`. A gradient that pushes a clamped log-scale back inside the bounds is kept;
+    otherwise a network whose log-scale is too low could never raise it again.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -232,31 +234,34 @@ class SquashedGaussian:
         self.heads = (Head("action", self.size, near_zero=True), Head("log_scale", self.size, near_zero=True))
 
     def bounded(self, outputs: Tensors) -> Tensors:
-        """Return the outputs with their log-scales between the bounds.
+        """Return the outputs with clamped log-scales.
 
-        Whoever differentiates a function of both `sample` and `log_prob` gives them these. It is the sum of both
-        gradients that has to lead back, not each by itself.
+        Use these to differentiate a function of both `sample` and `log_prob`: the sum of both gradients has to point
+        back inside the bounds, not each one separately.
         """
         return {**outputs, "log_scale": _Clamped.apply(outputs["log_scale"], *LOG_SCALES)}
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Sample unclipped actions [P, B, A]."""
+        """Sample unclipped actions [P, B, A] with the reparametrisation trick."""
         mean = outputs["action"]
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return torch.addcmul(mean, self._log_scale(outputs).exp(), noise)
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """Return the mean, the most likely before the tanh."""
+        """Return the mean, which is the mode before the tanh."""
         return outputs["action"]
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
-        """Return the log-density [P, B] of the tanh of unclipped actions [P, B, A]."""
+        """Return the log-density [P, B] of tanh(u) for unclipped actions u [P, B, A]."""
         log_scale = self._log_scale(outputs)
         z = (unclipped_action - outputs["action"]) * (-log_scale).exp()
         return (_normal_log_prob(z, log_scale) - _log_slope(unclipped_action)).sum(-1)
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        """Return the same and the entropy [P, B]: that before the tanh, and the mean of the logarithm of its slope."""
+        """Return log-density and entropy [P, B].
+
+        The entropy is that before the tanh plus the expected log-derivative of the tanh.
+        """
         mean, log_scale = outputs["action"], self.bounded(outputs)["log_scale"]
         nodes, weights, shrink = self._nodes.to(mean), self._weights.to(mean), (-log_scale).exp()
         z = (unclipped_action - mean) * shrink
@@ -284,7 +289,7 @@ class SquashedGaussian:
 
 
 class _Clamped(torch.autograd.Function):
-    """Clamp values to bounds; the gradient stays what it is but where it leads away from the bounds.
+    """Clamp values to bounds; the gradient passes unless a descent step would move a value further outside.
 
     This is `gradient="identity_if_towards"` of the bounds in TensorFlow Compression.
     """
@@ -303,23 +308,23 @@ class _Clamped(torch.autograd.Function):
 
 
 def _leads_away(values: Tensor, gradient: Tensor, low: float, high: float) -> Tensor:
-    """Tell where values lie beyond a bound and a step against their gradient would lead further."""
+    """Return a mask of values beyond a bound that a step against their gradient would move further away."""
     return ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
 
 
 def _normal_log_prob(z: Tensor, log_scale: Tensor) -> Tensor:
-    """Return the log-density of a normal distribution at `z` scales from its mean, of the shape of `z`."""
+    """Return the log-density of a normal distribution at standardised values `z`, elementwise."""
     return -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
 
 
 def _normal_gradients(z: Tensor, shrink: Tensor, by_log_prob: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients [P, B, A] by the mean and the log-scale; `shrink` is one over the scale."""
+    """Return the gradients [P, B, A] of the log-density with respect to mean and log-scale; `shrink` is 1 / scale."""
     each = by_log_prob.unsqueeze(-1)
     return each * z * shrink, each * (z.square() - 1)
 
 
 def _log_slope(unclipped_action: Tensor) -> Tensor:
-    """Return log(1 - tanh(u)^2), of the shape of u, which has digits left where tanh(u) rounds to 1."""
+    """Return log(1 - tanh(u)^2), elementwise, in a form that stays accurate where tanh(u) rounds to 1."""
     return 2 * (math.log(2) - unclipped_action - functional.softplus(-2 * unclipped_action))
 
 
@@ -328,7 +333,7 @@ DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {
     gym.spaces.MultiDiscrete: lambda space: Categorical(tuple(map(int, space.nvec.flatten())), space.shape),
     gym.spaces.Box: Gaussian,
 }
-"""The distribution for each kind of action space."""
+"""Default distribution of each kind of action space."""
 
 BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], Distribution]] = {"gaussian": Gaussian, "squashed": SquashedGaussian}
-"""Those of a Box, by the name that a configuration gives; a squashed one needs bounds."""
+"""Distributions for a Box, by configured name; a squashed one needs bounds."""

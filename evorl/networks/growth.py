@@ -1,13 +1,13 @@
-"""Change the shapes of one agent's module. Growth leaves the function that the network computes as it was.
+"""Resize one agent's module. Growth preserves the function that the network computes.
 
-A module's tensors are `roles`: `parameters`, `buffers` (not trained), and per trained parameter its `target` copy and
-Adam's `mean` and `square`.
+A module's tensors are grouped by `roles`: `parameters`, `buffers` (not trained), and for each trained parameter its
+`target` copy and Adam's first and second moments, `mean` and `square`.
 
-New weights of a trained agent start with a `mean` of zero and the mean `square` of older weights like them. Adam's bias
-correction counts the agent's updates, so weights whose `square` started at zero would step by 3 to 6.5 times the
+New weights of a trained agent start with a `mean` of zero and the average `square` of comparable older weights. Adam's
+bias correction counts the agent's updates, so weights whose `square` started at zero would step by 3 to 6.5 times the
 learning rate in their first ten updates. Where a first layer grew from 64 to 96 units after 2,000 updates, the first
-update changed Q by 0.0166 on average instead of 0.0032 without growth; with the mean it is 0.0038, and with a count of
-updates for each weight it would be 0.0074.
+update changed Q by 0.0166 on average, compared with 0.0032 without growth. With the average `square` it is 0.0038; with
+an update count per weight it would be 0.0074.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOMENTS = ("mean", "square")
 
 
 def fresh_roles(specs: Specs, values: Tensors) -> Roles:
-    """Return the roles of new `values`: targets equal to the parameters, moments of zero."""
+    """Return the roles for new `values`: targets equal to the parameters, zero moments."""
     parameters = {name: value for name, value in values.items() if specs[name].trained}
     return {
         "parameters": parameters,
@@ -35,24 +35,24 @@ def fresh_roles(specs: Specs, values: Tensors) -> Roles:
 
 
 def joined(roles: Roles, more: Roles) -> Roles:
-    """Return both sets of tensors, role by role."""
+    """Merge two sets of tensors, role by role."""
     return {role: tensors | more[role] for role, tensors in roles.items()}
 
 
 def newborn_square(value: Tensor, older: Sequence[Tensor], copies: int | None) -> Tensor:
-    """Return Adam's second moment for a new parameter `value`: in each copy the mean of those of `older` weights.
+    """Return Adam's second moment for a new parameter `value`: per copy, the mean over `older` weights.
 
-    Copies are taken apart because the gradients of a policy and of a value differ by orders of magnitude. An agent that
-    was never updated has zeros there, and its new weights too.
+    Copies are averaged separately because policy and value gradients differ by orders of magnitude. An agent that was
+    never updated has zeros there, and so have its new weights.
     """
     means = torch.cat([square.reshape(copies or 1, -1) for square in older], 1).mean(1)
     return means.view(-1, *(1 for _ in value.shape[1:])).expand_as(value).clone()
 
 
 def added_squares(added: Specs, specs: Specs, roles: Roles) -> Tensors:
-    """Return the second moments of wholly new parameters `added` beside those of `specs`.
+    """Return the second moments of entirely new parameters `added` to those of `specs`.
 
-    Weights take the mean of the weights that produce the same units, biases and scales that of biases and scales.
+    Weights take the mean over weights that produce the same units; biases and scales take that over biases and scales.
     """
     return {
         name: newborn_square(
@@ -70,10 +70,10 @@ def added_squares(added: Specs, specs: Specs, roles: Roles) -> Tensors:
 
 
 def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, generator: torch.Generator) -> Roles:
-    """Return `roles` with `group` as wide as `sizes` says.
+    """Return `roles` with `group` widened to its entry in `sizes`.
 
-    New units read with fresh weights and are read with zero weights (Net2Net's goal, arXiv 1511.05641, by a shorter
-    way): the output stays, and the first gradient step can use them.
+    New units have random incoming and zero outgoing weights. This preserves the function, which is the goal of Net2Net
+    (arXiv 1511.05641), in a simpler way, and the first gradient step can use the new units.
     """
     templates = {
         name: _template(spec, sizes, group, tensors[name].shape, generator)
@@ -93,7 +93,7 @@ def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, gener
 
 
 def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
-    """Return `roles` with only the `kept` units of `group`; a layer norm's statistics then count all that are left."""
+    """Return `roles` with only the `kept` units of `group`; layer norm statistics then include all remaining units."""
     shrunk = {role: dict(tensors) for role, tensors in roles.items()}
     for tensors in shrunk.values():
         for name in tensors:
@@ -107,7 +107,7 @@ def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
 
 
 def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
-    """Return how strongly each unit of `group` is read: the sum of the magnitudes of its outgoing weights [N]."""
+    """Return the importance [N] of each unit of `group`: the sum of absolute outgoing weights."""
     read = [
         parameters[name].abs().movedim(axis, 0).flatten(1).sum(1)
         for name, spec in specs.items()
@@ -120,7 +120,7 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
 def _template(
     spec: ParameterSpec, sizes: Mapping[str, int], group: str, old: torch.Size, generator: torch.Generator
 ) -> Tensor:
-    """Return the grown parameter with the new units' values; the old ones are written over the leading corner."""
+    """Return a grown parameter with the new units' values; the caller overwrites the leading corner with old values."""
     template = spec.filled(spec.newborn or spec.fill, sizes, generator)
     for axis in spec.axes_read(group):
         template.narrow(axis, old[axis], template.shape[axis] - old[axis]).zero_()

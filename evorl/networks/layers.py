@@ -1,7 +1,7 @@
 """Layers with a leading agent axis. Axes: P agents, B batch, N units.
 
-Units beyond an agent's own width have zero weights and biases. Every activation here maps 0 to 0, so such units put out
-zero, get zero gradients and stay as they are: padding needs no mask, except in the statistics of a layer norm.
+Padding units beyond an agent's own width have zero weights and biases. Every activation here maps 0 to 0, so padding
+units output zero, get zero gradients and never change. Padding needs no mask except in layer norm statistics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 class Activation:
     """An activation with f(0) = 0, and its gradient from (gradient of y, x, y).
 
-    `in_place` overwrites x by y, for those whose gradient needs y alone: 11 to 16 % of a forward pass.
+    `in_place` overwrites x by y. It exists where the gradient needs only y, and saves 11 to 16 % of a forward pass.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -36,16 +36,16 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 Span = tuple[str, int, int]
-"""An activation and the agents, from start to stop, that use it."""
+"""Name of an activation, and the range [start, stop) of agents that use it."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Apply a linear map: [P, B, in], [P, in, out], [P, 1, out] -> [P, B, out]."""
+    """Apply one linear layer per agent: [P, B, in], [P, in, out], [P, 1, out] -> [P, B, out]."""
     return torch.baddbmm(bias, x, weight)
 
 
 def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Apply each agent's own activation to [P * copies, ...]; where all share one it may overwrite x."""
+    """Apply each agent's activation to [P * copies, ...]; may overwrite x if all agents share one activation."""
     if len(spans) == 1:
         activation = ACTIVATIONS[spans[0][0]]
         return (activation.in_place or activation.function)(x)
@@ -54,7 +54,7 @@ def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
 
 
 def activation_gradient(gradient: Tensor, x: Tensor, y: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Return the gradient of x [P * copies, ...] from that of y, which `activate` made of it."""
+    """Return the gradient of x [P * copies, ...] from that of y = activate(x)."""
     if len(spans) == 1:
         return ACTIVATIONS[spans[0][0]].gradient(gradient, x, y)
     copies = x.shape[0] // spans[-1][2]
@@ -70,11 +70,11 @@ def repeated(x: Tensor, copies: int) -> Tensor:
 def layer_norm(
     x: Tensor, gain: Tensor, shift: Tensor, share: Tensor | None, epsilon: float = 1e-5
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Normalise [P, B, N] (arXiv 1607.06450) by the statistics of the units that count, with `share` [P, N, 1] in them.
+    """Apply layer norm (arXiv 1607.06450) to [P, B, N], with `share` [P, N, 1] as unit weights in the statistics.
 
-    A norm over part of the units is enough (arXiv 1910.07467), which lets a layer grow without changing what it puts
-    out: padding never counts, nor do units that were added to a trained layer. Without `share` all count alike. Also
-    return what the gradient needs.
+    Statistics over part of the units suffice (arXiv 1910.07467). So a layer can grow without changing its output:
+    padding and units added to a trained layer are never included. Without `share`, all units have equal weight. Also
+    return the tensors for the backward pass.
     """
     if share is None:
         # One fused operation instead of seven.
@@ -87,21 +87,21 @@ def layer_norm(
 
 
 def layer_norm_gradient(gradient: Tensor, gain: Tensor, share: Tensor | None, norm: tuple[Tensor, ...]) -> Tensor:
-    """Return the gradient of x [P, B, N] from that of what `layer_norm` made of it."""
+    """Return the gradient of x [P, B, N] from that of the output of `layer_norm`."""
     normal, scale, *more = norm
     inner = gradient * gain
     if share is None:
         x, mean = more
         wanted = [True, False, False]
-        # It takes for granted that there are no gaps in statistics.
+        # The kernel assumes contiguous statistics.
         statistics = mean.contiguous(), scale.contiguous()
         found: Tensor = aten.native_layer_norm_backward(inner, x, x.shape[-1:], *statistics, None, None, wanted)[0]
         return found
-    # Each unit that counts moves mean and variance by its share; d normal / d x by the quotient rule.
+    # Each included unit affects mean and variance by its share; d normal / d x follows from the quotient rule.
     moved = torch.addcmul(inner.sum(-1, keepdim=True), normal, (inner * normal).sum(-1, keepdim=True))
     return torch.addcmul(inner, moved, share.mT, value=-1).mul_(scale)
 
 
 def shares(counted: Tensor) -> Tensor:
-    """Return the share [P, N, 1] that each unit has in a mean over those that are `counted` [P, 1, N]."""
+    """Return each unit's weight [P, N, 1] in a mean over the units with `counted` [P, 1, N] equal to 1."""
     return (counted / counted.sum(-1, keepdim=True).clamp(min=1)).transpose(1, 2).contiguous()

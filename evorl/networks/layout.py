@@ -1,4 +1,4 @@
-"""The division of agents into stacks, and the padded architecture of each stack."""
+"""Grouping of agents into stacks, and the padded architecture of each stack."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ SMALLEST_WIDTH = 32
 WIDTH_STEP = 16
 CHANNEL_STEP = 8
 STACK_OVERHEAD = 20_000
-"""The fixed cost of one more stack, in multiplications: an update of [32, 32] networks spends about 0.7 ms on calls,
-and 30 ns on each weight of each agent (batch 128, one core)."""
+"""Fixed cost of an additional stack, in multiplications: an update of [32, 32] networks takes about 0.7 ms of call
+overhead, and 30 ns per weight and agent (batch 128, one core)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The architecture of a network of a stack, wide and deep enough for all its agents, and their activations."""
+    """Padded architecture of one network of a stack, large enough for all its agents, and their activations."""
 
     architecture: Architecture
     spans: tuple[Span, ...]
 
 
 def padded(width: int) -> int:
-    """Return the next multiple of 16, from 32, which batched products want."""
+    """Round a width up to a multiple of 16, at least 32, which suits batched products."""
     return max(SMALLEST_WIDTH, -(-width // WIDTH_STEP) * WIDTH_STEP)
 
 
 def joint(architectures: Sequence[Architecture]) -> Architecture:
-    """Return the smallest padded architecture that has room for all of these, which are of one kind."""
+    """Return the smallest padded architecture that fits all of these architectures of one kind."""
     first = architectures[0]
     widths = zip(*(a.hidden_sizes for a in architectures), strict=True)
     depths = zip(*(a.residual_layers for a in architectures), strict=True)
@@ -56,18 +56,18 @@ def _joint_convolution(layers: Sequence[Convolution]) -> Convolution:
 
 
 Architectures = Mapping[str, Architecture]
-"""The architectures of one agent's networks, by name."""
+"""Architectures of one agent's networks, by name."""
 
 
 def plan_stacks(
     agents: Sequence[Architectures], cost: Callable[[Architectures], float]
 ) -> list[tuple[list[int], dict[str, Layout]]]:
-    """Divide agents into stacks so that a training step is cheap: each stack's members, and its networks' layouts.
+    """Group agents into stacks that minimise the cost of a training step; return each stack's members and layouts.
 
-    Agents can share a stack where each of their networks is of one kind. `cost` is the number of multiplications for
-    one observation, over all networks. A stack costs its calls plus those of all its members at their common padded
-    size. Starting from one stack for each padded shape, the two whose union saves most are joined until no union saves
-    anything.
+    Agents can share a stack if their networks are of the same kind. `cost` returns the multiplications per observation
+    over all networks. A stack costs its call overhead plus the multiplications of all members at their common padded
+    size. The algorithm is greedy: starting from one stack per padded shape, it merges the pair that saves most, until
+    no merge saves anything.
     """
     kinds: list[Any] = [tuple(_kind(architecture) for architecture in agent.values()) for agent in agents]
     shapes: list[Any] = [tuple(map(_widths, _joint([agent]).values())) for agent in agents]
@@ -92,12 +92,12 @@ def plan_stacks(
 
 
 def _joint(agents: Sequence[Architectures]) -> dict[str, Architecture]:
-    """Return for each network the smallest padded architecture that has room for those of all these agents."""
+    """Return for each network the smallest padded architecture that fits all these agents."""
     return {name: joint([agent[name] for agent in agents]) for name in agents[0]}
 
 
 def _laid_out(members: list[int], agents: Sequence[Architectures]) -> tuple[list[int], dict[str, Layout]]:
-    """Return the members, those with the same activations side by side, and their networks' layouts."""
+    """Return the members, sorted so that equal activations are adjacent, and the layouts of their networks."""
     activations = {i: [architecture.activation or "" for architecture in agents[i].values()] for i in members}
     members = sorted(members, key=lambda i: (*activations[i], i))
     architectures = _joint([agents[i] for i in members])
@@ -109,7 +109,7 @@ def _laid_out(members: list[int], agents: Sequence[Architectures]) -> tuple[list
 
 
 def _spans(activations: Sequence[str]) -> tuple[Span, ...]:
-    """Return the runs of equal names."""
+    """Return the runs of equal activation names."""
     spans: list[Span] = []
     for name, run in groupby(activations):
         start = spans[-1][2] if spans else 0
@@ -123,7 +123,7 @@ def _widths(architecture: Architecture) -> tuple[int, ...]:
 
 
 def _kind(architecture: Architecture) -> tuple[object, ...]:
-    """Return what agents of a stack have in common: a smaller kernel cannot be padded, as the padding would learn."""
+    """Return the attributes that agents of a stack share, with kernel sizes: a padded kernel would be trained."""
     kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
     flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.streams, architecture.recurrent or ""
     return *flags, kernels

@@ -1,4 +1,4 @@
-"""A user's own `nn.Module` as a stacked network, through vmap. Axes: P agents, B batch."""
+"""A user's `nn.Module` as a stacked network, through vmap. Axes: P agents, B batch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Factory = Callable[[Inputs, int], nn.Module]
 
 
 class ModuleNetwork:
-    """A network of copies of one module, made by `factory(inputs, outputs)`: [P, B, inputs] -> all heads' outputs.
+    """A vmapped user module made by `factory(inputs, outputs)`: [P, B, inputs] -> all heads' outputs.
 
-    `inputs` is the width of a vector, or the shape of an image. The module runs in evaluation mode, with its buffers as
-    the first copy made them; parameters that do not require gradients stay as they are. Its shapes are its own:
-    architecture mutations leave it alone. It puts out the heads side by side; constant heads are kept beside it.
+    `inputs` is the width of a vector, or the shape of an image. The module runs in evaluation mode, with the buffers of
+    its first instance; parameters that do not require gradients stay fixed. Its architecture is fixed too: architecture
+    mutations do not apply. Its output is the concatenation of all heads except constant ones, which are separate
+    parameters.
     """
 
     def __init__(self, factory: Factory, name: str, part: ObservationSpec, heads: Sequence[Head]) -> None:
@@ -44,7 +45,7 @@ class ModuleNetwork:
         self._forward = vmap(self._forward_one)
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameters of one agent, with nothing to pad."""
+        """Return the parameter specs of one agent, without padding."""
         specs = {
             name: ParameterSpec((), shape, "zeros", trained=name not in self._frozen)
             for name, shape in self._shapes.items()
@@ -53,17 +54,17 @@ class ModuleNetwork:
         return specs | {_constant(head): ParameterSpec((1,), (head.outputs,), "zeros") for head in constants}
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return fresh parameters of one agent, as the module itself initialises them."""
+        """Return newly initialised parameters of one agent, from a new instance of the module."""
         module = self._make(seed=int(torch.randint(2**62, (), generator=generator)))
         values = {name: value.detach().float() for name, value in module.named_parameters()}
         return values | {_constant(head): torch.zeros(1, head.outputs) for head in self.heads if head.constant}
 
     def cost(self, architecture: Architecture) -> float:
-        """Return 0: all copies are alike and share one stack, whatever they cost."""
+        """Return 0: all agents have the same shapes and share one stack, so the cost is irrelevant."""
         return 0.0
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return zeros: a module has no recurrent state."""
+        """Return zeros: a user's module is feed-forward."""
         return 0, 0
 
     def forward(
@@ -74,7 +75,7 @@ class ModuleNetwork:
         recurrent: RecurrentInput | None = None,
         tape: Tape | None = None,
     ) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs [P, B, outputs] with the stack's parameters `p`."""
+        """Return the heads' outputs [P, B, outputs] for the stacked parameters `p`."""
         outputs = self.joined(p, x).split(self.outputs, -1)
         names = [head.name for head in self.heads if not head.constant]
         constants = {head.name: p[_constant(head)] for head in self.heads if head.constant}
@@ -83,11 +84,11 @@ class ModuleNetwork:
     def forward_pair(
         self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
     ) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients those for `following`."""
+        """Return the outputs for `x`, and without gradients for `following`."""
         return forward_apart(self, layout, p, x, following)
 
     def joined(self, p: Mapping[str, Tensor], x: Observation) -> Tensor:
-        """Return the modules' outputs, all heads side by side."""
+        """Return the modules' outputs with all heads concatenated."""
         seen = x[self._part_name]
         if self._device != seen.device:
             self._device = seen.device
@@ -100,7 +101,7 @@ class ModuleNetwork:
         return outputs
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Raise ValueError: a module has no layer that could go."""
+        """Raise ValueError: a user's module has no removable layer."""
         raise ValueError("a user's module has no hidden layers to remove")
 
     def _forward_one(self, p: Tensors, x: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class ModuleNetwork:
         return output
 
     def _make(self, seed: int) -> nn.Module:
-        # A module draws its first values from the global generator; fork it so that nothing else notices.
+        # Modules initialise from the global generator; fork it so that no other random stream changes.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.factory(self.inputs, sum(self.outputs))
@@ -122,7 +123,7 @@ def _constant(head: Head) -> str:
 
 
 def load_factory(path: str) -> Factory:
-    """Return the function that `package.module:function` names. Raises UserError."""
+    """Import the function `package.module:function`. Raises UserError if it cannot be imported or called."""
     module_name, colon, name = path.partition(":")
     if not colon:
         raise UserError(f"network.factory: {path!r} must have the form package.module:function")
@@ -138,7 +139,7 @@ def load_factory(path: str) -> Factory:
 def module_network(
     factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalized: Collection[str], bf16: bool = False
 ) -> ModuleNetwork:
-    """Return the network of a factory given by name. Raises UserError where it does not map one part to the heads."""
+    """Return the network of a named factory. Raises UserError if it does not map one part to the heads' outputs."""
     if bf16:
         raise UserError(
             "network.bf16: a module computes as it is written; take accelerate's `mixed_precision: 'no'` and let the "

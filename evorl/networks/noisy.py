@@ -1,4 +1,4 @@
-"""Noisy layers (arXiv 1706.10295): weights with noise whose size is learned. Axes: P agents, times copies of layers."""
+"""Noisy networks (arXiv 1706.10295): weights with noise of learned scale. Axes: P agents, times copies of layers."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from evorl.networks.parameters import ParameterSpec, Shape, Specs, initialise, m
 from evorl.types import Architecture, Observation, RecurrentInput, Tensors
 
 SIGMA = "sigma."
-"""The beginning of the name of the parameter that scales the noise of another."""
+"""Name prefix of the parameter that holds another parameter's noise scale."""
 
 
 class NoisyLayers:
-    """A network whose last hidden layer, with the residual ones after it, and heads have a scale of noise beside.
+    """A network with noisy heads and a noisy last hidden layer, including that layer's residual layers.
 
-    In a network that sees images these are its fully connected layers, as in the paper, unless it has several. The
-    scale of each weight is a parameter like others, so that it is padded, grown and learned as they are: what grows is
-    read with a scale of zero. The noise itself is applied to the weights before a call, by `perturbed`; without it this
-    computes with the means.
+    For networks on images these are the fully connected layers, as in the paper, unless there are several. Noise scales
+    are ordinary parameters: they are padded, grown and trained as the weights are, and outgoing weights of new units
+    start with a scale of zero. `perturbed` applies the noise to the weights before a call; without it the network
+    computes with the mean weights.
     """
 
     def __init__(self, network: Network, heads: Collection[str], sigma: float) -> None:
-        """`sigma` over the root of the number of inputs is the first scale of a layer's noise, factorised."""
+        """Wrap `network`; noise is factorised, and its initial scale is `sigma` / sqrt(number of inputs)."""
         self.network = network
         self.heads = heads
         self.sigma = sigma
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameters of one agent of this architecture."""
+        """Return the parameter specs of one agent with this architecture."""
         specs, sizes = self.network.specs(architecture), architecture.sizes()
         layers: dict[str, Specs] = defaultdict(dict)
         for name, spec in specs.items():
@@ -52,15 +52,15 @@ class NoisyLayers:
         return specs | scales
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return fresh parameters of one agent."""
+        """Return newly initialised parameters of one agent."""
         return initialise(self.specs(architecture), architecture.sizes(), generator)
 
     def cost(self, architecture: Architecture) -> float:
-        """Count the multiplications for one observation."""
+        """Return the multiplications of one forward pass per observation."""
         return self.network.cost(architecture)
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return that of the network."""
+        """Return the recurrent shape of the wrapped network."""
         return self.network.recurrent_shape(architecture)
 
     def forward(
@@ -71,20 +71,20 @@ class NoisyLayers:
         recurrent: RecurrentInput | None = None,
         tape: Tape | None = None,
     ) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs [P, B, ...], by the weights as they stand in `p`."""
+        """Return the heads' outputs [P, B, ...] computed with the weights in `p`."""
         return self.network.forward(layout, p, x, recurrent, tape)
 
     def forward_pair(
         self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
     ) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients those for `following`."""
+        """Return the outputs for `x`, and without gradients for `following`."""
         return self.network.forward_pair(layout, p, x, following, tape)
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """Return one agent's `tensors` without hidden layer `index`.
 
-        Where the next layer is noisy, the product of both varies as much as it did by that noise: the variances are
-        the product of the squared weights and the squared scales.
+        If the next layer is noisy, the product of the two weights keeps the variance due to that noise: the variances
+        are the product of the squared weights and the squared scales.
         """
         means = {name: value for name, value in tensors.items() if not name.startswith(SIGMA)}
         scales = {name.removeprefix(SIGMA): value for name, value in tensors.items() if name.startswith(SIGMA)}
@@ -100,13 +100,13 @@ class NoisyLayers:
 
 
 class WeightNoise:
-    """Draws the noise of a stack's weights, factorised and each agent's own (arXiv 1706.10295, eq. 10 and 11).
+    """Samples factorised weight noise for a stack, independently per agent (arXiv 1706.10295, eq. 10 and 11).
 
-    With f(x) = sgn(x) sqrt |x|, the noise of a weight is f(x_in) f(x_out), that of a bias f(x_out).
+    With f(x) = sgn(x) sqrt |x|, the noise of a weight is f(x_in) f(x_out), and that of a bias is f(x_out).
     """
 
     def __init__(self, matrices: Mapping[str, Shape], agents: int) -> None:
-        """`matrices` are the copies, and what is read and produced, of each of a network's parameters."""
+        """Prepare shapes; `matrices` holds (copies, inputs, outputs) of each parameter of a network."""
         self.agents = agents
         self.matrices = {name: matrices[name] for name in matrices if SIGMA + name in matrices}
         self._shapes: dict[str, Shape] = {}
@@ -117,7 +117,7 @@ class WeightNoise:
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
 
     def draw(self, generator: torch.Generator) -> Tensors:
-        """Return new noise [P, read, produced] by the name of the weight, [P, 1, produced] by that of a bias."""
+        """Sample noise [P, read, produced] for each weight and [P, 1, produced] for each bias, by name."""
         x = torch.randn(sum(self._sizes), generator=generator, device=generator.device)
         parts = (x.sign() * x.abs().sqrt()).split(self._sizes)
         values = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
@@ -129,12 +129,12 @@ class WeightNoise:
 
 
 def perturbed(p: Tensors, scales: Tensors, noise: Tensors) -> Tensors:
-    """Return parameters `p` with `noise` on its weights, scaled by what is in `scales`."""
+    """Return parameters `p` with `noise` added to the weights, multiplied by the noise scales in `scales`."""
     return p | {name: torch.addcmul(p[name], scales[SIGMA + name], value) for name, value in noise.items()}
 
 
 def _layer(name: str) -> str | None:
-    """Return the layer of a weight or of a bias by the parameter's name; None for other parameters."""
+    """Return the layer to which a weight or bias belongs, by its name; None for other parameters."""
     layer, weight, _ = name.partition(".weight")
     if weight:
         return layer

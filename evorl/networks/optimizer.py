@@ -1,4 +1,4 @@
-"""Adam for a stack of agents, each with settings of its own. Axes: P agents, D all values of a stack."""
+"""Adam for a stack of agents with per-agent settings. Axes: P agents, D all values of a stack."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ WEIGHTS = tuple(1 - beta for beta in BETAS)
 AHEAD = 64
 TINY = 1e-30
 PIECE = 2**15
-"""Values that a step goes through at once: all that belongs to them then stays in a core's own cache."""
+"""Values processed at once in a step, so that all tensors involved stay in a core's private cache."""
 
 
 class StackedAdam:
-    """Adam (arXiv 1412.6980), with a step size of each agent's own.
+    """Adam (arXiv 1412.6980) with per-agent learning rates.
 
-    `mean` and `square` are the moments, `updates` [P] the steps taken.
+    `mean` and `square` are the first and second moments, `updates` [P] the number of steps taken.
     """
 
     def __init__(self, shapes: dict[str, Shape], agents: int, epsilon: float, device: torch.device) -> None:
         self.mean = FlatTensors(shapes, agents, device)
         self.square = FlatTensors(shapes, agents, device)
         self._epsilon = epsilon
-        # In double precision: 1 - beta2**updates loses five digits in single.
+        # float64, because 1 - beta2**updates loses five digits in float32.
         self._updates = torch.zeros(agents, dtype=torch.float64, device=device)
         self._common = 0
-        # Factors of the steps to come, and the ones that stand beside the learning rates.
+        # Precomputed factors of future steps, and the row of ones that goes with the learning rates.
         self._ahead = torch.empty(0, 2, agents, dtype=torch.float64, device=device)
         self._rates = torch.ones(2, agents, device=device)
         self._numbers = torch.empty(2, agents, device=device)
@@ -38,7 +38,7 @@ class StackedAdam:
         size = self.mean.flat.numel()
         spread = torch.empty(2, size, device=device)
         self._spread_rows = self.mean.rows(spread)
-        # A step goes through a piece at a time on a CPU, and needs room for one.
+        # On a CPU a step processes one piece at a time, so it needs buffers for one piece only.
         self._piece = size if device.type != "cpu" else min(size, PIECE)
         room = torch.empty(2, self._piece, device=device)
         flats = self.mean.flat, self.square.flat, *spread
@@ -49,19 +49,19 @@ class StackedAdam:
 
     @property
     def updates(self) -> Tensor:
-        """Return the steps [P] that each agent has taken."""
+        """Return the number of steps [P] that each agent has taken."""
         return self._updates + self._common
 
     def load(self, updates: Tensor) -> None:
-        """Take over how many steps [P] each agent has taken."""
+        """Set the number of steps [P] that each agent has taken."""
         self._updates.copy_(updates)
         self._common, self._ahead = 0, self._ahead[:0]
 
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: Tensor, active: Tensor | None = None) -> None:
-        """Update flat `parameters` [D] in place by the flat `gradient` [D], which must be finite, and rates [P].
+        """Update flat `parameters` [D] in place by the finite flat `gradient` [D] and learning rates [P].
 
-        Agents whose `active` [P] is 0 keep their parameters and moments; without it all are updated, for which the
-        factors of 64 steps are computed at once: 12 operations of 3 us each where an update has about 60.
+        Agents whose `active` [P] is 0 keep their parameters and moments. Without `active` all agents are updated, and
+        the factors of 64 steps are precomputed: this saves 12 operations of 3 us each in an update of about 60.
         """
         shares: Sequence[Tensor | None] = [None] * len(self._pieces)
         self._rates[0] = learning_rate
@@ -75,13 +75,13 @@ class StackedAdam:
         for values, slope, share, (mean, square, rates, epsilons, scaled, denominator) in pieces:
             first, second = WEIGHTS if share is None else [share * weight for weight in WEIGHTS]
             mean.lerp_(slope, first)
-            # MKL takes ten times as long for the root of zero, which half of the values may be.
+            # MKL takes ten times as long for the square root of zero, and half of the values may be zero.
             square.lerp_(torch.addcmul(self._tiny, slope, slope, out=denominator), second)
             torch.sqrt(square, out=denominator).add_(epsilons)
             values.addcdiv_(torch.mul(mean, rates, out=scaled), denominator, value=-1)
 
     def _factors(self, active: Tensor | None) -> Tensor:
-        """Count a step, and return what the learning rates are multiplied by in it, and the epsilons: [2, P]."""
+        """Count a step, and return its learning rate factors and its epsilons: [2, P]."""
         if active is not None:
             self._updates += self._common
             self._updates += active
@@ -95,8 +95,8 @@ class StackedAdam:
         return self._ahead[place]
 
     def _corrected(self, updates: Tensor) -> Tensor:
-        """Return the factors [2, ..., P] after so many steps [..., P] that correct the moments' bias towards zero."""
-        # An agent that was never updated is not active either: corrections other than 0 keep 0 / 0 out of its values.
+        """Return the bias-corrected step size factors and epsilons [2, ..., P] after `updates` steps [..., P]."""
+        # An agent without updates is inactive; the clamp avoids 0 / 0 in its factors.
         steps = updates.clamp(min=1)
         first, second = (1 - beta**steps for beta in BETAS)
         root = second.sqrt()

@@ -1,6 +1,6 @@
 """Recurrent cells of a stack. Axes: P agents (times copies), T time, B sequences, N units, K numbers per unit.
 
-As in every layer, units beyond an agent's own width stay at zero: both cells map zero weights and a zero state to zero.
+As in every layer, padding units stay at zero: both cells map zero weights and a zero state to zero.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from evorl.types import RecurrentInput
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent cell of `gates` gates for each unit, whose state [P, B, K, N] has K = `slots`, the output first.
+    """A recurrent cell with `gates` per unit and state [P, B, K, N], where K = `slots` and slot 0 is the output.
 
-    `biases` are the first biases of the gates; padded units have zeros, which keep their state at zero just as well.
-    `step` maps what the input gives to the gates [P, B, gates * N], the recurrent weight [P, N, gates * N] and the
+    `biases` are the initial biases of the gates; padding units have zero biases, which keep their state at zero as
+    well. `step` maps the gates' input contribution [P, B, gates * N], the recurrent weight [P, N, gates * N] and the
     state [P, B, K, N] to the next state.
     """
 
@@ -34,7 +34,7 @@ class Cell:
 
 
 def _lstm(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Step long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
+    """Compute one LSTM step (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
     output, cell = state.unbind(2)
     entry, forget, candidate, exit_ = torch.baddbmm(given, output, weight).chunk(4, -1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(entry) * torch.tanh(candidate)
@@ -42,7 +42,7 @@ def _lstm(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
 
 
 def _gru(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Step a gated recurrent unit (arXiv 1406.1078), the reset gate behind the product as in cuDNN."""
+    """Compute one GRU step (arXiv 1406.1078), with the reset gate applied after the product, as in cuDNN."""
     output = state[:, :, 0]
     reset, update, candidate = given.chunk(3, -1)
     from_reset, from_update, from_candidate = torch.bmm(output, weight).chunk(3, -1)
@@ -52,8 +52,8 @@ def _gru(given: Tensor, weight: Tensor, state: Tensor) -> Tensor:
 
 
 FORGET = 1.0
-"""The first bias of an LSTM's forget gate: with 0 a unit would forget half of its state in each step (Jozefowicz et
-al. 2015)."""
+"""Initial bias of an LSTM's forget gate: with 0 a unit would forget half of its state at each step (Jozefowicz et al.
+2015)."""
 
 CELLS: Mapping[str, Cell] = {
     "lstm": Cell((0.0, FORGET, 0.0, 0.0), 2, _lstm),
@@ -62,10 +62,10 @@ CELLS: Mapping[str, Cell] = {
 
 
 def unroll(cell: Cell, given: Tensor, weight: Tensor, state: Tensor, started: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs [P, T, B, N] and the recurrent state [P, B, K, N] after them.
+    """Unroll a cell over time; return the outputs [P, T, B, N] and the final recurrent state [P, B, K, N].
 
-    `given` [P, T, B, gates * N] is what the inputs contribute to the gates. Where `started` [P, T, B] an episode
-    begins, and the state is reset to zero.
+    `given` [P, T, B, gates * N] is the input contribution to the gates. Where `started` [P, T, B] is true, an episode
+    starts and the state is reset to zero.
     """
     kept = (~started).to(given.dtype)[..., None, None]
     outputs = []
@@ -78,7 +78,7 @@ def unroll(cell: Cell, given: Tensor, weight: Tensor, state: Tensor, started: Te
 def recur(
     cell: Cell, copies: int, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [P * copies, T * B, N] of a cell for a layer like them, and its next state [P, B, K, N]."""
+    """Apply a cell to a layer's output; return [P * copies, T * B, N] and the next state [P, B, K, N]."""
     given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
     started = repeated(recurrent.started, copies)
     given = given.unflatten(1, started.shape[1:])

@@ -1,4 +1,4 @@
-"""Network specifications of an algorithm: descriptions, and rules for target copies. Axes: P agents."""
+"""Network specs of an algorithm, and update rules for target networks. Axes: P agents."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from evorl.types import Architecture
 
 
 class TargetRule(Protocol):
-    """The rule by which a target copy follows the network it was copied from."""
+    """Update rule of a target network."""
 
     @property
     def changes(self) -> bool:
-        """Tell whether the rate depends on the updates."""
+        """Return whether the rate depends on the number of updates."""
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
-        """Return the share [P] of the way that the copy goes after an update, given each agent's `updates` [P]."""
+        """Return the interpolation coefficient tau [P] for this update, given each agent's number of `updates` [P]."""
 
 
 @dataclass(frozen=True)
 class Polyak:
-    """Go a part of the way in each update (arXiv 1509.02971, section 3): the agents' own `hyperparameter`.
+    """Polyak averaging (arXiv 1509.02971, section 3), with the per-agent coefficient `hyperparameter`.
 
-    With `every`, only in each so-many-th update of the agent.
+    With `every` above 1, only at every `every`-th update of the agent.
     """
 
     hyperparameter: str
@@ -45,7 +45,7 @@ class Polyak:
 
 @dataclass(frozen=True)
 class Periodic:
-    """Copy the network every so many updates (Mnih et al. 2015): the agents' own `hyperparameter`."""
+    """Periodic hard copy (Mnih et al. 2015), with the per-agent period `hyperparameter`, in updates."""
 
     hyperparameter: str
     changes: ClassVar[bool] = True
@@ -57,9 +57,9 @@ class Periodic:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A network that an algorithm has, its architecture in new agents, and the rule of its target copy, if it has one.
+    """A network of an algorithm, its initial architecture, and the update rule of its target network, if any.
 
-    Raises UserError where the architecture does not fit what the network reads.
+    Raises UserError if the architecture does not fit the network's inputs.
     """
 
     network: Network

@@ -1,4 +1,4 @@
-"""Networks of agents that act and learn as one. Axes: P agents of the stack, B batch, D all values of a flat buffer."""
+"""Stacked networks: agents evaluated and trained in one batch. Axes: P agents of the stack, B batch, D flat values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evorl.types import Agent, Architecture, Observation, RecurrentInput, Roles,
 
 @dataclass(frozen=True)
 class Shapes:
-    """The padded shapes of one network in a stack, by parameter: trained, not trained, and as matrices."""
+    """Padded parameter shapes of one network in a stack: trained, untrained, and as matrices for batched products."""
 
     trained: Mapping[str, Shape]
     untrained: Mapping[str, Shape]
@@ -44,12 +44,12 @@ class Shapes:
         )
 
     def numel(self, agents: int) -> int:
-        """Return how many values so many agents have."""
+        """Return the number of values of so many agents."""
         return agents * sum(math.prod(shape) for shape in (*self.trained.values(), *self.untrained.values()))
 
 
 class StackedNetwork:
-    """One network of every agent in a stack: `parameters`, and `buffers` that are not trained."""
+    """One network of all agents in a stack: trained `parameters`, and untrained `buffers`."""
 
     def __init__(
         self, network: Network, layout: Layout, shapes: Shapes, parameters: FlatTensors, buffers: FlatTensors
@@ -61,22 +61,22 @@ class StackedNetwork:
         self.buffers = buffers
         self.leaves = {key: view.requires_grad_() for key, view in parameters.matrices(shapes.matrices).items()}
         self._tensors = self.leaves | buffers.matrices(shapes.matrices)
-        # What is not being learned needs no gradients, though they may pass through it to what it reads.
+        # Outside of learning no parameter gradients are needed, though gradients may flow through to the inputs.
         self._frozen = parameters.matrices(shapes.matrices) | buffers.matrices(shapes.matrices)
         self.tape: Tape | None = None
-        """Where calls are recorded, while a loss is computed whose gradient is wanted."""
+        """The tape that records calls while a loss with parameter gradients is computed; otherwise None."""
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
         self._noise = WeightNoise(shapes.matrices, parameters.agents)
 
     @classmethod
     def allocate(cls, network: Network, layout: Layout, shapes: Shapes, agents: int, memory: Tensor) -> StackedNetwork:
-        """Return a network whose parameters and buffers are `memory` [D]."""
+        """Return a network whose parameters and buffers are views of `memory` [D]."""
         parameters = FlatTensors(shapes.trained, agents, memory.device, memory)
         rest = memory[parameters.flat.numel() :]
         return cls(network, layout, shapes, parameters, FlatTensors(shapes.untrained, agents, memory.device, rest))
 
     def target(self) -> StackedNetwork:
-        """Return a copy with parameters of its own, all zero, and the same buffers."""
+        """Return a target network with its own parameters, all zero, and shared buffers."""
         parameters = FlatTensors(self.shapes.trained, self.parameters.agents, self.parameters.flat.device)
         copied = StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers)
         copied.use_masks()
@@ -87,7 +87,7 @@ class StackedNetwork:
         return self.network.forward(self.layout, self._given, x, recurrent, self.tape)[0]
 
     def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
-        """Return the same, and the recurrent state [P, S, K, N] after the observations."""
+        """Return the heads' outputs, and the recurrent state [P, S, K, N] after the observations."""
         return self.network.forward(self.layout, self._given, x, recurrent, self.tape)
 
     @property
@@ -95,13 +95,13 @@ class StackedNetwork:
         return self._frozen if self.tape is None else self._tensors
 
     def forward_pair(self, x: Observation, following: Observation) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients those for `following`, of one shape."""
+        """Return the outputs for `x`, and without gradients for `following` of the same shape."""
         return self.network.forward_pair(self.layout, self._given, x, following, self.tape)
 
     def perturbed(self, generator: torch.Generator) -> StackedNetwork:
-        """Return the same network with new noise on its noisy layers; without any, itself.
+        """Return this network with newly sampled noise in its noisy layers, or itself if it has none.
 
-        It is to be called once for each loss.
+        Call it once per loss.
         """
         if not self._noise.matrices:
             return self
@@ -115,29 +115,29 @@ class StackedNetwork:
 
     @property
     def tensors(self) -> Tensors:
-        """Return all parameters, buffers and shares of masks that this computes with."""
+        """Return all tensors of the forward pass: parameters, buffers and mask shares."""
         return self._frozen
 
     def computing_with(self, tensors: Tensors) -> StackedNetwork:
-        """Return the same network of other tensors."""
+        """Return this network with other tensors."""
         other = copy.copy(self)
         other.leaves = {name: tensors[name].detach().requires_grad_() for name in self.leaves}
         other._frozen, other._tensors = tensors, tensors | other.leaves
         return other
 
     def load(self, roles: Sequence[Roles]) -> None:
-        """Take over the agents' parameters and buffers."""
+        """Copy the agents' parameters and buffers into the stack."""
         self.parameters.load([each["parameters"] for each in roles])
         self.buffers.load([each["buffers"] for each in roles])
         self.use_masks()
 
     def true_shapes(self, architecture: Architecture) -> dict[str, Shape]:
-        """Return the shapes of the parameters and buffers of one agent, without padding."""
+        """Return the unpadded shapes of one agent's parameters and buffers."""
         sizes = architecture.sizes()
         return {key: spec.shape(sizes) for key, spec in self.network.specs(architecture).items()}
 
     def use_masks(self) -> None:
-        """Compute with each unit's share of a mask, and with none where all units count."""
+        """Replace each mask by its unit shares for layer norm, or drop it if all units count."""
         for key in self.shapes.masks:
             counted = self.buffers.matrices(self.shapes.matrices)[key]
             for tensors in (self._tensors, self._frozen):
@@ -148,10 +148,10 @@ class StackedNetwork:
 
 @dataclass
 class Stack:
-    """Agents of compatible architectures: `members` of the population's agent axis, and their hparams as [P] tensors.
+    """Agents of compatible architectures: `members` index the population, hyperparameters are tensors [P].
 
-    `targets` are the slowly moving copies of the networks that have one, while the agents learn. `noise_units` are the
-    numbers of exploration noise that goes on from step to step.
+    `targets` are the target networks, present while the agents learn. `noise_units` is the number of exploration noise
+    values that persist across steps.
     """
 
     members: slice | Tensor
@@ -163,12 +163,12 @@ class Stack:
 
     @property
     def recurrent_units(self) -> int:
-        """Return the units of the agents' recurrent state, noise included; 0 without one."""
+        """Return the number of units in the agents' recurrent state, including noise; 0 if there is none."""
         return max(self.noise_units, *(network.recurrent_shape[1] for network in self.networks.values()))
 
 
 def new_tensors(networks: Mapping[str, NetworkSpec], agent: Agent, generator: torch.Generator) -> None:
-    """Give `agent` fresh parameters, zero moments, and targets equal to the parameters where a network has one."""
+    """Initialise `agent`'s parameters, zero moments, and target networks equal to the parameters where specified."""
     for name, spec in networks.items():
         values = spec.network.initialise(agent.architectures[name], generator)
         roles = fresh_roles(spec.network.specs(agent.architectures[name]), values)
@@ -177,7 +177,7 @@ def new_tensors(networks: Mapping[str, NetworkSpec], agent: Agent, generator: to
 
 
 def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> None:
-    """Raise UserError unless the tensors of one network of `agent` are those of its architecture."""
+    """Raise UserError unless the tensors of one of `agent`'s networks match its architecture."""
     shape, roles = agent.architectures[name], agent.tensors[name]
     if (spec.target is not None) != ("target" in roles):
         raise UserError(f"{where}: {name} has {'no' if spec.target else 'a'} target copy")
@@ -186,7 +186,7 @@ def check_network(agent: Agent, name: str, spec: NetworkSpec, where: str) -> Non
             f"{where}: {name} has {len(shape.hidden_sizes)} hidden layers with {len(shape.residual_layers)} depths"
         )
     layers = shape.layers + len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
-    # Every layer has tensors, so that a description cannot ask for more of them than its file holds.
+    # Every layer has tensors, so a corrupt description cannot request more layers than its file holds tensors.
     if layers > len(roles["parameters"]):
         raise UserError(f"{where}: {layers} layers of {name} cannot stand in {len(roles['parameters'])} tensors")
     try:

@@ -1,6 +1,6 @@
-"""The network that agents have unless they bring their own: encoders, hidden layers, a recurrent cell, heads.
+"""The default network: encoders, hidden layers, an optional recurrent cell, and heads.
 
-Axes: P agents, B observations (T * S of them where S sequences have T steps), K numbers per recurrent unit, N units.
+Axes: P agents, B observations (T * S of them for S sequences of T steps), K numbers per recurrent unit, N units.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]
 CLIP = 10.0
-"""Normalised observations are clipped to so many standard deviations."""
+"""Normalised observations are clipped to this many standard deviations."""
 
 
 class StandardNetwork:
-    """A network that encodes and joins the parts of an observation, then hidden layers, a recurrent cell and heads.
+    """Encodes and concatenates the observation parts, followed by hidden layers, a recurrent cell and heads.
 
-    Where streams part, heads have hidden layers of their own, as copies of one shape: the last one (`last`, as in a
-    dueling network, arXiv 1511.06581) or all of them (`all`). Biases and the like are [1, N] in an agent,
-    so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
+    With separate streams, heads have their own hidden layers, as copies of the same shape: the last one (`last`, as in
+    a dueling network, arXiv 1511.06581) or all of them (`all`). Biases and other vectors are stored as [1, N] per
+    agent, so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class StandardNetwork:
         initialisation: Initialisation,
         bf16: bool = False,
     ) -> None:
-        """Make a network that reads these parts; without any it has constant heads alone.
+        """Create a network that reads these parts; without parts it has constant heads only.
 
-        Vectors that are `normalized` are shifted and scaled by each agent's own running statistics. With `bf16`
-        convolutions and hidden layers multiply in bfloat16; recurrent cells do not, whose states add up their errors.
+        Vectors in `normalized` are standardised by each agent's running statistics. With `bf16`, convolutions and
+        hidden layers multiply in bfloat16; recurrent cells do not, because rounding errors accumulate in their state.
 
-        Under orthogonal `initialisation` the gains are sqrt 2 for hidden layers and convolutions, 1 for cells and
-        heads, 0.01 for heads that begin near zero (arXiv 2006.05990); biases are zero but for a cell's own.
+        With orthogonal `initialisation` the gains are sqrt 2 for hidden layers and convolutions, 1 for cells and heads,
+        and 0.01 for heads initialised near zero (arXiv 2006.05990); biases are zero except a cell's own.
         """
         self.parts = parts
         self.heads = heads
@@ -62,7 +62,7 @@ class StandardNetwork:
         self.normalized = normalized
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameters of one agent of this architecture."""
+        """Return the parameter specs of one agent with this architecture."""
         specs: Specs = {}
         for name in self.normalized:
             specs |= _statistics_specs(f"normal.{name}", self.parts[name].width)
@@ -87,11 +87,11 @@ class StandardNetwork:
         return specs | _head_specs(self.heads, sources.get("", ()), self.initialisation)
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return fresh parameters of one agent."""
+        """Return newly initialised parameters of one agent."""
         return initialise(self.specs(architecture), architecture.sizes(), generator)
 
     def cost(self, architecture: Architecture) -> float:
-        """Count the multiplications for one observation."""
+        """Return the multiplications of one forward pass per observation."""
         sizes = architecture.sizes()
         specs = self.specs(architecture)
         dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith("encoder.")]
@@ -101,7 +101,7 @@ class StandardNetwork:
         )
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return how many numbers each unit of the recurrent state has, over all copies, and how many units."""
+        """Return the numbers per recurrent unit over all copies, and the number of units; zeros if feed-forward."""
         if not architecture.recurrent:
             return 0, 0
         copies = self._copies(architecture) or 1
@@ -131,7 +131,10 @@ class StandardNetwork:
     def forward_pair(
         self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
     ) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients those for `following`; vectors go through in one pass."""
+        """Return outputs for `x`, and without gradients for `following`.
+
+        Networks without images or recurrence compute both in one forward pass.
+        """
         if self.images or layout.architecture.recurrent:
             return forward_apart(self, layout, p, x, following, tape)
         plan = self._plan(layout)
@@ -143,11 +146,12 @@ class StandardNetwork:
         return first | constants, second | {name: value.detach() for name, value in constants.items()}
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Return one agent's `tensors` without hidden layer `index`, which is not the last.
+        """Return one agent's `tensors` without hidden layer `index`, which must not be the last.
 
-        Also return which of the next layer's tensors each new one replaces, by their names.
+        Also return a mapping from each new tensor to the tensor of the next layer that it replaces, by name.
 
-        The layer and the next become one linear map, their product: what is lost is the activation between them.
+        The layer and the next one are merged into their product, a single linear map; only the activation between them
+        is lost.
         """
         gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
         kept = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
@@ -166,7 +170,7 @@ class StandardNetwork:
         return {moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
     def _copies(self, architecture: Architecture, index: int | None = None) -> int | None:
-        """Count the copies of hidden layer `index`, or of the recurrent cell without one; None if streams share it."""
+        """Return the copies of hidden layer `index`, or if None of the recurrent cell; None if all heads share it."""
         last = len(architecture.hidden_sizes) - 1
         parted = architecture.streams == "all" or (architecture.streams == "last" and index in (last, None))
         return len(self.streams) if parted and len(self.streams) > 1 else None
@@ -192,7 +196,7 @@ class StandardNetwork:
         return specs
 
     def _encoded(self, layout: Layout, p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-        """Encode one part: [P, B, ...] -> [P, B, features]."""
+        """Encode one observation part: [P, B, ...] -> [P, B, features]."""
         part = self.parts[name]
         if part.kind == "image":
             return self.images[name].forward(layout, p, x)
@@ -226,7 +230,7 @@ class StandardNetwork:
 
 
 def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
-    """Encode whole numbers [P, B, ...] as one-hot vectors [P, B, width]."""
+    """Encode integers [P, B, ...] as concatenated one-hot vectors [P, B, width]."""
     columns = x.reshape(*x.shape[:2], len(part.sizes)).unbind(-1)
     return torch.cat(
         [functional.one_hot(column, size) for column, size in zip(columns, part.sizes, strict=True)], -1
@@ -234,7 +238,7 @@ def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
 
 
 def _statistics_specs(name: str, width: int) -> Specs:
-    """Return the running statistics of a vector."""
+    """Return the specs of a vector's running mean, variance and count."""
     return {
         f"{name}.mean": ParameterSpec((1,), (width,), "zeros", trained=False),
         f"{name}.variance": ParameterSpec((1,), (width,), "ones", trained=False),
@@ -243,7 +247,7 @@ def _statistics_specs(name: str, width: int) -> Specs:
 
 
 def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
-    """Return the parameters of heads that read `source`; constant heads read nothing."""
+    """Return the parameter specs of heads that read `source`; constant heads have only a bias."""
     specs: Specs = {}
     for head in heads:
         if not head.constant:

@@ -1,4 +1,4 @@
-"""Agents that act and learn: policies, learners, and where agents come from."""
+"""Populations of agents: initialisation, policies, learners and evaluation."""
 
 from evorl.population.initial import (
     check_agents,

@@ -1,4 +1,4 @@
-"""Compile the gradient of a loss for a layout of a stack. Axes: P agents, B batch, D all values of a network."""
+"""Compilation of a loss gradient for the layout of a stack. Axes: P agents, B batch, D all values of a network."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 
 class Compiler:
-    """Keeps a compiled function for each objective and layout of a stack, over generations.
+    """Caches a compiled function per objective and stack layout, across generations.
 
-    A function gives the flat gradient of a loss, with the errors that it has; averages over ranks, the optimiser and
-    targets come after it. Losses that draw random numbers, recurrent batches, and updates whose metrics are reported
-    are not compiled. Inductor keeps what it has compiled on disk, for later runs.
+    A function computes the flat gradient of a loss and its errors for priorities, if any; averaging over ranks, the
+    optimiser step and target updates follow outside. Losses that sample random numbers, recurrent batches, and updates
+    whose metrics are reported are not compiled. Inductor caches compiled code on disk for later runs.
     """
 
     def __init__(self, enabled: bool, speaks: bool = True) -> None:
@@ -35,11 +35,11 @@ class Compiler:
         self._functions: dict[object, Function | None] = {}
 
     def bind(self, objective: Objective, stack: Stack) -> CompiledLoss:
-        """Return the loss of a stack."""
+        """Return a callable that computes the compiled loss of a stack."""
         return CompiledLoss(self, objective, stack)
 
     def function(self, objective: Objective, stack: Stack, batch: Batch) -> Function | None:
-        """Return the compiled function, or None for a loss that draws or where this machine cannot compile."""
+        """Return the compiled function, or None if the loss samples random numbers or this machine cannot compile."""
         inputs = [*_of_batch(batch), *_of_stack(stack)]
         names = [name for group in inputs for name in group]
         values = [value for group in inputs for value in group.values()]
@@ -77,7 +77,7 @@ class Compiler:
 
 
 def _optimised(traced: GraphModule, inputs: list[Tensor]) -> Function:
-    """Return a graph as native code: captured on a GPU; on a CPU without checks of its inputs, which take 40 us."""
+    """Compile a graph: with CUDA graphs on a GPU; on a CPU without input checks, which take 40 us."""
     if inputs[0].device.type == "cuda":
         options: Any = {"triton.cudagraphs": True}
         captured: Function = torch.compile(traced, fullgraph=True, dynamic=False, options=options)
@@ -89,7 +89,7 @@ def _optimised(traced: GraphModule, inputs: list[Tensor]) -> Function:
 
 
 class CompiledLoss:
-    """The loss of a stack, compiled for each size of batch."""
+    """The loss of a stack, compiled for each batch size."""
 
     def __init__(self, compiler: Compiler, objective: Objective, stack: Stack) -> None:
         self._compiler = compiler
@@ -100,11 +100,11 @@ class CompiledLoss:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, gradient: Tensor) -> Loss | None:
-        """Write the flat gradient [D] of the loss, and return the loss without its elements; None if not compiled."""
+        """Write the flat gradient [D] and return the loss without its elements, or None if it is not compiled."""
         if batch.recurrent is not None:
             return None
         values = [value for group in _of_batch(batch) for value in group.values()]
-        # Native code is of one size of batch in one place of memory.
+        # Compiled code is specific to the batch size and the memory layout.
         layout = batch.weight.shape, *[value.stride() for value in values]
         if layout not in self._functions:
             self._functions[layout] = self._compiler.function(self._objective, self._stack, batch)
@@ -128,7 +128,7 @@ def _of_stack(stack: Stack) -> list[Mapping[str, Tensor]]:
 
 
 def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stack, Batch]:
-    """Return the stack and the batch with other tensors, which come in their order."""
+    """Return the stack and the batch with their tensors replaced by `values`, in order."""
 
     def taken(groups: list[Mapping[str, Tensor]]) -> list[Tensors]:
         return [{name: next(values) for name in group} for group in groups]
@@ -147,7 +147,7 @@ def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stac
 
 
 def _gradient(objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Return the flat gradient [D] of the loss of a batch, and its errors [P, B] where it has them."""
+    """Return the flat gradient [D] of the loss of a batch, and its errors [P, B] for priorities if it has any."""
     network, found = stack.networks[objective.network], Tensors()
     with torch.enable_grad():
         network.tape = Tape()

@@ -1,4 +1,4 @@
-"""Evaluation: the results of whole, fresh episodes played without exploration. Axes: P agents, E environments."""
+"""Evaluation on complete, fresh episodes without exploration. Axes: P agents, E environments."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from evorl.randomness import numpy_generator
 from evorl.types import Agent
 
 MAX_COPIES = 32
-"""Environments of each agent that an evaluation steps at once."""
+"""Maximum number of environments per agent that an evaluation steps in parallel."""
 Purpose = Literal["generation", "confirmation", "measurement"]
-"""The purpose of episodes: the fitness of all agents, who is the elite, or how good it is."""
+"""What episodes are played for: the fitness of all agents, the choice of the elite, or an estimate of its
+performance."""
 
 
 @dataclass(frozen=True)
 class EpisodeResults:
-    """Hold what every agent came to in its episodes: returns, steps and reports, each [P, episodes]."""
+    """Results of every agent's episodes: returns, steps and reported values, each [P, episodes]."""
 
     returns: NDArray[np.float64]
     steps: NDArray[np.float64]
     reports: Mapping[str, NDArray[np.float64]]
-    """The numbers that the environment reported, by the keys of its info."""
+    """Values reported by the environment, by info key."""
 
     @classmethod
     def of(cls, values: NDArray[np.float64], keys: Sequence[str]) -> Self:
-        """Take apart what `stacked` gives."""
+        """Unpack the output of `stacked`."""
         returns, steps, *reports = values
         return cls(returns, steps, dict(zip(keys, reports, strict=True)))
 
     def stacked(self) -> NDArray[np.float64]:
-        """Return all values [2 + keys, P, episodes]."""
+        """Return all values as one array [2 + keys, P, episodes]."""
         return np.stack([self.returns, self.steps, *self.reports.values()])
 
     def terms(self) -> dict[str, NDArray[np.float64]]:
-        """Return what fitness may be made of [P, episodes], by the names that the configuration gives it."""
+        """Return the possible fitness terms [P, episodes] by their names in the configuration."""
         return {RETURN: self.returns, **{f"{INFO}{key}": values for key, values in self.reports.items()}}
 
     def fitness(self, weights: Mapping[str, float]) -> NDArray[np.float64]:
-        """Return the weighted sum of terms [P, episodes]."""
+        """Return the fitness [P, episodes] as the weighted sum of terms."""
         terms, total = self.terms(), np.zeros_like(self.returns)
         for name, weight in weights.items():
             total += weight * terms[name]
@@ -59,7 +60,7 @@ class EpisodeResults:
 
 
 def reported_keys(weights: Mapping[str, float]) -> list[str]:
-    """Return the keys of the environment's info that fitness needs."""
+    """Return the info keys that the fitness uses."""
     return [name.removeprefix(INFO) for name in weights if name != RETURN]
 
 
@@ -70,17 +71,17 @@ def evaluate(
     max_steps: int | None,
     keys: Sequence[str] = (),
 ) -> EpisodeResults:
-    """Return the results [P, episodes] of one fresh episode from each seed with every agent, cut after `max_steps`.
+    """Return the results [P, episodes] of one fresh episode per seed for every agent, cut after `max_steps`.
 
-    Every environment plays one episode at a time and each that was begun counts: taking the first to end would favour
-    short ones. Reports are what the info of each episode's last step says of `keys`. Raises UserError where it says
-    nothing.
+    Each environment plays one episode at a time, and every started episode counts: taking the first ones to end would
+    be biased towards short episodes. Reports are the values of `keys` in the info of each episode's last step. Raises
+    UserError if one is missing.
     """
     width = environments.num_envs
     rounds = [np.zeros((2 + len(keys), environments.agents, 0))]
     for first in range(0, len(seeds), width):
         chosen = list(seeds[first : first + width])
-        # The last round may have fewer episodes than environments; those left over repeat one, which is not counted.
+        # The last round may have fewer episodes than environments; surplus environments repeat one that is not counted.
         environments.reset(chosen + [chosen[-1]] * (width - len(chosen)))
         rounds.append(_one_episode_each(policy, environments, len(chosen), max_steps, keys)[..., : len(chosen)])
     return EpisodeResults.of(np.concatenate(rounds, axis=-1), keys)
@@ -89,7 +90,7 @@ def evaluate(
 def _one_episode_each(
     policy: Policy, environments: Environments, counted: int, max_steps: int | None, keys: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Return the stacked results of one episode in each environment [2 + keys, P, E]; those not `counted` are zero."""
+    """Return stacked results [2 + keys, P, E] of one episode per environment; columns beyond `counted` are zero."""
     results = np.zeros((2 + len(keys), environments.agents, environments.num_envs))
     returns, steps = results[:2]
     state = policy.initial_state(environments.num_envs)
@@ -101,7 +102,7 @@ def _one_episode_each(
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
         steps += playing
         if not transition.all_valid:
-            # Where an error cut an episode off, the one that follows counts in its place.
+            # If an error cut an episode off, the next one counts instead.
             cut_off = playing & ~transition.valid.cpu().numpy()
             returns[cut_off] = steps[cut_off] = 0.0
         played = playing
@@ -114,7 +115,7 @@ def _one_episode_each(
 
 
 class Evaluator:
-    """Evaluates agents over all ranks. All agents play the same episodes, which cuts the noise of a comparison."""
+    """Evaluates agents across all ranks. All agents play the same episodes, which reduces comparison noise."""
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
         self._config = config
@@ -144,12 +145,12 @@ class Evaluator:
             environments.close()
 
     def pop_steps(self) -> int:
-        """Return the steps that all agents have taken in episodes since the last call, over all ranks."""
+        """Return the steps of all agents in evaluation episodes since the last call, over all ranks."""
         steps, self._steps = self._steps, 0
         return steps
 
     def evaluate(self, policy: Policy, generation: int) -> EpisodeResults:
-        """Return the results [P, episodes] of every agent on the generation's episodes, agents in the ranks' order."""
+        """Return the results [P, episodes] of every agent on the generation's episodes, with agents in rank order."""
         seeds = self._seeds(generation, "generation", 0, self._config.evaluation.episodes)
         results = self._play(policy, self._environments, seeds[self._mine])
         everyones = self._gathered(results, len(seeds), self._placement.copies)
@@ -160,9 +161,10 @@ class Evaluator:
     def remeasure(
         self, agents: Sequence[Agent], generation: int, purpose: Purpose, first: int, episodes: int
     ) -> NDArray[np.float64]:
-        """Return the fitness [P, episodes] of one or two agents that every rank holds, played by all ranks together.
+        """Return the fitness [P, episodes] of one or two agents that every rank holds; all ranks share the episodes.
 
-        They play the generation's episodes, or fresh ones for another purpose, from number `first` on.
+        The agents play the generation's episodes, or fresh ones for another purpose, starting at episode number
+        `first`.
         """
         ranks = self._placement.ranks
         seeds = self._seeds(generation, purpose, first, episodes)
@@ -184,9 +186,9 @@ class Evaluator:
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps, self._keys)
 
     def _gathered(self, results: EpisodeResults, episodes: int, shares: int) -> NDArray[np.float64]:
-        """Return every rank's stacked results [R, 2 + keys, P, most episodes of a rank], and count their steps.
+        """Gather all ranks' stacked results [R, 2 + keys, P, most episodes of a rank], and count their steps.
 
-        A rank with one episode fewer ends in NaN.
+        A rank with one episode fewer is padded with NaN.
         """
         local = results.stacked()
         padded = np.full((*local.shape[:2], -(-episodes // shares)), np.nan)
@@ -201,5 +203,5 @@ class Evaluator:
 
 
 def _interleaved(everyones: NDArray[np.float64], episodes: int) -> NDArray[np.float64]:
-    """Put the shares [R, ..., N] of ranks that took every R-th episode in the episodes' order [..., episodes]."""
+    """Interleave the results [R, ..., N] of ranks that took every R-th episode into episode order [..., episodes]."""
     return np.moveaxis(everyones, 0, -1).reshape(*everyones.shape[1:-1], -1)[..., :episodes]

@@ -1,4 +1,4 @@
-"""Initial agents, and checks of agents that are read from files."""
+"""Initial agents, and validation of agents read from files."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
 from evorl.types import ROLES, Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
-"""A bound above all that an agent counts."""
+"""Upper bound on every counter of an agent."""
 ACTING = {"epsilon": 1.0, SCALE: 1e9, NOISE_SCALE: 1e9}
-"""The largest values of acting states that are no counts; all acting states are at least 0."""
+"""Upper bounds of acting states that are not counters; all acting states are at least 0."""
 MOMENTS_RATIO, TINY = 10.0, 1e-12
-"""Adam's mean is at most 7.3 times the root of its square: (1 - b1) / sqrt((1 - b2) (1 - b1**2 / b2)), by Cauchy and
-Schwarz."""
+"""Adam's first moment is at most 7.3 times the square root of its second: (1 - b1) / sqrt((1 - b2) (1 - b1**2 / b2)),
+by the Cauchy-Schwarz inequality."""
 STATISTICS = "normal."
-"""How the names of the statistics begin by which networks normalise observations: count, mean and variance."""
+"""Name prefix of the observation normalisation statistics of networks: count, mean and variance."""
 
 
 def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
-    """Return the first generation.
+    """Return the initial population.
 
-    Agents differ only in their random weights, or, with `evolution.initial: sampled`, in what evolution may change too.
+    Agents differ only in their random weights or, with `evolution.initial: sampled`, also in whatever evolution may
+    change.
     """
     agents, evolution = [], config.evolution
     for id in range(config.population.size):
@@ -60,9 +61,9 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
 
 
 def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
-    """Raise UserError where a checkpoint has no room for so many agents, once their networks have grown to the limits.
+    """Raise UserError if a checkpoint could not hold all agents with their networks grown to the limits.
 
-    All agents stand in one file, whose header names every tensor of each of them.
+    All agents are stored in one file, whose header names every tensor of each agent.
     """
     size = config.population.size
     agent = Agent(
@@ -87,7 +88,7 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
 
 
 def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
-    """Return an architecture with as many layers, units and channels as mutations may add."""
+    """Return the largest architecture that mutations may reach: the maximum of layers, units and channels."""
     limits, mutation = evolution.architecture, evolution.mutation
     if not mutation.architecture:
         return shape
@@ -103,7 +104,7 @@ def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
 
 
 def not_finite(agent: Agent) -> str | None:
-    """Return what of an agent is not a finite number, if anything is."""
+    """Return a message naming the first non-finite tensor or statistic, or None."""
     for module, roles in agent.tensors.items():
         for role, named in roles.items():
             for name, value in named.items():
@@ -114,13 +115,13 @@ def not_finite(agent: Agent) -> str | None:
 
 
 def _kind(shape: Architecture) -> tuple[object, ...]:
-    """Return what no mutation changes of an architecture."""
+    """Return the attributes of an architecture that mutations never change."""
     counts = bool(shape.hidden_sizes), len(shape.convolutions)
     return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, *counts
 
 
 def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
-    """Raise UserError unless an agent's hyperparameters and kinds of architectures are this algorithm's."""
+    """Raise UserError unless an agent's hyperparameters and kinds of architecture fit the algorithm."""
     hparams, networks = algorithm.settings.first_hyperparameters(), algorithm.networks
     own = {name: value for name, value in agent.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
     if agent.architectures.keys() != networks.keys():
@@ -139,7 +140,7 @@ def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
 
 
 def check_environment_hyperparameters(agents: Sequence[Agent], config: AnyConfig, where: str) -> None:
-    """Raise UserError unless agents have those settings of environments that evolution may perturb, in their ranges."""
+    """Raise UserError unless agents have exactly the environment settings that evolution may perturb, in range."""
     first, ranges = config.first_environment_hyperparameters(), config.evolution.hyperparameters or {}
     for agent in agents:
         own = {name: value for name, value in agent.hyperparameters.items() if name.startswith(ENVIRONMENT)}
@@ -153,7 +154,7 @@ def check_environment_hyperparameters(agents: Sequence[Agent], config: AnyConfig
 
 
 def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> None:
-    """Raise UserError unless the agents could be this algorithm's; nothing has been built from them before this."""
+    """Raise UserError unless the agents are valid for this algorithm; call it before anything is built from them."""
     acting = algorithm.initial_state()
     if len({agent.id for agent in agents}) < len(agents):
         raise UserError(f"{where}: two agents have the same id")
@@ -171,7 +172,7 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
 
 
 def _impossible(agent: Agent) -> str | None:
-    """Return what of an agent no training leads to, although its type and shape are right, if anything is."""
+    """Return a message naming the first value of valid type and shape that no training could produce, or None."""
     if agent.parent is not None and agent.parent >= agent.id:
         return f"its parent {agent.parent} is not older than itself"
     if agent.parent is None and agent.parent_generation is not None:

@@ -1,4 +1,4 @@
-"""Agents as they learn: the targets, optimisers and gradients of a policy's stacks. Axes: P agents, B batch."""
+"""Learning of a policy's stacks: target networks, optimisers and gradients. Axes: P agents, B batch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, Loss, Roles, Tensors, UpdateMetrics, UpdateResult
 
 COMMON = ("loss", "gradient_norm")
-"""What is reported of every objective."""
+"""Metrics reported for every objective."""
 
 
 class NetworkLearner:
-    """The optimiser of one network of a stack, and its target copy where it has one."""
+    """Optimiser of one network of a stack, with its target network if it has one."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class NetworkLearner:
         gradient: Tensor,
         compiler: Compiler | None = None,
     ) -> None:
-        """`gradient` [D] is the memory of its flat gradient."""
+        """Create an optimiser that uses `gradient` [D] as memory for the flat gradient."""
         self._compiler = compiler if compiler is not None and compiler.enabled else None
         self._compiled: dict[Objective, CompiledLoss] = {}
         self.network = network
@@ -53,7 +53,7 @@ class NetworkLearner:
         )
 
     def load(self, name: str, agents: Sequence[Agent]) -> None:
-        """Take over the agents' moments and targets, or zeros where only a learner elsewhere has them."""
+        """Load the agents' Adam moments and target parameters, or zeros if only a remote learner has them."""
         roles: list[Roles] = [agent.tensors.get(name, {}) for agent in agents]
         self.adam.mean.load([each.get("mean", {}) for each in roles])
         self.adam.square.load([each.get("square", {}) for each in roles])
@@ -62,7 +62,7 @@ class NetworkLearner:
         self.adam.load(torch.tensor([agent.state.updates[name] for agent in agents], dtype=torch.float64))
 
     def unload(self, name: str, index: int, agent: Agent) -> None:
-        """Write what member `index` of the stack has learned into `agent`."""
+        """Write the parameters, moments and target of stack member `index` into `agent`."""
         flats = {
             "parameters": self.network.parameters,
             "buffers": self.network.buffers,
@@ -80,7 +80,7 @@ class NetworkLearner:
     def loss(
         self, objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator, reported: bool = True
     ) -> Loss:
-        """Return an objective's loss, with its gradient in `gradient`; compiled, it reports nothing."""
+        """Compute an objective's loss, and its gradient into `gradient`; a compiled loss has no metrics."""
         if self._compiler is not None and not reported:
             if objective not in self._compiled:
                 self._compiled[objective] = self._compiler.bind(objective, stack)
@@ -96,25 +96,25 @@ class NetworkLearner:
         return loss
 
     def norms(self) -> Tensor:
-        """Return the norm [P] of each agent's gradient."""
+        """Return each agent's gradient norm [P]."""
         parts = [torch.linalg.vector_norm(row, dim=1) for row in self._rows]
         norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         return norms
 
     def scale(self, factor: Tensor) -> None:
-        """Multiply each agent's gradient by its factor [P]."""
+        """Multiply each agent's gradient by a factor [P]."""
         each = factor.unsqueeze(-1)
         for row in self._rows:
             row *= each
 
     def step(self, stack: Stack, rate: Tensor, active: Tensor | None, clip: Tensor | None) -> None:
-        """Update the agents that are `active` [P], or all, by `gradient` and rates [P]; targets follow.
+        """Take an optimiser step with learning rates [P] for `active` [P] agents, or all; then update the target.
 
-        `clip` [P] scales the gradient.
+        `clip` [P] is a factor for the gradient.
         """
         parameters, gradient = self.network.parameters, self.gradient
         if active is not None:
-            # Gradients of agents that are not active may overflow, and 0 times what is infinite is not a number.
+            # Gradients of inactive agents may be infinite, and 0 times infinity is NaN.
             stopped = (active == 0).unsqueeze(-1)
             for row in self._rows:
                 row.masked_fill_(stopped, 0.0)
@@ -133,8 +133,8 @@ class NetworkLearner:
 class Learner:
     """Updates the agents of a policy.
 
-    `average` replaces a flat gradient by its mean over the ranks that hold the same agents; one call serves all stacks.
-    A `compiler` may compute gradients.
+    `average` replaces a flat gradient by its mean over the ranks that hold the same agents, in one call for all stacks.
+    A `compiler` may compile the gradient computation.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Learner:
         self._stopwatch = stopwatch or Stopwatch()
         self._compiler = compiler
         device, count = policy.generator.device, len(policy.agents)
-        # The last places of each buffer carry every agent's divergence, so that one collective averages both.
+        # The end of each buffer holds every agent's divergence, so one collective averages both.
         sizes = {
             name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
             for name in self._algorithm.networks
@@ -165,28 +165,29 @@ class Learner:
         ]
         self._sums: list[dict[tuple[str, tuple[str, ...]], Tensor]] = [{} for _ in policy.stacks]
         self._healthy = [torch.ones(size, device=device) for size in members]
-        # The update at which an agent's numbers were not finite for the first time; 0 without such a fault.
+        # First update at which an agent's values were non-finite; 0 for healthy agents.
         self._faults = [torch.zeros(size, dtype=torch.float64, device=device) for size in members]
         self._suspicious = False
-        """Whether some agent's numbers may not be finite."""
+        """Whether any agent may have non-finite values."""
         self._count = 0
-        # Updates of all agents, and beside them those of each. In double precision, as everything that counts: single
-        # stands still at 17 million.
+        # Updates common to all agents, plus per-agent updates. Counters are float64 because float32 stops counting at
+        # 17 million.
         self._common = 0
         self._updates = torch.zeros(count, dtype=torch.float64, device=device)
-        # While all agents have the same phase, the host knows whose turn a delayed objective is without any reading.
+        # While all agents have the same phase, the host knows when a delayed objective is due without reading from the
+        # device.
         counter, period = self._counter, math.lcm(*(each.every for each in self._algorithm.objectives))
         phases = {agent.state.updates[counter] % period for agent in policy.agents}
         self._phase = phases.pop() if len(phases) == 1 else None
-        """The earlier updates of every agent, modulo the period of the delays; None where agents differ."""
+        """Number of previous updates modulo the period of delayed objectives; None if agents differ."""
 
     @property
     def _counter(self) -> str:
-        """Return the network whose optimiser steps are an agent's updates: that of the first objective."""
+        """Return the network whose optimiser steps count as an agent's updates: that of the first objective."""
         return self._algorithm.objectives[0].network
 
     def _network_learners(self, stack: Stack, gradients: Tensors) -> dict[str, NetworkLearner]:
-        """Return what learns of a stack, by the name of the network, with the agents' moments and targets."""
+        """Return a stack's NetworkLearners by network name, with the agents' moments and targets loaded."""
         agents = [self.policy.agents[place] for place in self.policy.places(stack)]
         epsilon, learners = self._algorithm.settings.adam_epsilon, {}
         for name, spec in self._algorithm.networks.items():
@@ -198,13 +199,13 @@ class Learner:
         return learners
 
     def update(self, batch: Batch) -> UpdateResult:
-        """Update all agents that are due, each from its own part of the batch, which stays as it is.
+        """Update all agents that are due, each from its own part of the batch; the batch is not modified.
 
-        Nothing is read back from a GPU, which would be waited for.
+        Reads nothing back from a GPU, to avoid synchronisation.
         """
         with self._stopwatch("learning"):
             stacks = self.policy.stacks
-            # Slicing costs 12 us, 1 % of an update of small networks; one stack needs none.
+            # Slicing costs 12 us, 1 % of an update of small networks; a single stack needs none.
             parts = [batch]
             if len(stacks) > 1 or not isinstance(stacks[0].members, slice):
                 parts = [batch.part(stack.members, stack.recurrent_units) for stack in stacks]
@@ -219,7 +220,7 @@ class Learner:
                 found = self._descend(objective, parts, taking)
                 errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
                 if objective.every > 1 and self._suspicious:
-                    # Whoever was found not to be finite in a delayed step takes no further one of this update either.
+                    # An agent with non-finite values in a delayed step takes no further step of this update.
                     active = [h if own is None else own * h for own, h in zip(active, self._healthy, strict=True)]
             self._count += 1
             if self._phase is not None:
@@ -237,11 +238,11 @@ class Learner:
             return UpdateResult(joined, joined_errors)
 
     def metrics(self) -> UpdateMetrics:
-        """Return what the updates of this generation reported.
+        """Return the metrics accumulated over this generation's updates.
 
-        With several objectives, the loss and the norm of the gradient go by the name of the network, too.
+        With several objectives, loss and gradient norm are prefixed with the network's name.
         """
-        # All of them from the start: every rank must give equally many, also one that has not learned yet.
+        # All names from the start: every rank must report the same number, even before its first update.
         count, objectives = len(self.policy.agents), self._algorithm.objectives
         names = {(each.network, name): self._reported(each.network, name) for each in objectives for name in COMMON}
         sums = {name: np.zeros(count) for name in (*names.values(), *self._algorithm.metrics)}
@@ -259,7 +260,7 @@ class Learner:
         return name if len(self._algorithm.objectives) == 1 else f"{network}_{name}"
 
     def to_agents(self) -> list[Agent]:
-        """Return the agents with all that they have learned."""
+        """Return the agents with their learned parameters, optimiser states and faults."""
         agents = self.policy.agents
         for stack, networks, faults in zip(self.policy.stacks, self.networks, self._faults, strict=True):
             for index, place in enumerate(self.policy.places(stack)):
@@ -273,9 +274,9 @@ class Learner:
         return agents
 
     def _turns(self, objective: Objective, active: list[Tensor | None]) -> list[Tensor | None] | None:
-        """Return which of the `active` agents [P] of each stack take a delayed step now, or None where none does.
+        """Return the `active` agents [P] of each stack that take a delayed step now, or None if none does.
 
-        An agent takes it in the first of every `every` updates of its own, which the first objective has counted.
+        An agent takes it in the first of every `every` of its own updates, as counted by the first objective.
         """
         if self._phase is not None:
             return list(active) if self._phase % objective.every == 0 else None
@@ -283,15 +284,15 @@ class Learner:
         for networks, own, health in zip(self.networks, active, self._healthy, strict=True):
             turn = torch.remainder(networks[self._counter].adam.updates - 1, objective.every) == 0
             taking.append((health if own is None else own) * turn)
-        # A GPU would have to be waited for, so there a step that is nobody's turn is computed and changes nothing.
+        # On a GPU this check would synchronise, so there a step with no agent due is computed without effect.
         if all(each.device.type == "cpu" and not each.any() for each in taking if each is not None):
             return None
         return taking
 
     def _descend(self, objective: Objective, parts: list[Batch], active: list[Tensor | None]) -> list[Tensor | None]:
-        """Take one gradient step of an objective in every stack; return the errors [P, B] that its losses give.
+        """Take one gradient step of an objective in every stack; return the losses' errors [P, B], for priorities.
 
-        Where not all agents of a stack take it, `active` says from then on which do.
+        Agents of a stack that skip the step are marked in `active`, in place.
         """
         name, stacks = objective.network, self.policy.stacks
         networks, divergences = [own[name] for own in self.networks], self._divergences[name]
@@ -306,7 +307,7 @@ class Learner:
         flat = self.gradients[name]
         with self._stopwatch("communication"):
             self._average(flat)
-        # On a CPU one number tells that nothing is wrong, for 4 us where every agent's norm takes 25 to 60.
+        # On a CPU the sum reveals non-finite values in 4 us, where every agent's norm takes 25 to 60.
         self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.sum())
         for index, (stack, network, loss) in enumerate(zip(stacks, networks, losses, strict=True)):
             divergence, limit = divergences[index], objective.max_grad_norm
@@ -321,12 +322,12 @@ class Learner:
             clip = None if limit is None else _share_within(limit(stack), norms)
             network.step(stack, objective.learning_rate(stack), active[index], clip)
             if reported:
-                # A gradient that others have computed comes with the norm that it had for them.
+                # A gradient from another worker comes with the norm that it had there.
                 self._add_metrics(index, objective, {"gradient_norm": norms, **metrics[index]}, active[index])
         return [loss.errors for loss in losses]
 
     def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
-        """Return an objective's loss of every stack, with their gradients in `gradients` of its network."""
+        """Return an objective's loss of every stack, and write the gradients into its network's `gradients`."""
         name = objective.network
         if parts[0].gradients:
             self.gradients[name].copy_(parts[0].gradients[name])
@@ -337,9 +338,9 @@ class Learner:
         ]
 
     def _quarantine(self, index: int, active: Tensor | None, numbers: Tensor) -> Tensor:
-        """Return which agents [P] of a stack are left, without those whose `numbers` [P] are not finite.
+        """Return the active agents [P] of a stack, excluding those with non-finite `numbers` [P].
 
-        Those are kept from this update and from all that follow.
+        Excluded agents skip this update and all later ones.
         """
         health, faults = self._healthy[index], self._faults[index]
         due = health if active is None else active * health
@@ -350,7 +351,7 @@ class Learner:
         return due.masked_fill(bad, 0.0)
 
     def _add_metrics(self, index: int, objective: Objective, means: Tensors, active: Tensor | None) -> None:
-        """Add up what an update reports, and for how many agents [P] it does."""
+        """Accumulate the metrics of an update, and the number of agents [P] counted."""
         key = objective.network, tuple(means)
         values = torch.stack(list(means.values()))
         counted = self._healthy[index] if active is None else active
@@ -365,29 +366,29 @@ class Learner:
 
 @torch.no_grad()
 def _means(loss: Loss, batch: Batch) -> Tensors:
-    """Return the means [P] of the loss and of its metrics over the batch, without importance weights."""
+    """Return the batch means [P] of the loss and its metrics, without importance weights."""
     weight = batch.weight if batch.share is None else batch.share
-    # One product for all of them: calls are what small networks spend their time on.
+    # One product for all of them, because call overhead dominates in small networks.
     values = {"loss": loss.elements, **loss.metrics()}
     means = torch.bmm(torch.stack(list(values.values()), 1), weight.unsqueeze(-1)).squeeze(-1)
     return dict(zip(values, means.unbind(1), strict=True))
 
 
 def _share_within(limit: Tensor, norms: Tensor) -> Tensor:
-    """Return the factors [P] that bring gradients of these norms [P] down to a limit [P]."""
+    """Return the clipping factors [P] that limit gradient norms [P] to `limit` [P]."""
     return (limit / norms.clamp(min=1e-12)).clamp(max=1.0)
 
 
 def _given_loss(batch: Batch) -> Loss:
-    """Return the loss [P, 1] that a batch brings together with its gradients."""
+    """Return the loss [P, 1] that is included in a batch of gradients."""
     columns = dict(batch.columns)
     return Loss(columns.pop("loss"), lambda: columns)
 
 
 def compute_gradients(learner: Learner, batch: Batch) -> Batch:
-    """Return the gradients of a batch as a batch for another learner, by an algorithm that has one objective.
+    """Return the gradients of a batch, as a batch for another learner; the algorithm must have one objective.
 
-    They are clipped here, so that a weight that the other learner gives them is not undone by clipping.
+    They are clipped here, before the receiving learner weights them, so that clipping does not cancel its weights.
     """
     policy = learner.policy
     (objective,) = policy.algorithm.objectives

@@ -1,7 +1,7 @@
-"""Agents as they act: stacked, so that one product serves many. Axes: P agents, E environments, K numbers for N units.
+"""Acting side of a population: stacked agents. Axes: P agents, E environments, K numbers for each of N units.
 
-A policy knows parameters and observation statistics and nothing of targets, optimisers or losses. Agents keep their
-order whatever the packing of stacks.
+A policy holds parameters and observation statistics, but no target networks, optimisers or losses. Agents keep their
+order however they are grouped into stacks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput, Tensor
 
 
 class Policy:
-    """The agents of this rank for one generation, as far as they act.
+    """The agents of this rank in one generation, for acting.
 
-    `flat` holds all parameters and observation statistics, in one buffer that can be sent as it is; `version` counts
-    the updates that it has seen.
+    `flat` holds all parameters and observation statistics in one buffer that can be sent as is; `version` counts the
+    updates applied to it.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Policy:
         generator: torch.Generator,
         flat: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """Take the agents' parameters; or where `flat` gives memory of so many values, those that are there."""
+        """Load the agents' parameters; if `flat` is given, use the values in the memory that it returns instead."""
         self.algorithm = algorithm
         self.agents = list(agents)
         self.generator = generator
@@ -56,9 +56,9 @@ class Policy:
             self.stacks.append(self._stack(members, layouts, own, memory))
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """Return the recurrent state [P, E, K, N] of episodes that begin.
+        """Return the initial recurrent state [P, E, K, N] of an episode.
 
-        It has no elements without recurrent networks, or noise that goes on from step to step.
+        It has no elements unless there are recurrent networks or exploration noise that persists across steps.
         """
         shapes = [network.recurrent_shape for stack in self.stacks for network in stack.networks.values()]
         shapes.append(self.algorithm.noise_shape)
@@ -69,10 +69,10 @@ class Policy:
     def act(
         self, observation: Observation, started: Tensor, state: Tensor, deterministic: bool = False
     ) -> tuple[PolicyOutput, Tensor]:
-        """Return actions for observations [P, E, ...] and the recurrent state after them.
+        """Return actions for observations [P, E, ...], and the next recurrent state.
 
-        `started` [P, E] says where an episode begins, `state` [P, E, K, N] is what `initial_state` or the last call
-        gave. `deterministic` actions are the best known, without exploration.
+        `started` [P, E] marks the first observation of an episode; `state` [P, E, K, N] comes from `initial_state` or
+        the previous call. With `deterministic`, actions are greedy, without exploration.
         """
         after = torch.zeros_like(state) if state.numel() else state
         actions, extras = [], []
@@ -89,7 +89,7 @@ class Policy:
 
     @torch.no_grad()
     def value(self, observation: Observation, state: Tensor | None) -> Tensor:
-        """Return what the agents expect [P, E] from observations [P, E, ...], in recurrent state [P, E, K, N]."""
+        """Return state values V(s) [P, E] for observations [P, E, ...] and recurrent state [P, E, K, N]."""
         shape = next(iter(observation.values())).shape[:2]
         started = torch.zeros(shape, dtype=torch.bool, device=self.generator.device)
         return self.joined(
@@ -100,27 +100,27 @@ class Policy:
         )
 
     def acted(self, steps: NDArray[np.float64]) -> None:
-        """Note `steps` [P] further transitions of each agent, over all ranks that hold it; all of them say the same."""
-        # Where all agents made equally many, a plain number spares a copy to the device.
+        """Record `steps` [P] new transitions of each agent, summed over all ranks that hold it."""
+        # If all agents made the same number of steps, a Python float avoids a copy to the device.
         same, device = bool((steps == steps[0]).all()), self.generator.device
         for stack in self.stacks:
             own = float(steps[0]) if same else torch.from_numpy(steps).to(device)[stack.members]
             self.algorithm.after_acting(stack, own)
 
     def acting_states(self) -> Tensors:
-        """Return the acting states [P] of all agents by name, in the order in which the algorithm names them."""
+        """Return the acting states [P] of all agents by name, in the algorithm's order."""
         names = self.algorithm.initial_state()
         return {name: self.joined([stack.state[name] for stack in self.stacks]) for name in names}
 
     def set_acting_states(self, states: Mapping[str, Tensor]) -> None:
-        """Take over what `acting_states` gave."""
+        """Load the output of `acting_states`."""
         for name, values in states.items():
             for stack in self.stacks:
                 stack.state[name] = values[stack.members].clone()
 
     @torch.no_grad()
     def update_observation_stats(self, part: str, moments: Moments) -> None:
-        """Add to the statistics by which each agent's networks, those that do, normalise a part of what they read."""
+        """Update the running statistics with which each agent's networks normalise an observation part, if they do."""
         names = [f"normal.{part}.{name}" for name in Moments._fields]
         for stack in self.stacks:
             members = stack.members if isinstance(stack.members, slice) else stack.members.numpy(force=True)
@@ -134,12 +134,12 @@ class Policy:
                     view.copy_(torch.from_numpy(values).reshape(view.shape))
 
     def places(self, stack: Stack) -> list[int]:
-        """Return the places in the population of a stack's agents."""
+        """Return the population indices of a stack's agents."""
         places: list[int] = torch.arange(len(self.agents))[stack.members].tolist()
         return places
 
     def joined(self, parts: list[Tensor]) -> Tensor:
-        """Return values [P, ...] in the population's order from those of each stack."""
+        """Join per-stack values into values [P, ...] in population order."""
         if self._is_one_stack:
             return parts[0]
         joined = parts[0].new_empty(len(self.agents), *parts[0].shape[1:])
@@ -149,7 +149,7 @@ class Policy:
 
     @property
     def _is_one_stack(self) -> bool:
-        """Tell whether one stack holds all agents in the population's order, so that nothing is to be put together."""
+        """Return whether a single stack holds all agents in population order, so no joining is needed."""
         return len(self.stacks) == 1 and isinstance(self.stacks[0].members, slice)
 
     def _cost(self, architectures: Architectures) -> float:
@@ -188,7 +188,7 @@ class Policy:
 
 
 def _index(members: list[int], device: torch.device) -> slice | Tensor:
-    """Return places as a slice where they stand side by side, which spares copies, else as a tensor."""
+    """Return indices as a slice if they are consecutive, which avoids copies, else as a tensor."""
     first = members[0]
     if members == list(range(first, first + len(members))):
         return slice(first, first + len(members))
@@ -196,13 +196,13 @@ def _index(members: list[int], device: torch.device) -> slice | Tensor:
 
 
 def _part(observation: Observation, stack: Stack) -> Observation:
-    """Return what the agents of one stack see."""
+    """Return the observations of one stack's agents."""
     members = stack.members
     return {name: value[members] for name, value in observation.items()}
 
 
 def _recurrent(stack: Stack, state: Tensor | None, started: Tensor) -> RecurrentInput | None:
-    """Return the recurrent input of a stack, from the state [P, E, K, N] and the starts [P, E] of all agents."""
+    """Return a stack's recurrent input, from the states [P, E, K, N] and the episode starts [P, E] of all agents."""
     if state is None or stack.recurrent_units == 0:
         return None
     return RecurrentInput(state, started.unsqueeze(1)).part(stack.members, stack.recurrent_units)

@@ -1,4 +1,4 @@
-"""All that updates change of a learner, as one flat buffer that several processes can hold in turn.
+"""The state of a learner that updates modify, as one flat buffer shared by several processes in turn.
 
 Axes: P agents, D all parameters and moments, N networks.
 """
@@ -12,16 +12,16 @@ from evorl.population.learner import Learner
 
 
 def state_size(learner: Learner) -> int:
-    """Return D."""
+    """Return D, the number of values in the flat buffer."""
     return sum(values.numel() for values in _flats(learner))
 
 
 @torch.no_grad()
 def write_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
-    """Write parameters and moments into `flat` [D], and the steps that each agent has taken into `updates` [N, P]."""
+    """Write parameters and moments into `flat` [D], and the agents' optimiser steps into `updates` [N, P]."""
     place = 0
     for values in _flats(learner):
-        # Parameters may stand in the buffer itself.
+        # The parameters may already be views of this buffer.
         if values.data_ptr() != flat[place:].data_ptr():
             flat[place : place + values.numel()] = values
         place += values.numel()
@@ -32,7 +32,7 @@ def write_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
 
 @torch.no_grad()
 def read_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
-    """Take over what `write_state` wrote."""
+    """Load the state written by `write_state`."""
     place = 0
     for values in _flats(learner):
         if values.data_ptr() != flat[place:].data_ptr():
@@ -44,6 +44,6 @@ def read_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
 
 
 def _flats(learner: Learner) -> list[Tensor]:
-    """Return the parameters and observation statistics, and behind them Adam's moments of every network."""
+    """Return the flat parameters and observation statistics, followed by Adam's moments of every network."""
     adams = [network.adam for own in learner.networks for network in own.values()]
     return [learner.policy.flat.detach(), *(moments.flat for adam in adams for moments in (adam.mean, adam.square))]
