@@ -263,7 +263,7 @@ class Environments:
             shown = kept.play(self._vector.env, origins)
         except UserError:
             raise
-        except Exception:  # Whatever an environment, or a corrupt file, raises.
+        except Exception:  # Environments and corrupt files may raise anything.
             return np.ones(copies, dtype=bool)
         failed = np.zeros(copies, dtype=bool)
         for copy, observation in enumerate(shown):

@@ -125,7 +125,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
                 self._shown = shown
         except UserError:
             raise
-        except Exception:  # Whatever an environment, or a corrupt file, raises.
+        except Exception:  # Environments and corrupt files may raise anything.
             return
 
     def _another(self, error: Exception) -> tuple[Any, dict[str, Any]]:

@@ -157,7 +157,7 @@ def module_network(
         values = network.initialise(Architecture(), torch.Generator())
         two_agents = {name: torch.stack([value, value]).view(2, 1, -1) for name, value in values.items()}
         got = network.joined(two_agents, {name: torch.zeros(2, 3, *part.shape)}).shape[1:]
-    except Exception as error:  # Whatever a user's code may raise.
+    except Exception as error:  # User code may raise anything.
         raise UserError(f"network.factory: {factory!r} fails under vmap: {described(error)}") from error
     if got != (3, outputs):
         raise UserError(

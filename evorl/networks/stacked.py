@@ -44,7 +44,7 @@ class Shapes:
         )
 
     def numel(self, agents: int) -> int:
-        """Return the number of values of so many agents."""
+        """Return the total number of parameter and buffer values of `agents` agents."""
         return agents * sum(math.prod(shape) for shape in (*self.trained.values(), *self.untrained.values()))
 
 

@@ -63,7 +63,7 @@ class Compiler:
             with torch.no_grad():
                 function = _optimised(traced, inputs)
                 function(*inputs)
-        except Exception as error:  # Whatever compilers may raise.
+        except Exception as error:  # Compilers may raise anything.
             self.enabled = False
             reason = " ".join(str(error).split())[:200]
             if self._speaks:

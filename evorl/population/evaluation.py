@@ -173,7 +173,7 @@ class Evaluator:
         environments = self._few.get((len(agents), width))
         if environments is None:
             environments = self._few[len(agents), width] = self._make(len(agents), width)
-        generator = torch.Generator(device=ranks.device)  # Nothing is drawn: agents act without exploration.
+        generator = torch.Generator(device=ranks.device)  # Never sampled from: agents act without exploration.
         results = self._play(Policy(agents, self._algorithm, generator), environments, mine)
         everyones = _interleaved(self._gathered(results, len(seeds), ranks.size), len(seeds))
         return EpisodeResults.of(everyones, self._keys).fitness(self._weights)
