@@ -1,4 +1,4 @@
-"""Actor processes: they act for the learner of their rank and send it what they did, through memory that they share."""
+"""Actor processes: they collect experience for their rank's learner and send it through shared memory."""
 
 from evorl.actors.actors import Actors
 

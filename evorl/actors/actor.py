@@ -1,4 +1,4 @@
-"""The process of an actor: it waits for a slot, fetches parameters, acts, and hands the slot to the learner."""
+"""The actor process: it waits for a slot, fetches parameters, acts, and sends the filled slot to the learner."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import UserError
 
 NUMBER = struct.Struct("<q")
-"""The number of a slot, as the learner hands it out."""
+"""Wire format of a slot number, which the learner sends to hand out a slot."""
 MESSAGE = struct.Struct("<3q")
-"""A slot that is full, and the generation and version of what acted; so few bytes never arrive in parts."""
+"""Wire format of (filled slot, generation, parameter version). It is small enough that a pipe never splits it."""
 FAILED = -1
-"""In place of a slot: a mistake of the user follows, in words."""
+"""Sent in place of a slot number: the message of a UserError follows."""
 SAVE, RESTORE = -2, -3
-"""In place of a slot's number: the learner wants the running episodes, or gives them, with their size and a seed first.
-The answer has the size of what follows in place of a generation."""
+"""Sent in place of a slot number. SAVE requests the running episodes; RESTORE is followed by their size, a seed and the
+episodes. The answer has the size of its payload in place of a generation."""
 
 
 def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Sequence[int]) -> None:
-    """Act until the learner closes its end of the pipe, or sends LEAVE. Tells it of a mistake of the user."""
+    """Act until the learner closes its end of the pipe or sends LEAVE. Reports a UserError to the learner."""
     torch.set_num_threads(1)
     signal.signal(LEAVE, _leave)
     board, lock, memory, reader, writer = descriptors
@@ -55,7 +55,7 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
 
 
 class _Leave(BaseException):
-    """This actor was told to end."""
+    """Raised by the handler of LEAVE to end this actor."""
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -63,7 +63,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def read_all(reader: int, size: int) -> bytes:
-    """Return so many bytes of a pipe, or fewer where it ends before."""
+    """Read `size` bytes from a pipe, or fewer if it ends first."""
     parts = bytearray()
     while len(parts) < size and (part := os.read(reader, min(size - len(parts), 2**16))):
         parts += part
@@ -71,19 +71,19 @@ def read_all(reader: int, size: int) -> bytes:
 
 
 def write_all(writer: int, payload: bytes) -> None:
-    """Write all of it into a pipe. Raises BrokenPipeError."""
+    """Write the whole payload to a pipe. Raises BrokenPipeError."""
     view = memoryview(payload)
     while view:
         view = view[os.write(writer, view) :]
 
 
 class Actor:
-    """One actor of a rank: its environments, and in each generation a policy of all of the rank's agents."""
+    """One actor of a rank: its environments, and a policy of all the rank's agents, rebuilt in each generation."""
 
     def __init__(
         self, context: Mapping[str, Any], index: int, attempt: int, board: int, lock: int, memory: int
     ) -> None:
-        """Make the environments. Raises UserError where that fails."""
+        """Create the environments. Raises UserError if that fails."""
         self._config = config = validate(yaml.safe_load(context["config"]), SETTINGS)
         assert config.actors is not None
         self._actors, self._steps = config.actors, config.algorithm.sent_steps
@@ -94,7 +94,7 @@ class Actor:
         self._environments = Environments(config.environment, context["agents"], config.environment.num_envs)
         self._algorithm = make_algorithm(config, self._environments.interface)
         copies, count = context["copies"], self._actors.count
-        # Actors explore differently among those of the same agents.
+        # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.
         before = self._rank * count if copies > 1 else 0
         own = self._algorithm.actor_state(before + index, copies * count)
         self._own_state = {name: torch.full((context["agents"],), value).double() for name, value in own.items()}
@@ -117,7 +117,7 @@ class Actor:
             self._environments.close()
 
     def work(self, reader: int, writer: int) -> None:
-        """Fill the slots whose numbers come from one pipe, and send them through the other."""
+        """Fill the slots whose numbers arrive on `reader` and report them on `writer`, until `reader` ends."""
         while number := os.read(reader, NUMBER.size):
             (slot,) = NUMBER.unpack(number)
             if slot in (SAVE, RESTORE):
@@ -127,7 +127,7 @@ class Actor:
             while not self._is_up_to_date():
                 self._begin()
             acting = self._acting
-            # Behind the acting states there may be more.
+            # With shared parameters, the optimiser's step counts follow the acting states.
             states = dict(zip(self._algorithm.initial_state(), acting.states, strict=False))
             acting.policy.set_acting_states(states | self._own_state)
             version = acting.version
@@ -136,12 +136,12 @@ class Actor:
             os.write(writer, MESSAGE.pack(slot, self._generation, version))
 
     def _saved(self) -> bytes:
-        """Return the running episodes; nothing where another process could not go on with them."""
+        """Return the running episodes as bytes; empty if another process could not resume them."""
         episodes = self._environments.state()
         return encode_tensors(episodes, {}) if episodes else b""
 
     def _restored(self, reader: int) -> bytes:
-        """Go on with episodes that the learner gives; return which environments could not. Raises UserError."""
+        """Resume the episodes that the learner sends; name the environments that could not. Raises UserError."""
         size, seed = (NUMBER.unpack(read_all(reader, NUMBER.size))[0] for _ in range(2))
         tensors, _ = decode_tensors(read_all(reader, size), "the running episodes")
         return self._environments.restore(tensors, seed).encode()
@@ -150,7 +150,7 @@ class Actor:
         self._board.beats[self._index] = time.monotonic()
 
     def _is_up_to_date(self) -> bool:
-        """Fetch parameters if that is due; return whether the policy is of the generation that is published."""
+        """Fetch parameters if that is due; return whether the policy belongs to the published generation."""
         if self._board.generation != self._generation:
             return False
         self._since_fetch += self._steps
@@ -162,7 +162,7 @@ class Actor:
         return version is not None
 
     def _begin(self) -> None:
-        """Begin the generation that is published, with a policy of its agents; another one may come meanwhile."""
+        """Build a policy for the published generation, unless another one replaces it meanwhile."""
         config, described = self._config, self._board.read_description()
         self._generation = described.generation
         who = f"actor {self._index}, attempt {self._attempt}"

@@ -1,4 +1,4 @@
-"""The learner's side of its actors: what they act with, and what they send. Axes: P agents."""
+"""The learner's side of its actors: it publishes parameters and receives experience. Axes: P agents."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from evorl.types import RunFailed, Tensors, UserError
 
 
 class Actors:
-    """The actors of this rank, which act with all of its agents.
+    """The actors of this rank, each of which acts for all of its agents.
 
-    Each has `actors.queue` slots: those that it fills, and those that wait to be received. It waits while it has none.
+    An actor has `actors.queue` slots, which it fills or which wait to be received. It blocks while it has none to fill.
     """
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
-        """Let the process start that forks actors. Raises UserError where they could not keep up with the learner."""
+        """Start the process that forks actors.
+
+        Raises UserError if most rollouts would be too stale to learn from, or actors need too many open files.
+        """
         assert config.actors is not None
         self._config = config
         self._settings = config.actors
@@ -57,24 +60,24 @@ class Actors:
         self._slots: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
-        """The rollouts of this generation that are still to be handed out, where actors are in lockstep."""
+        """Rollouts of this generation that are not handed out yet (lockstep only)."""
         self._figures = Figures(self._settings.count, placement.local_size)
 
     @property
     def can_continue(self) -> bool:
-        """Return whether another process can go on with the actors' episodes."""
+        """Return whether another process can resume the actors' episodes, as after a checkpoint (lockstep only)."""
         return self._settings.lockstep
 
     def state(self) -> Tensors:
-        """Return the running episodes of each actor, and nothing where another process could not go on with one's.
+        """Return the running episodes of each actor, or {} if another process could not resume them all.
 
-        Actors that run freely are at other steps in every run.
+        Free-running actors return {}: they are at different steps in every run.
         """
         if not self._settings.lockstep:
             return {}
         try:
             answers = [self._supervisor.ask(index, SAVE) for index in range(self._settings.count)]
-        except RunFailed:  # Another actor will take its place, with other episodes.
+        except RunFailed:  # The actor will be replaced, and its episodes are lost.
             return {}
         if not all(answers):
             return {}
@@ -84,7 +87,7 @@ class Actors:
         }
 
     def restore(self, tensors: Tensors, seed: int) -> str:
-        """Let actors go on with the episodes that `state` gave; return in words which could not. Raises UserError."""
+        """Resume the episodes from `state`; return as text which environments could not. Raises UserError."""
         expected = {f"actor.{index}" for index in range(self._settings.count)}
         if tensors.keys() != expected:
             raise UserError("the running episodes are those of other actors")
@@ -106,7 +109,7 @@ class Actors:
         self.close()
 
     def close(self) -> None:
-        """End all actors."""
+        """Stop all actors and close their shared memory."""
         self._supervisor.close()
         self._board.close()
         for memory in self._memories:
@@ -114,16 +117,16 @@ class Actors:
 
     @property
     def server(self) -> int:
-        """Return the process that starts actors."""
+        """Return the process id of the server that forks actors."""
         return self._supervisor.server
 
     @property
     def processes(self) -> list[int]:
-        """Return the actors' processes."""
+        """Return the actors' process ids."""
         return self._supervisor.processes
 
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
-        """Let actors act with these agents, for so many steps of this rank's environments."""
+        """Start a generation: publish its agents, for which actors make `steps` steps of this rank's environments."""
         count, queue = self._settings.count, self._settings.queue
         make, first = self._kind.slot(policy, self._config), not self._generation
         size = slot_size(make)
@@ -135,7 +138,7 @@ class Actors:
         self._generation, self._published, self._turn = generation, policy.version, 0
         self._left = steps // self.sent_steps
         flat, states = self._published_of(policy)
-        # Actors that share parameters may still be about to publish those of the last generation.
+        # With shared parameters, an actor may still be publishing an update of the last generation.
         with self._board.locked(self._supervisor.look):
             self._board.describe(Description(generation, policy.agents, carries_over), len(flat), len(states))
             self._board.publish(flat, states, policy.version)
@@ -148,9 +151,9 @@ class Actors:
         self._figures.begin()
 
     def receive(self, policy: Policy) -> Any:
-        """Return the next slot that is of this generation and not too far behind the policy's version.
+        """Return the next slot that is of this generation and within the bound on staleness.
 
-        Raises UserError for what an actor finds wrong, and RunFailed where actors cannot be kept alive.
+        Raises UserError if an actor reports one, and RunFailed if actors cannot be kept alive.
         """
         while True:
             message = self._supervisor.receive()
@@ -165,21 +168,24 @@ class Actors:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Let its actor have a received slot again; nothing in it may be read afterwards."""
+        """Return a received slot to its actor; its contents must not be read afterwards."""
         if not self._settings.lockstep:
             self._supervisor.hand_out(slot.number // self._settings.queue, slot.number)
 
     def publish(self, policy: Policy) -> None:
-        """Let actors have the policy's parameters, if they are new; in lockstep once none of them acts, to go on."""
+        """Publish the policy's parameters if they are new.
+
+        In lockstep, do nothing while an actor is busy; otherwise also hand out the next slots.
+        """
         lockstep = self._settings.lockstep
         if lockstep and self._supervisor.busy:
             return
-        # Before the first update only what acting changes is new, as are the statistics of observations.
+        # Before the first update the version stays 0, but acting states and observation statistics change.
         if (policy.version != self._published or not policy.version) and not self._kind.shared:
             self._published = policy.version
             self._board.publish(*self._published_of(policy), policy.version)
         if lockstep:
-            # Actors that share parameters would come to them in any order.
+            # Actors that share parameters take turns: their updates would otherwise come in no fixed order.
             together = min(self._left, 1 if self._kind.shared else self._settings.count)
             for _ in range(together):
                 self._supervisor.hand_out(self._turn, self._turn * self._settings.queue)
@@ -187,7 +193,7 @@ class Actors:
             self._left -= together
 
     def end(self, learner: Learner) -> None:
-        """End the generation: where actors have updated parameters themselves, the learner takes them over."""
+        """End the generation. With shared parameters, load the ones that the actors have updated into the learner."""
         if not self._kind.shared:
             return
         flat, states = self._board.empty()
@@ -196,9 +202,9 @@ class Actors:
         read_state(learner, flat.to(device), states[len(learner.policy.acting_states()) :].to(device))
 
     def _published_of(self, policy: Policy) -> tuple[Tensor, list[Tensor]]:
-        """Return what actors are to have of a policy: parameters [D], and acting states [P].
+        """Return what to publish of a policy: parameters [D], and acting states, each [P].
 
-        Where they share parameters, that is all that a learner has of its agents.
+        With shared parameters, it is the learner's full state: also Adam's moments and step counts.
         """
         states = list(policy.acting_states().values())
         if not self._kind.shared:
@@ -210,7 +216,7 @@ class Actors:
         return flat, [*states, *updates]
 
     def figures(self, placement: Placement) -> dict[str, float]:
-        """Return what was counted of the actors of all ranks since the last call."""
+        """Return the metrics of all ranks' actors since the last call."""
         self._figures.restarts = self._supervisor.restarts
         self._supervisor.restarts = 0
         return self._figures.pop(placement)
@@ -220,9 +226,9 @@ class Actors:
         return self._figures.pop_steps()
 
     def pop_returns(self) -> Returns:
-        """Return the returns of the episodes that were counted in what was received since the last call."""
+        """Return the returns of the episodes in the slots received since the last call."""
         return self._figures.pop_returns()
 
     def recent(self) -> Recent | None:
-        """Return means over the episodes that were counted since the last call, and none where none were."""
+        """Return the mean return and length of the episodes received since the last call, or None without any."""
         return self._figures.recent()

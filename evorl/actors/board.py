@@ -1,6 +1,7 @@
-"""The learner's policy as its actors read it. Axes: P agents, S numbers of an agent's acting state, D all parameters.
+"""Shared memory that publishes the learner's policy to its actors.
 
-In the first page stand numbers of known places, behind it two buffers of parameters and a description of the agents.
+A header at a fixed place comes first, on its own pages; two parameter buffers and a description of the agents follow.
+Axes: P agents, S numbers of an agent's acting state, D all parameters.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from evorl.system.formats import DESCRIPTIONS
 from evorl.types import Agent
 
 NUMBERS = ("generation", "begun", "done", "version 0", "version 1", "values", "agents", "states", "description")
-"""`generation` is 0 while a new one is written; `begun` and `done` count the buffers that were written in it."""
+"""The header. `generation` is 0 while a new one is written; `begun` and `done` count its buffer writes."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """A generation as its actors know it: the agents without their tensors, and whether episodes run on into it."""
+    """A generation as actors see it: the agents without their tensors, and whether episodes carry over into it."""
 
     generation: int
     agents: list[Agent]
@@ -38,23 +39,23 @@ class Description:
 class Board:
     """Shared memory where a learner publishes parameters with their version, and each actor its heartbeat.
 
-    There are two buffers, written in turn. Whoever has copied one looks whether it was begun anew meanwhile, and then
-    copies again; so no read is torn, and nobody waits for anybody.
+    Two buffers are written in turn. A reader that has copied one checks whether a write to it began meanwhile, and if
+    so copies again. No read is torn, and neither side blocks.
     """
 
     def __init__(self, actors: int, memory: SharedMemory | None = None, lock: int | None = None) -> None:
-        """`memory` and `lock` are those of another process's board for as many actors; without them it is a new one."""
+        """Attach to the `memory` and `lock` of another process's board for as many actors, or create a new board."""
         self.memory = memory or SharedMemory()
         self.lock = SharedMemory().descriptor if lock is None else lock
-        """The descriptor of a file for the record lock alone. A process loses such a lock when it closes any descriptor
-        of the file, and each map of the memory has one. flock(2) could not tell the processes apart, which all have the
-        same open file.
+        """Descriptor of a file that serves only the record lock. A process loses a record lock when it closes any
+        descriptor of the file, and each map of the memory holds one. flock(2) could not tell the processes apart, since
+        they share one open file.
         """
         self.memory.grow(PAGE + 8 * actors)
         arena = self.memory.arena()
         self._numbers = arena.empty((len(NUMBERS),), torch.int64).numpy()
         self.beats = arena.empty((actors,), torch.float64).numpy()
-        """The time of each actor's last step, by the machine's monotonic clock."""
+        """Time of each actor's last step, in seconds of the machine's monotonic clock."""
         self._offset = -(-arena.used // PAGE) * PAGE
         self._flats: list[Tensor] = []
         self._states: list[Tensor] = []
@@ -62,11 +63,11 @@ class Board:
 
     @property
     def generation(self) -> int:
-        """Return the generation that is published, 0 while there is none."""
+        """Return the published generation, or 0 while there is none."""
         return int(self._numbers[0])
 
     def describe(self, description: Description, values: int, states: int) -> None:
-        """Begin a generation whose agents have so many `values` in all and `states` of acting each."""
+        """Begin a generation whose agents have `values` parameters in total (D) and `states` acting states each (S)."""
         text = json.dumps([agent.describe() for agent in description.agents]).encode()
         self._numbers[0] = 0
         self._numbers[1:] = (0, 0, 0, 0, values, len(description.agents), states, len(text) + 1)
@@ -78,7 +79,7 @@ class Board:
         self._next = description.generation
 
     def publish(self, flat: Tensor, states: Sequence[Tensor], version: int) -> None:
-        """Let actors have the parameters [D] and acting states [P] of this version."""
+        """Publish parameters [D] and acting states, each [P], as `version`."""
         count = int(self._numbers[2]) + 1
         self._numbers[1] = count
         buffer = count % 2
@@ -88,11 +89,11 @@ class Board:
         self._numbers[3 + buffer] = version
         self._numbers[2] = count
         if self._next:
-            # With the first parameters of a generation actors may begin it.
+            # Actors may begin a generation only once its first parameters are written.
             self._numbers[0], self._next = self._next, 0
 
     def read_description(self) -> Description:
-        """Return the generation that is published, as soon as there is one, and use its buffers from then on."""
+        """Wait for a published generation, map its buffers and return its description."""
         while True:
             numbers = self._numbers.copy()
             generation = int(numbers[0])
@@ -105,9 +106,9 @@ class Board:
 
     @contextmanager
     def locked(self, look: Callable[[], None] | None = None) -> Iterator[None]:
-        """Keep other processes from doing this; the system gives the lock back where one of them is killed.
+        """Hold the lock against other processes; the system releases it if its holder is killed.
 
-        While another has the lock, `look` is called again and again, to kill it if it hangs.
+        While another process holds it, `look` is called repeatedly, so that it can kill a hung holder.
         """
         while look is not None and not self._try_lock():
             look()
@@ -127,18 +128,18 @@ class Board:
         return True
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close the descriptors of the memory and the lock."""
         self.memory.close()
         os.close(self.lock)
 
     def empty(self) -> tuple[Tensor, Tensor]:
-        """Return room for the parameters [D] and acting states [S, P] of the generation whose description was read."""
+        """Return uninitialised parameters [D] and acting states [S, P] of the generation last described."""
         return torch.empty_like(self._flats[0]), torch.empty_like(self._states[0])
 
     def fetch(self, flat: Tensor, states: Tensor, generation: int) -> int | None:
         """Copy the newest parameters [D] and acting states [S, P] and return their version.
 
-        Return None, with whatever has been copied, where this generation is over.
+        Return None if `generation` is over; the outputs may then be partly overwritten.
         """
         while True:
             done = int(self._numbers[2])
@@ -152,7 +153,7 @@ class Board:
                 return version
 
     def _place(self, arena: Arena, numbers: NDArray[np.int64]) -> Tensor:
-        """Place both buffers in an arena, and behind them the description, which is returned."""
+        """Lay out both buffers and then the description in an arena; return the description's bytes."""
         values, agents, states, description = map(int, numbers[5:9])
         self._states = [arena.empty((states, agents), torch.float64) for _ in range(2)]
         self._flats = [arena.empty((values,), torch.float32) for _ in range(2)]

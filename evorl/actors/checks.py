@@ -1,4 +1,4 @@
-"""Checks of what a configuration asks of actors, before any of them is started."""
+"""Checks of the actor settings, made before any actor is started."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from evorl.system.processes import usable_cores
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 FILES_OF_ACTOR = 3
-"""Files that a rank keeps open for each actor: its memory, and an end of each of its two pipes."""
+"""Files that a rank keeps open per actor: its memory, and one end of each of its two pipes."""
 FILES_OF_OTHERS = 256
 """Files that a rank may need open for everything else."""
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
-    """Return by how many updates a rollout may be behind. Raises UserError where most could not be learned from."""
+    """Return the largest staleness accepted, in updates. Raises UserError if it would reject most rollouts."""
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
@@ -43,7 +43,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
 
 
 def _most_updates(config: AnyConfig) -> float:
-    """Return by how much evolution may raise the updates that an agent makes for a step."""
+    """Return the factor by which evolution may raise an agent's update-to-data ratio."""
     evolved = config.evolution.hyperparameters or {}
     if "learn_step" not in evolved:
         return 1.0
@@ -51,7 +51,7 @@ def _most_updates(config: AnyConfig) -> float:
 
 
 def warn_of_cores(count: int, ranks: Ranks) -> None:
-    """Warn where there are more actors than cores on a host."""
+    """Warn if a host has more actors than cores."""
     cores = usable_cores()
     actors = count * ranks.on_host
     if actors > cores and ranks.is_main:
@@ -64,7 +64,7 @@ def warn_of_cores(count: int, ranks: Ranks) -> None:
 
 
 def check_memory(size: int, slots: int, placement: Placement) -> None:
-    """Raise UserError unless each rank of this host can share so many bytes with its actors."""
+    """Raise UserError unless every rank of this host can share `size` bytes with its actors."""
     free, ranks = free_memory(torch.device("cpu")), placement.ranks.on_host
     if size * ranks > free:
         raise UserError(
@@ -76,7 +76,7 @@ def check_memory(size: int, slots: int, placement: Placement) -> None:
 
 @contextlib.contextmanager
 def starting(count: int) -> Iterator[None]:
-    """Raise UserError where so many actors take too many open files, and RunFailed for what else the system refuses."""
+    """Raise UserError if `count` actors need too many open files, and RunFailed for any other OSError."""
     try:
         yield
     except OSError as error:

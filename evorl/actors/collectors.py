@@ -1,4 +1,4 @@
-"""What actors make of their steps, by what their algorithm `sends`: the memory it takes, and who fills it.
+"""Slots of shared memory and the collectors that fill them, one pair for each value of an algorithm's `sends`.
 
 Axes: T steps of a rollout, P agents, E environments.
 """
@@ -32,19 +32,19 @@ from evorl.types import Batch, PolicyOutput, Tensors
 
 
 class Slot(Protocol):
-    """Memory for what an actor sends at a time."""
+    """Shared memory for what an actor sends at a time."""
 
     counts: Tensor
-    """What the actor counted of each agent [C, P], by the names of `evorl.replay.segment.COUNTS`."""
+    """The actor's counters of each agent [C, P], in the order of `evorl.replay.segment.COUNTS`."""
     staleness: int
-    """The updates by which what acted was behind, when it was received."""
+    """Updates by which the acting policy was behind when the slot was received."""
     number: int
-    """The number of the slot among all of its rank, by which it is handed out."""
+    """The slot's number within its rank, by which the learner hands it out."""
 
 
 @dataclass
 class Acting:
-    """Hold what an actor acts with in a generation: parameters `flat` [D] of a `version`, as the board has them."""
+    """What an actor acts with in a generation; `flat` [D] holds the parameters of `version`, from the board."""
 
     config: AnyConfig
     environments: Environments
@@ -58,14 +58,14 @@ class Acting:
 
 
 class Collector(Protocol):
-    """Acts, and fills slots with what comes of it."""
+    """Steps the environments and fills slots with the result."""
 
     def collect(self, slot: Slot, beat: Callable[[], None]) -> None:
-        """Fill a slot by the policy's present parameters; call `beat` as a heartbeat."""
+        """Fill a slot using the current parameters; call `beat` before each step as a heartbeat."""
 
 
 class RolloutCollector:
-    """Keeps every step of T steps as it was."""
+    """Records rollouts of T steps, with rewards clipped if that is configured."""
 
     def __init__(self, acting: Acting) -> None:
         policy, environments, config = acting.policy, acting.environments, acting.config
@@ -88,17 +88,17 @@ class RolloutCollector:
 
 
 class TransitionCollector(RolloutCollector):
-    """Keeps every step, with the error by which the learner draws it first: that of the actor's own parameters."""
+    """Records rollouts with their initial priorities, which are errors under the actor's own parameters."""
 
     def __init__(self, acting: Acting) -> None:
         super().__init__(acting)
         self._n_step: int = acting.config.replay.n_step
         for stack in acting.policy.stacks:
-            # An actor has no target copies.
+            # An actor has no target networks, so its online networks take their place.
             stack.targets = dict(stack.networks)
 
     def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
-        """Fill a slot with a rollout and its errors."""
+        """Fill a slot with a rollout and the errors of its transitions."""
         super().collect(slot, beat)
         windows = make_windows(slot.storage, self._n_step, n_step_return)
         windows.begin(self._policy.agents)
@@ -110,7 +110,7 @@ class TransitionCollector(RolloutCollector):
 
     @torch.no_grad()
     def _errors(self, batch: Batch) -> Tensor:
-        """Return the errors [P, B] of the algorithm's first loss that has any."""
+        """Return the errors [P, B] for priorities from the algorithm's first loss."""
         policy = self._policy
         parts = [
             objective.loss(stack, batch.part(stack.members), policy.generator).errors
@@ -121,7 +121,7 @@ class TransitionCollector(RolloutCollector):
 
 
 class GradientCollector:
-    """Computes the gradient of rollouts by the parameters that made them."""
+    """Computes the gradient of rollouts with the parameters that collected them."""
 
     def __init__(self, acting: Acting) -> None:
         policy, config = acting.policy, acting.config
@@ -140,11 +140,11 @@ class GradientCollector:
         self._together: int = settings.grad_sync_steps
 
     def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
-        """Fill a slot with the gradient of as many rollouts as are sent together."""
+        """Fill a slot with the mean gradient of `grad_sync_steps` rollouts."""
         slot.write(self._gradient(beat))
 
     def _gradient(self, beat: Callable[[], None]) -> Batch:
-        """Return a gradient as a batch."""
+        """Collect rollouts and return their gradient as a batch."""
         for _ in range(self._together):
             self._rollouts.collect(self._memory, beat)
             self._received.extend(self._memory)
@@ -153,7 +153,7 @@ class GradientCollector:
 
 
 class UpdateCollector(GradientCollector):
-    """Applies its gradients itself, to the parameters that all actors share, one actor at a time."""
+    """Applies its own gradients to parameters that all actors share, one actor at a time."""
 
     def __init__(self, acting: Acting) -> None:
         super().__init__(acting)
@@ -161,7 +161,7 @@ class UpdateCollector(GradientCollector):
         self._names = len(acting.policy.algorithm.initial_state())
 
     def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
-        """Make an update, and fill a slot with its gradient."""
+        """Fill a slot with a gradient and apply it, unless it is too stale or the generation is over."""
         acting, version = self._acting, self._acting.version
         batch = self._gradient(beat)
         slot.write(batch)
@@ -179,7 +179,7 @@ class UpdateCollector(GradientCollector):
             acting.board.publish(acting.flat, list(acting.states), acting.version)
 
     def _weighed(self, batch: Batch, staleness: int) -> Batch:
-        """Return gradients as the learner weighs its copy of them."""
+        """Return the gradients weighted by staleness, exactly as the learner weights its copy."""
         if not self._acting.config.algorithm.weigh_by_staleness:
             return batch
         gradients = {name: values * staleness_weight(staleness) for name, values in batch.gradients.items()}
@@ -187,7 +187,7 @@ class UpdateCollector(GradientCollector):
 
 
 def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
-    """Return what makes the memory of gradients of these agents."""
+    """Return the factory of slots for gradients of these agents."""
     agents, algorithm = len(policy.agents), policy.algorithm
     sizes = {
         name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
@@ -197,12 +197,12 @@ def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gradie
 
 
 def rollout_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """Return what makes the memory of a rollout of these agents, with what acting gave beside actions."""
+    """Return the factory of slots for rollouts of these agents, with the extras of each policy output."""
     return _rollout(policy, config, lambda output: output.extras)
 
 
 def transition_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """Return what makes the memory of a rollout of these agents, with actions and errors."""
+    """Return the factory of slots for rollouts of these agents, with actions and errors for priorities."""
     return _rollout(
         policy, config, lambda output: {"action": output.action, ERROR: torch.zeros(output.action.shape[:2])}
     )
@@ -211,7 +211,7 @@ def transition_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Roll
 def _rollout(
     policy: Policy, config: AnyConfig, kept: Callable[[PolicyOutput], Tensors]
 ) -> Callable[[Empty], RolloutMemory]:
-    """Return what makes the memory of a rollout, with what is `kept` of each step's output."""
+    """Return the factory of rollout slots; `kept` selects what is stored of each policy output."""
     algorithm = policy.algorithm
     num_envs, parts = config.environment.num_envs, dict(algorithm.interface.parts)
     if algorithm.interface.masked:
@@ -227,7 +227,7 @@ def _rollout(
 
 
 def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int) -> PolicyOutput:
-    """Return what the policy gives for some observation, for the shapes."""
+    """Return the policy's output for a dummy observation, to infer shapes; the generator's state is unchanged."""
     shape, device = (len(policy.agents), num_envs), policy.generator.device
     seen = {name: torch.zeros(*shape, *part.shape, dtype=part.dtype, device=device) for name, part in parts.items()}
     if "action_mask" in seen:
@@ -240,9 +240,9 @@ def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int)
 
 @dataclass(frozen=True)
 class Kind:
-    """Describe one kind of what is sent: `slot` gives what makes its memory, `collector` who fills it.
+    """One kind of message: `slot` returns the factory of its slots, and `collector` fills them.
 
-    Where parameters are `shared`, the board holds all of a learner's state, and actors publish there themselves.
+    If parameters are `shared`, the board holds the learner's full state and actors publish to it themselves.
     """
 
     slot: Callable[[Policy, AnyConfig], Callable[[Empty], Slot]]
@@ -259,17 +259,17 @@ KINDS: Mapping[str, Kind] = {
 
 
 def note_counts(slot: Slot, environments: Environments) -> None:
-    """Write into a slot what was counted since the last one."""
+    """Write the environments' counters since the last slot into this one."""
     assert COUNTS == ("steps", "returns", "episodes", "ended", "lengths")
     for row, values in zip(slot.counts, (environments.pop_steps(), *environments.pop_returns()), strict=True):
         row.copy_(torch.from_numpy(values))
 
 
 def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable[int]) -> dict[int, Slot]:
-    """Return an actor's slots of these numbers, which it and its rank find at the same places of its own memory.
+    """Return an actor's slots by number; the actor and its rank find them at the same offsets of its own memory.
 
-    No other actor writes there: one that is still in the last generation, whose slots had another size, would write
-    into the slots of others.
+    Memory is not shared between actors: one still in the last generation, whose slots had another size, would overwrite
+    the slots of others.
     """
     size = slot_size(make)
     made = {number: make(memory.arena(place * size).empty) for place, number in enumerate(numbers)}
@@ -279,7 +279,7 @@ def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable
 
 
 def slot_size(make: Callable[[Empty], Slot]) -> int:
-    """Return the bytes of a slot, whole pages."""
+    """Return the size of a slot in bytes, rounded up to whole pages."""
     arena = Arena()
     make(arena.empty)
     return -(-arena.used // PAGE) * PAGE

@@ -1,4 +1,4 @@
-"""What a rank counts of its actors, beside what they learn. Axes: P agents, A actors, R ranks."""
+"""Metrics of a rank's actors: rates, staleness, restarts and returns. Axes: P agents, A actors, R ranks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Floats = NDArray[np.float64]
 
 
 class Figures:
-    """Sums since the last call, of one rank."""
+    """Actor metrics of one rank, summed since they were last read."""
 
     def __init__(self, actors: int, agents: int) -> None:
         self._counts = np.zeros((len(COUNTS), agents))
-        # Of the episodes that were counted since `recent` was asked: the sums of returns, how many, of lengths.
+        # Episodes since the last call of `recent`: the sum of returns, their number, the sum of lengths.
         self._lately = np.zeros(3)
         self._steps = np.zeros(actors)
         self.restarts = 0
-        """Actors that were replaced."""
+        """Actors replaced since the last call of `pop`."""
         self._staleness: list[int] = []
         self._depths: list[int] = []
         self._stale = self._old = 0
         self._began = time.perf_counter()
 
     def begin(self) -> None:
-        """Begin to measure rates."""
+        """Start the clock for step rates."""
         self._began = time.perf_counter()
 
     def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
-        """Note what an actor counted [C, P], and how far its parameters were behind, and how many others wait."""
+        """Record a slot's counters [C, P], its staleness in updates, and how many other messages are waiting."""
         self._counts += counts
         self._lately += counts[[1, 2, 4]].sum(1)
         self._steps[actor] += counts[0].sum()
@@ -42,30 +42,30 @@ class Figures:
         self._depths.append(waiting)
 
     def discarded(self, stale: bool) -> None:
-        """Note that something was discarded because it was `stale`, or else of an earlier generation."""
+        """Count a discarded slot: too `stale`, or else of an earlier generation."""
         self._stale += stale
         self._old += not stale
 
     def pop_steps(self) -> Floats:
-        """Return the transitions [P]."""
+        """Return the number of transitions [P] and reset it."""
         steps: Floats = self._counts[0].copy()
         self._counts[0] = 0.0
         return steps
 
     def pop_returns(self) -> Returns:
-        """Return the returns."""
+        """Return the sums over episodes [P] and reset them."""
         sums, episodes, ended, lengths = self._counts[1:].copy()
         self._counts[1:] = 0.0
         return Returns(sums, episodes, ended, lengths)
 
     def recent(self) -> Recent | None:
-        """Return means over the episodes that were counted since the last call, and none where none were."""
+        """Return the mean return and length of episodes since the last call, or None without any."""
         total, count, length = self._lately
         self._lately = np.zeros(3)
         return Recent(float(total / count), float(length / count)) if count else None
 
     def pop(self, placement: Placement) -> dict[str, float]:
-        """Return everything else, over all ranks, whose actors are numbered rank after rank."""
+        """Return all other metrics over all ranks and reset them; actors are numbered rank after rank."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         sums = [len(self._staleness), sum(self._staleness), sum(self._depths), self.restarts, self._stale, self._old]
         most = max(self._staleness, default=0)

@@ -1,4 +1,4 @@
-"""Memory that processes share without a name, so that nothing is left of it when the last of them has ended."""
+"""Anonymous shared memory: the system frees it when the last process that uses it has ended."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import Tensor
 
 PAGE = 4096
 ALIGNMENT = 64
-"""Bytes to which tensors are aligned: a line of the cache."""
+"""Alignment of tensors in bytes: one cache line."""
 
 
 class SharedMemory:
-    """Memory behind a descriptor, which another process can be given. It grows and never shrinks."""
+    """Shared memory behind a file descriptor that can be passed to another process. It grows and never shrinks."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """Take over memory that is there, by its `descriptor`, or new memory."""
+        """Attach to existing memory by its `descriptor`, or create new memory."""
         self.descriptor = _new() if descriptor is None else descriptor
         self._map: mmap.mmap | None = None
 
     def grow(self, size: int) -> None:
-        """Make it at least so many bytes."""
+        """Grow to at least `size` bytes."""
         if os.fstat(self.descriptor).st_size < size:
             os.ftruncate(self.descriptor, size)
 
     def arena(self, offset: int = 0) -> Arena:
-        """Return where tensors can be placed one after the other, from byte `offset` on, in all that is there now."""
+        """Return an arena over all of the current memory from byte `offset` on."""
         size = os.fstat(self.descriptor).st_size
-        # An older map lives on for as long as a tensor uses it.
+        # An older map stays alive for as long as a tensor uses it.
         if self._map is None or len(self._map) < size:
             self._map = mmap.mmap(self.descriptor, size)
         return Arena(self._map, offset)
@@ -42,14 +42,14 @@ class SharedMemory:
 
 
 class Arena:
-    """Places tensors one after the other. Without memory it only counts the bytes (`used`) that they would take."""
+    """Allocates tensors one after the other. Without memory it only counts the bytes (`used`) they would take."""
 
     def __init__(self, memory: mmap.mmap | None = None, offset: int = 0) -> None:
         self._memory = memory
         self.used = offset
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor of this shape and type at the next free place; it holds what is there."""
+        """Return a tensor at the next free aligned offset; its values are the memory's current contents."""
         numel = math.prod(shape)
         first = -(-self.used // ALIGNMENT) * ALIGNMENT
         self.used = first + numel * dtype.itemsize

@@ -1,7 +1,7 @@
-"""A process that has imported all that an actor needs, and forks actors: milliseconds each instead of seconds.
+"""A server process that has imported all that an actor needs, and forks actors in milliseconds instead of seconds.
 
-It is started by a rank and ends with it, and its actors end with it: by the parent-death signal where there is one,
-also in the middle of an environment's own code, and elsewhere when the rank's end of the socket closes.
+A rank starts it. It ends with the rank, and its actors end with it: by the parent-death signal where the system has
+one, even in the middle of an environment's own code, and elsewhere when the rank's end of the socket closes.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ import psutil
 from evorl.system.processes import die_with_parent
 
 REQUEST = struct.Struct("<3q")
-"""What is wanted, and two numbers: the actor and the attempt at it, or a process."""
+"""Wire format of a request: (START, actor, attempt) or (END, process id, 0)."""
 REPLY = struct.Struct("<q")
 START, END = 1, 2
 DESCRIPTORS = 5
-"""The board's, its lock's, the slots', and the ends of the two pipes that an actor has."""
+"""Descriptors passed to an actor: the board, its lock, the slots, and the actor's ends of two pipes."""
 COMMAND = "from evorl.actors.server import main; main()"
 READY = 0
-"""The first reply, once everything is imported."""
+"""The first reply, sent once everything is imported."""
 IMPORTING = 300.0
-"""Seconds within which the server must have imported everything."""
+"""Seconds that the server's imports may take."""
 STOPPED = 5.0
-"""Seconds after which a server that was stopped, as by SIGSTOP, is given up."""
+"""Seconds after which a stopped server (SIGSTOP, for example) is given up."""
 LOOK_EVERY = 0.5
-"""Seconds between two looks at a server that does not answer."""
+"""Seconds between checks of a server that does not answer."""
 CLOSING = 6.0
-"""Seconds that actors may take to close their environments in the end."""
+"""Seconds that actors may take to close their environments at shutdown."""
 LEAVE = signal.SIGUSR1
-"""Tells an actor, which ignores what launchers send, to close its environments and end."""
+"""Tells an actor to close its environments and exit; actors ignore the signals that launchers send."""
 
 
 class ActorServer:
-    """The rank's side: starts and ends actors that all have the same `context`."""
+    """The rank's side of the server: starts and kills actors that share one `context`."""
 
     def __init__(self, context: Mapping[str, object], timeout: float) -> None:
-        """Start the server, which imports while this process goes on; then it must answer within `timeout` seconds.
+        """Start the server, which imports in the background. Once ready, it must answer within `timeout` seconds.
 
         Raises OSError.
         """
@@ -57,7 +57,7 @@ class ActorServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs:
-            # Without -P a module in the working directory could be imported for one of the same name.
+            # Without -P, a module in the working directory could shadow one of the same name.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", COMMAND, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
@@ -66,7 +66,7 @@ class ActorServer:
             )
         self._socket.settimeout(LOOK_EVERY)
         text = json.dumps(dict(context)).encode()
-        # One that has ended already shows when it is asked for something.
+        # If the server has already ended, the first request reports it.
         with contextlib.suppress(BrokenPipeError):
             self._socket.sendall(REPLY.pack(len(text)) + text)
 
@@ -79,22 +79,22 @@ class ActorServer:
         return self._process.poll() is not None
 
     def start(self, actor: int, attempt: int, descriptors: Sequence[int]) -> int:
-        """Return the process of a new actor, which gets copies of these descriptors. Raises OSError."""
+        """Fork an actor that gets copies of these descriptors; return its process id. Raises OSError."""
         self._wait_until_ready()
         socket.send_fds(self._socket, [REQUEST.pack(START, actor, attempt)], list(descriptors))
         return self._answer(self._timeout)
 
     def end(self, process: int) -> None:
-        """Kill an actor, and wait until it is gone. Raises OSError."""
+        """Kill an actor and wait until it is gone. Raises OSError."""
         self._wait_until_ready()
         self._socket.sendall(REQUEST.pack(END, process, 0))
         self._answer(self._timeout)
 
     def close(self) -> None:
-        """End the server with all its actors, which may first close their environments."""
+        """Stop the server and its actors, which are given time to close their environments."""
         self._socket.close()
         try:
-            # Before it is ready there are no actors, and nobody needs its imports any more.
+            # Before the server is ready there are no actors to wait for.
             self._process.wait(timeout=CLOSING + 1.0 if self._is_ready else 0.0)
         except subprocess.TimeoutExpired:
             self.kill()
@@ -111,7 +111,7 @@ class ActorServer:
             self._is_ready = True
 
     def _answer(self, patience: float) -> int:
-        """Return the server's next reply. Raises OSError where it has ended, is stopped, or takes too long."""
+        """Return the server's next reply. Raises OSError if it has ended, is stopped, or is too slow."""
         began = time.monotonic()
         stopped = 0.0
         while True:
@@ -130,9 +130,9 @@ class ActorServer:
 
 
 def main() -> None:
-    """Serve the rank that started this process, until it closes its end of the socket."""
+    """Serve the rank that started this process until it closes its end of the socket."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Launchers and terminals send these to whole groups of processes; the rank decides what they mean.
+        # Launchers and terminals send these to whole process groups; the rank alone decides how to react.
         signal.signal(ignored, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -158,14 +158,14 @@ def main() -> None:
             actors.discard(number)
         for descriptor in descriptors:
             os.close(descriptor)
-        # A rank that is interrupted hears no answer any more; the end of the connection shows above.
+        # An interrupted rank no longer reads replies; the loop ends when the connection closes.
         with contextlib.suppress(BrokenPipeError):
             connection.sendall(REPLY.pack(number))
     _let_go(actors)
 
 
 def _let_go(actors: Collection[int]) -> None:
-    """Let actors close their environments and end; kill those that take too long."""
+    """Tell actors to close their environments and exit; kill those that take longer than CLOSING."""
     living = set(actors)
     for process in living:
         with contextlib.suppress(ProcessLookupError):
@@ -207,11 +207,11 @@ def _fork(connection: socket.socket, run: Callable[[], None]) -> int:
 
 
 def _end(process: int) -> None:
-    """Kill an actor, which nobody else has waited for, so that the number is still its own, with its processes.
+    """Kill an actor with its process group and reap it. Nobody else reaps it, so the process id is still its own.
 
-    Those of its environments hold its pipe, too: one that hangs would keep it from ending.
+    Its environments' processes also hold its pipe: one that hangs would keep the pipe open.
     """
-    # Without a group of its own only the actor would be left to kill, and waiting for it must not last for ever.
+    # An actor that leads no group must still be killed by itself, or waitpid would block for ever.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(process, signal.SIGKILL)
@@ -219,13 +219,13 @@ def _end(process: int) -> None:
 
 
 def _lead_group(process: int) -> None:
-    """Let an actor lead a group of processes; it and the server both see to that, as either may be the first."""
+    """Make an actor the leader of a process group. The actor and the server both do this, as either may run first."""
     with contextlib.suppress(OSError):
         os.setpgid(process, process)
 
 
 def _received(connection: socket.socket, size: int) -> bytes | None:
-    """Return so many bytes, or None where the other side is gone."""
+    """Read `size` bytes, or return None if the other side is gone."""
     parts = b""
     while len(parts) < size:
         part = connection.recv(size - len(parts))

@@ -1,4 +1,4 @@
-"""The processes of actors: they are started, given slots to fill, heard, and replaced when they die or hang."""
+"""Supervision of actor processes: start them, hand out slots, receive messages, replace those that die or hang."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from evorl.config.actors import ActorSettings
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks at whether actors live."""
+"""Seconds between liveness checks."""
 STARTING = 60.0
-"""Seconds that an actor may take for its environments, before its first step."""
+"""Seconds that an actor may take to create its environments, before its first step."""
 
 
 COUNT = struct.Struct("i")
 
 
 class Message(NamedTuple):
-    """Says which actor has filled which slot, with parameters of which generation and version."""
+    """A filled slot: the actor that filled it, and the generation and version of its parameters."""
 
     actor: int
     slot: int
@@ -42,10 +42,10 @@ class Message(NamedTuple):
 
 @dataclass
 class ActorProcess:
-    """An actor: its process, the ends of its pipes, and the slots that it has to fill.
+    """An actor's process, our ends of its pipes, and the slots that it has to fill.
 
-    `began` is when it was started, `asked` when it was last given something to do. `attempt` counts the
-    actors that it is the replacement of, `failures` the last of them that sent nothing.
+    `began` is the time of its start, `asked` that of the last slot handed to it. `attempt` counts its predecessors,
+    `failures` the most recent of them, in a row, that sent nothing.
     """
 
     index: int
@@ -58,7 +58,7 @@ class ActorProcess:
     asked: float = 0.0
 
     def close(self) -> None:
-        """Close the pipes, which the actor takes for a sign to end."""
+        """Close the pipes, which tells the actor to exit."""
         for descriptor in self.pipes:
             os.close(descriptor)
         self.pipes = ()
@@ -72,23 +72,23 @@ class ActorProcess:
         return self.pipes[1]
 
     def is_late(self, now: float, beat: float, timeout: float) -> bool:
-        """Return whether it has something to do and has sent no heartbeat for too long; the last was at `beat`."""
+        """Return whether the actor has a slot to fill but no recent heartbeat; the last was at `beat`."""
         limit = max(beat, self.asked) + timeout if beat > self.began else self.began + max(timeout, STARTING)
         return bool(self.process and self.slots) and now > limit
 
 
 class Supervisor:
-    """Starts the actors of a rank, and others in place of those that die or hang, which get their slots."""
+    """Starts a rank's actors and replaces those that die or hang; a replacement takes over the slots."""
 
     def __init__(
         self, settings: ActorSettings, context: Mapping[str, object], board: Board, slots: Sequence[int]
     ) -> None:
-        """`context` is what the actors' process reads at its start; `slots` are descriptors of each actor's slots."""
+        """Start the server, which is sent `context`; `slots` are the descriptors of each actor's slot memory."""
         self._settings = settings
         self._context = context
         self._server = ActorServer(context, settings.timeout)
         self._server_failures = 0
-        """Servers in a row that ended before any actor sent something."""
+        """Consecutive servers that ended before any actor sent a message."""
         self._board = board
         self._slots = slots
         self._selector = selectors.DefaultSelector()
@@ -96,40 +96,40 @@ class Supervisor:
         self._ready: deque[ActorProcess] = deque()
         self._looked = 0.0
         self.restarts = 0
-        """Actors that were replaced."""
+        """Actors replaced since the learner last reset this count."""
 
     @property
     def started(self) -> bool:
-        """Return whether there are actors."""
+        """Return whether the actors have been started."""
         return bool(self._actors)
 
     @property
     def busy(self) -> bool:
-        """Return whether an actor has a slot to fill, or has filled one that was not received."""
+        """Return whether an actor has a slot to fill, or a filled one that was not received."""
         return any(actor.slots for actor in self._actors)
 
     @property
     def waiting(self) -> int:
-        """Return how many messages of actors were not received yet."""
+        """Return the number of actors' messages not received yet."""
         return sum(_unread(actor.reader) for actor in self._actors) // MESSAGE.size
 
     @property
     def server(self) -> int:
-        """Return the process that starts actors."""
+        """Return the process id of the server that forks actors."""
         return self._server.process
 
     @property
     def processes(self) -> list[int]:
-        """Return the actors' processes."""
+        """Return the actors' process ids."""
         return [actor.process for actor in self._actors]
 
     def start(self) -> None:
-        """Start all actors; they have no slots yet. Raises UserError where they take too many open files."""
+        """Start all actors, without slots. Raises UserError if they need too many open files."""
         with starting(self._settings.count):
             self._actors = [self._started(index) for index in range(self._settings.count)]
 
     def close(self) -> None:
-        """End all actors."""
+        """Stop all actors and the server."""
         for actor in self._actors:
             actor.close()
         self._actors = []
@@ -137,14 +137,17 @@ class Supervisor:
         self._server.close()
 
     def hand_out(self, index: int, slot: int) -> None:
-        """Give an actor a slot to fill."""
+        """Hand an actor a slot to fill."""
         actor = self._actors[index]
         actor.asked = time.monotonic()
         actor.slots.add(slot)
         _tell(actor, slot)
 
     def ask(self, index: int, what: int, payload: bytes = b"") -> bytes:
-        """Return an idle actor's answer to what is no slot. Raises UserError, and RunFailed where it does not come."""
+        """Send an idle actor a request other than a slot and return its answer.
+
+        Raises UserError if the actor reports one, and RunFailed if no answer comes.
+        """
         actor = self._actors[index]
         with selectors.DefaultSelector() as waiting, contextlib.suppress(BrokenPipeError):
             waiting.register(actor.reader, selectors.EVENT_READ)
@@ -157,7 +160,7 @@ class Supervisor:
         raise RunFailed(f"actor {index} has ended, or hangs, and does not go on with its episodes")
 
     def receive(self) -> Message:
-        """Wait for a message. Raises UserError for what an actor finds wrong, RunFailed where none stays alive."""
+        """Wait for a message. Raises UserError if an actor reports one, RunFailed if actors cannot be kept alive."""
         while True:
             actor = self._next()
             message = os.read(actor.reader, MESSAGE.size)
@@ -172,7 +175,7 @@ class Supervisor:
             return Message(actor.index, slot, generation, version)
 
     def _next(self) -> ActorProcess:
-        """Return an actor that has sent something, or has ended; in lockstep the first that has something to do."""
+        """Return an actor that has sent a message or has ended; in lockstep, the first that has a slot to fill."""
         if self._settings.lockstep:
             first = next(actor for actor in self._actors if actor.slots)
             while not any(key.data is first for key, _ in self._selector.select(LOOK_EVERY)):
@@ -184,31 +187,31 @@ class Supervisor:
         return self._ready.popleft()
 
     def look(self) -> None:
-        """Kill actors that have something to do and have not made a step for too long."""
+        """Kill actors that have a slot to fill but have not stepped for too long; replace a server that has ended."""
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY:
             return
         self._looked = now
         if self._server.has_ended:
             self._renew_server("has ended")
-        # Who has filled all slots waits, however long the learner was busy elsewhere.
+        # An actor with unread messages may be idle because the learner was busy, so it is not late.
         heard = [key.data for key, _ in self._selector.select(0)]
         for actor in self._actors:
             if actor not in heard and actor.is_late(now, float(self._board.beats[actor.index]), self._settings.timeout):
                 self._end(actor)
 
     def _end(self, actor: ActorProcess) -> None:
-        """Kill an actor if it lives; what it has sent until then can still be received."""
+        """Kill an actor if it is alive; what it has already sent can still be received."""
         if actor.process:
             try:
                 self._server.end(actor.process)
             except OSError as error:
-                # With its server an actor ends, too.
+                # An actor ends with its server.
                 self._renew_server(_why(error))
             actor.process = 0
 
     def _renew_server(self, why: str) -> None:
-        """Start another server, as the old one with all its actors is lost. Raises RunFailed after several in a row."""
+        """Replace the server, which is lost with all its actors. Raises RunFailed after several in a row."""
         lost = f"the process that starts actors ({self._server.process}) {why}"
         self._server_failures += 1
         if self._server_failures > self._settings.max_restarts:
@@ -217,14 +220,14 @@ class Supervisor:
             )
         warnings.warn(f"{lost}; it and its actors are started again", EvorlWarning, stacklevel=2)
         self._server.kill()
-        # The actors' ends show at their pipes, and none of them was its own fault.
+        # Closed pipes will report each actor's end as a failure, and none of them was its own fault.
         for actor in self._actors:
             actor.failures -= bool(actor.process)
             actor.process = 0
         self._server = ActorServer(self._context, self._settings.timeout)
 
     def _replace(self, actor: ActorProcess) -> None:
-        """Start another actor in place of one that has ended. Raises RunFailed where several in a row sent nothing."""
+        """Replace an actor that has ended. Raises RunFailed if several in a row sent nothing."""
         self._selector.unregister(actor.reader)
         actor.close()
         self._end(actor)
@@ -250,7 +253,7 @@ class Supervisor:
                 except OSError as error:
                     self._renew_server(_why(error))
         finally:
-            # The end of a pipe tells of the end of whoever has the other one: that must be the actor alone.
+            # A pipe closes when the last holder of its other end exits; that must be the actor alone.
             os.close(theirs_in)
             os.close(theirs_out)
         actor = ActorProcess(index, process, (writer, reader), set(slots), attempt, failures)
@@ -265,19 +268,19 @@ def _why(error: OSError) -> str:
 
 
 def _tell(actor: ActorProcess, slot: int) -> None:
-    # An actor that has ended shows at the other pipe.
+    # If the actor has ended, its other pipe reports it.
     with contextlib.suppress(BrokenPipeError):
         os.write(actor.writer, NUMBER.pack(slot))
 
 
 def _unread(reader: int) -> int:
-    """Return the bytes in a pipe."""
+    """Return the number of unread bytes in a pipe."""
     (count,) = COUNT.unpack(fcntl.ioctl(reader, termios.FIONREAD, bytes(COUNT.size)))
     return int(count)
 
 
 def _rest(reader: int) -> str:
-    """Return what is written into a pipe until its end."""
+    """Read a pipe to its end, as text."""
     parts: list[bytes] = []
     while part := os.read(reader, 4096):
         parts.append(part)
