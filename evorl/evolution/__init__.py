@@ -1,4 +1,4 @@
-"""From one generation's agents to the next's: selections and mutations."""
+"""Evolution of the population: selection and mutation."""
 
 from evorl.evolution.evolve import evolve
 from evorl.evolution.mutation import MUTATIONS, Context, mutate

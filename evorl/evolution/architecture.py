@@ -1,6 +1,6 @@
-"""Mutations of an agent's shapes: one layer or some units more or less. Growth leaves what the agent does as it was.
+"""Architecture mutations: add or remove one layer or some units. Growth is function-preserving.
 
-A mutation is one change of all those that the limits allow in any of the agent's networks.
+A mutation is one change, drawn from all that the limits allow in any of the agent's networks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from evorl.types import Agent
 
 Networks = Mapping[str, NetworkSpec]
 MERGED = "merged into the next"
-"""The size of a hidden layer after it was merged."""
+"""Recorded in place of a size for a hidden layer that was merged away."""
 
 
 def mutate_layers(
     agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
 ) -> Change | None:
-    """Add a layer to one network or remove one, hidden or convolutional; None where the limits allow neither."""
+    """Add or remove one hidden or convolutional layer of one network; return None if the limits allow neither."""
     choices: list[Callable[[], Change]] = []
     for name in networks:
         shape = agent.architectures[name]
@@ -48,7 +48,7 @@ def mutate_layers(
 def mutate_units(
     agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
 ) -> Change | None:
-    """Make a layer, a recurrent cell or a kernel larger or smaller in one network; None if no limit allows it."""
+    """Resize a layer, a recurrent cell or a kernel of one network; return None if the limits allow nothing."""
     choices: list[Callable[[], Change]] = []
     rules = {
         "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),
@@ -68,7 +68,7 @@ def mutate_units(
 
 
 def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, rng: np.random.Generator) -> Change:
-    """Widen a layer or a kernel of network `name`. Nothing reads the new units yet, so the agent acts as before."""
+    """Widen a layer or a kernel of network `name`. Nothing reads the new units yet, so the function is preserved."""
     old = agent.architectures[name]
     new = agent.architectures[name] = old.resized(group, size)
     specs = networks[name].network.specs(new)
@@ -77,7 +77,7 @@ def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, 
 
 
 def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> Change:
-    """Narrow a layer by the units that are read least, or a kernel by its last rows and columns."""
+    """Narrow a layer by its units of least importance to their readers, or a kernel by its last rows and columns."""
     old = agent.architectures[name]
     specs = networks[name].network.specs(old)
     if group.startswith("kernel."):
@@ -91,7 +91,7 @@ def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -
 
 
 def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.random.Generator) -> Change:
-    """Add a residual layer after the layer of `group`. Its scale is zero, so the agent acts as before."""
+    """Add a residual layer after the layer of `group`. Its scale is zero, so the function is preserved."""
     network, old = networks[name].network, agent.architectures[name]
     new = agent.architectures[name] = old.deepened(group, +1)
     before, specs = network.specs(old), network.specs(new)
@@ -115,10 +115,10 @@ def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: st
 
 
 def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Change:
-    """Remove hidden layer `index`, not the last: the next one takes over the product of both.
+    """Remove hidden layer `index`, which must not be the last: the next layer takes the product of both weights.
 
-    What the agent loses is the activation between them. Moments of the product start as those of all new weights do,
-    with the mean square of the next layer, which passed on the same gradient.
+    Only the activation between them is lost. Adam's moments of the product start like those of all new weights, with
+    the mean square of the next layer, which passed on the same gradient.
     """
     network, old = networks[name].network, agent.architectures[name]
     specs = network.specs(old)
@@ -139,13 +139,13 @@ def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Chan
 
 
 def _depth(agent: Agent, networks: Networks, name: str, group: str, change: int) -> Change:
-    """Return the record of a residual layer more or less after the layer of `group`, now that it is done."""
+    """Return the record of a residual layer that was added to or removed from the layer of `group`."""
     after = agent.architectures[name].depth(group)
     return Change(f"{_of(name, networks)}{group}.residual_layers", after - change, after)
 
 
 def _of(name: str, networks: Networks) -> str:
-    """Return the prefix that says which network changed; nothing where an agent has one."""
+    """Return the prefix that names the changed network; empty if the agent has only one."""
     return f"{name}." if len(networks) > 1 else ""
 
 

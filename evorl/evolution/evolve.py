@@ -1,4 +1,4 @@
-"""From one generation's agents to the next's."""
+"""The step from one generation's agents to the next: selection, then mutation, or a recorded schedule."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def evolve(
     generation: int = 1,
     archived: int | None = None,
 ) -> list[Agent]:
-    """Select by fitness and mutate the children, where that is due after `generation`, or follow a schedule.
+    """Select by fitness and mutate the children if that is due after `generation`, or follow a schedule.
 
-    New agents count their ids up from `next_id`. They note the generation that their parents come from, which for those
-    of the archive is `archived`.
+    Ids of new agents count up from `next_id`. Each child records its parent's generation, which is `archived` for
+    parents from the archive.
 
-    Agents of the `archive` compete as parents; one that wins a place as itself fills it as a child without mutation,
-    since an agent of its identity may have trained on. An agent with a fault never goes on: a child of the best one
-    takes its place. An agent that is alone trains on, without selection and mutation: nothing tells whether a mutation
-    made it better, and the archive would put it back to its own past.
+    Agents of the `archive` compete as parents. One that survives as itself becomes a child without mutation, since an
+    agent with its id may have trained on. An agent with a fault never survives: a child of the elite takes its place. A
+    population of one trains on without selection and mutation: nothing would tell whether a mutation made it better,
+    and the archive would reset it to its own past.
     """
     if context.settings.schedule is not None:
         return [follow(agent, context, generation, next_id + place, rng) for place, agent in enumerate(agents)]

@@ -1,4 +1,4 @@
-"""The first agents of a search: hyperparameters and sizes drawn from the ranges in which it moves."""
+"""The founders of a population: hyperparameters and sizes sampled from the search space."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from evorl.types import Architecture
 def sample_hyperparameters(
     hyperparameters: Mapping[str, float], ranges: Mapping[str, HyperparameterRange], rng: np.random.Generator
 ) -> dict[str, float]:
-    """Return hyperparameters of which those with a range are drawn evenly from it, on its scale."""
+    """Return the hyperparameters, with those that have a range sampled uniformly from it on its scale."""
     return {**hyperparameters, **{name: range.at(rng.random()) for name, range in ranges.items()}}
 
 
 def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
-    """Return an architecture of as many layers, whose units and channels are drawn evenly on a logarithmic scale."""
+    """Return an architecture with the same layers, whose units and channels are sampled log-uniformly."""
     bounds = {
         "hidden": (limits.min_units, limits.max_units),
         "recurrent": (limits.min_units, limits.max_units),

@@ -1,4 +1,4 @@
-"""Mutations: functions on one agent that make a child differ from its parent, plain code with no agent axis."""
+"""Mutation operators: functions that change one child agent. They have no agent axis."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from evorl.types import Agent
 
 @dataclass(frozen=True)
 class Context:
-    """The values that a mutation may read besides the agent."""
+    """What a mutation may read besides the agent."""
 
     settings: Evolution
     networks: Networks
 
 
 Mutate = Callable[[Agent, Context, np.random.Generator], Change | None]
-"""Changes the agent in place and says how; None where there is nothing that it could change."""
+"""Mutates the agent in place and returns the change, or None if there is nothing it could change."""
 
 
 def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
-    """Keep the parent's state."""
+    """Leave the child identical to its parent."""
     return Change()
 
 
 def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
-    """Add or remove a layer of one network in a `new_layer` share of cases, else some units."""
+    """Add or remove a layer of one network with probability `new_layer`, else resize a layer."""
     limits = context.settings.architecture
     if rng.random() < context.settings.mutation.new_layer:
         return mutate_layers(agent, context.networks, limits, rng)
@@ -41,14 +41,14 @@ def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator
 
 
 def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
-    """Add Gaussian noise to every weight, `strength` times the weight's own magnitude."""
+    """Add Gaussian noise to every weight, with a standard deviation of `strength` times the weight's magnitude."""
     strength = context.settings.mutation.strength
     add_noise(agent, context.networks, strength, rng)
     return Change("noise", None, strength)
 
 
 def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.Generator) -> None:
-    """Add Gaussian noise to every weight of these networks."""
+    """Add Gaussian noise to every weight w of these networks, with a standard deviation of `strength` * |w|."""
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     for network in networks:
         parameters = agent.tensors[network]["parameters"]
@@ -57,7 +57,7 @@ def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.
 
 
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
-    """Change the activation, the same in all hidden layers of all networks that have one."""
+    """Change the activation to one shared by all hidden layers of all networks that have one."""
     shapes = {name: shape for name, shape in agent.architectures.items() if shape.activation is not None}
     before = sorted({str(shape.activation) for shape in shapes.values()})
     others = [name for name in context.settings.architecture.activations if [name] != before]
@@ -69,7 +69,7 @@ def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) 
 
 
 def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
-    """Grow or shrink one hyperparameter inside its range, or draw it anew; where one way is closed, go the other."""
+    """Perturb one hyperparameter up or down within its range, or resample it; at a bound, perturb it the other way."""
     ranges = context.settings.hyperparameters
     if not ranges:
         return None
@@ -85,10 +85,10 @@ def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generat
 
 
 def perturbed(value: float, range: HyperparameterRange, factor: float) -> float:
-    """Return `value` perturbed by `factor` on the range's scale.
+    """Return `value` perturbed by `factor` on the range's scale and clipped to the range.
 
-    It stays continuous, so an integer setting never sticks. A value near one, such as a discount, is perturbed by its
-    distance from one: on a log scale 0.99 would jump to one end of its range or the other for ever.
+    The value stays continuous, so that rounding never pins an integer setting. A value near one, such as a discount, is
+    perturbed in its distance from one: on a log scale, 0.99 would forever jump between the ends of its range.
     """
     if range.scale == "linear":
         moved = value + (factor - 1) * (range.max - range.min)
@@ -109,7 +109,7 @@ MUTATIONS: Mapping[str, Mutate] = {
 
 
 def mutate(agent: Agent, context: Context, rng: np.random.Generator) -> None:
-    """Apply one kind of mutation, drawn by the configured weights, and note it in `agent.mutation`."""
+    """Apply one kind of mutation, sampled by the configured weights, and record it in `agent.mutation`."""
     weights = context.settings.mutation.weights()
     total = sum(weights.values())
     kind = str(rng.choice(list(weights), p=[weight / total for weight in weights.values()]))

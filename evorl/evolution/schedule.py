@@ -1,4 +1,4 @@
-"""Mutations that a schedule gives: what was done to a recorded agent, done to another one."""
+"""Scheduled mutations: replay the recorded mutations of one agent's lineage on another agent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from evorl.records import Mutation
 from evorl.types import Agent, UserError
 
 Redo = Callable[[Agent, ScheduledMutation, Context, np.random.Generator], None]
-"""Changes the agent in place as the record says."""
+"""Applies the recorded mutation to the agent in place."""
 DEPTH = ".residual_layers"
 
 
 def follow(agent: Agent, context: Context, generation: int, id: int, rng: np.random.Generator) -> Agent:
-    """Return the agent as it goes on after a generation: as itself, or as a child with what its schedule says.
+    """Return the agent unchanged, or a child with the mutations scheduled after `generation`.
 
-    Raises UserError where that does not fit the agent.
+    Raises UserError if a mutation does not fit the agent.
     """
     assert context.settings.schedule is not None
     due = [mutation for mutation in context.settings.schedule.mutations if mutation.generation == generation]

@@ -1,4 +1,4 @@
-"""Selection of the agents that go on: pure functions of the fitness and a generator."""
+"""Selection operators: pure functions of the fitness and a random generator."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from evorl.config import Selection
 
 
 class Offspring(NamedTuple):
-    """A place in the next generation: which candidate fills it, and whether as a child that may mutate or as itself."""
+    """A place in the next generation: the candidate that fills it, as a child that may mutate or as itself."""
 
     parent: int
     child: bool
 
 
 Select = Callable[[NDArray[np.float64], int, Selection, np.random.Generator], list[Offspring]]
-"""Fills the places of the next generation, given the fitness of the candidates, how many of those are `archived`, the
-settings and a generator. Archived candidates stand first; they are parents, and do not count for the population."""
+"""Fills the places of the next generation, given the candidates' fitness, how many of them are `archived`, the settings
+and a generator. Archived candidates come first; they serve as parents and do not count towards the population size."""
 
 
 def tournament(
     fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
 ) -> list[Offspring]:
-    """Keep the elite as itself, then take children of the winners of tournaments of `size` different candidates.
+    """Tournament selection: keep the elite if `elitism` is set, and fill the other places with winners' children.
 
-    The best of `size` candidates drawn without replacement wins (Miller & Goldberg 1995).
+    The best of `size` candidates sampled without replacement wins (Miller & Goldberg 1995).
     """
     places = [Offspring(elite(fitness), child=False)] if settings.elitism else []
     while len(places) < len(fitness) - archived:
@@ -40,9 +40,9 @@ def tournament(
 def truncation(
     fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
 ) -> list[Offspring]:
-    """Replace the worst `share` by children of as many of the best (population-based training, arXiv 1711.09846).
+    """Replace the worst `share` with children of as many of the best (population-based training, arXiv 1711.09846).
 
-    All others go on as themselves. At least one agent is replaced where there are two.
+    All others survive as themselves. In a population of two or more, at least one agent is replaced.
     """
     size = len(fitness) - archived
     count = min(max(1, round(settings.share * size)), size // 2)
@@ -53,20 +53,20 @@ def truncation(
 
 
 def elite(fitness: NDArray[np.float64]) -> int:
-    """Return the best candidate's index; of several the last, which is the newest."""
+    """Return the index of the best candidate; ties go to the last, which is the newest."""
     ranked = _ranked(fitness)
     return int(len(ranked) - 1 - np.argmax(ranked[::-1]))
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the fitness, in which an agent without a number is worse than any other."""
+    """Return the fitness with NaN replaced by -inf, so that agents without a fitness rank last."""
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 
 def no_selection(
     fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
 ) -> list[Offspring]:
-    """Keep every agent as itself."""
+    """Keep every agent of the population as itself."""
     return [Offspring(place, child=False) for place in range(archived, len(fitness))]
 
 
