@@ -48,7 +48,7 @@ SETTINGS: Mapping[str, type[AlgorithmSettings]] = {name: settings for name, (set
 
 
 def make_algorithm(config: AnyConfig, interface: EnvSpec) -> Algorithm:
-    """Return the configured algorithm for an environment's interface. Raises UserError where it cannot handle it."""
+    """Return the configured algorithm for an environment's interface. Raises UserError if it does not support it."""
     _, constructor = ALGORITHMS[config.algorithm.name]
     return constructor(config, interface)
 

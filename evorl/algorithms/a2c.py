@@ -1,4 +1,4 @@
-"""Synchronous advantage actor-critic, A2C (arXiv 1602.01783, with workers in step), and what its relatives share.
+"""Advantage actor-critic, A2C (arXiv 1602.01783, with synchronous workers): the base class of the actor-critics.
 
 Axes: P agents, E environments, B batch.
 """
@@ -86,14 +86,14 @@ class A2CSettings(AlgorithmSettings):
 
 
 class A2C:
-    """A stack of actor-critic agents: their actions and their losses, with one update for each fresh rollout."""
+    """Advantage actor-critic for a stack of agents, with one update for each on-policy rollout."""
 
     report_every = 1
-    """See `Objective`. A prime, where there are many minibatches, so that reports come from all parts of an epoch."""
+    """See `Objective`. With many minibatches it is a prime, so that reports come from all parts of an epoch."""
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
     noise_shape = 0, 0
     target_rule: TargetRule | None = None
-    """How a copy of the network follows it, where a loss needs one."""
+    """How the target network follows the online network, for losses that need one."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config
@@ -115,7 +115,7 @@ class A2C:
         self.pace(copies=1)
 
     def _distribution(self) -> Distribution:
-        """Return the distribution of actions. Raises UserError where there is none for the environment's."""
+        """Return the action distribution. Raises UserError if the action space is not supported."""
         interface, space, wanted = self.interface, self.interface.action, self.settings.distribution
         if type(space) not in DISTRIBUTIONS:
             known = ", ".join(sorted(kind.__name__ for kind in DISTRIBUTIONS))
@@ -129,17 +129,17 @@ class A2C:
         return kinds[type(space)](space)
 
     def initial_state(self) -> dict[str, float]:
-        """Return the state that acting changes: the steps made, by which the learning rate may fall."""
+        """Return a new agent's acting state: its step count, which drives the learning rate schedule."""
         return {"steps": 0.0}
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return nothing: all actors are alike."""
+        """Return {}: all actors are alike."""
         return {}
 
     def pace(self, copies: int) -> Pace:
-        """Return how much and how often a new agent learns.
+        """Return the batch size and update-to-data ratio of a new agent.
 
-        Raises UserError where so many ranks cannot share its rollouts.
+        Raises UserError if a rollout cannot be cut into sequences and minibatches over that many ranks.
         """
         settings, envs = self.settings, self.config.environment.num_envs
         hparams = settings.first_hyperparameters()
@@ -152,7 +152,7 @@ class A2C:
         return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> RolloutExperience:
-        """Return this rank's rollouts."""
+        """Return this rank's rollout buffer."""
         settings, ranks = self.settings, placement.ranks
         shared = placement.copies if settings.split_batches else 1
         return RolloutExperience(
@@ -183,9 +183,10 @@ class A2C:
         generator: torch.Generator,
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return sampled or most likely actions for observations [P, E, ...], and what else to store of them.
+        """Return actions for observations [P, E, ...], extras to store, and the next recurrent state.
 
-        `unclipped_action` is the action as its distribution has it, before it is brought into the environment's bounds.
+        Actions are the mode if `deterministic`, else samples. The extra `unclipped_action` is the sample before it is
+        mapped into the environment's bounds.
         """
         outputs, state = stack.networks["policy"].forward_recurrent(observation, recurrent)
         mask, distribution = observation.get("action_mask"), self.distribution
@@ -200,14 +201,14 @@ class A2C:
         return distribution.to_environment(action), extras, state
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return the value [P, E] of observations [P, E, ...]."""
+        """Return state values V(s) [P, E] of observations [P, E, ...]."""
         return stack.networks["policy"](observation, recurrent)["value"].squeeze(-1)
 
     @staticmethod
     def targets(segment: Segment, hyperparameters: Mapping[str, Tensor]) -> Tensors:
-        """Return advantages and returns [T, P, E] of a rollout: generalised advantage estimates (arXiv 1506.02438)."""
+        """Return generalised advantage estimates (arXiv 1506.02438) and returns, both [T, P, E], of a rollout."""
         nothing = ~segment.valid
-        # What was no transition brought just what was expected, so that no step before it gains or loses by it.
+        # A step that is no transition gets reward = V(s), so its td_error is 0 and earlier steps are unaffected.
         reward = torch.where(nothing, segment.value, segment.reward)
         advantage = gae(
             reward,
@@ -221,18 +222,18 @@ class A2C:
         return {"advantage": advantage, "return": advantage + segment.value}
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Count `steps` further transitions of each agent [P] or of every one, over all ranks."""
+        """Count `steps` further transitions over all ranks, given for each agent [P] or as one number for all."""
         stack.state["steps"] += steps
 
     def learning_rate(self, stack: Stack) -> Tensor:
-        """Return the learning rate [P] now."""
+        """Return the current learning rate [P], annealed linearly to 0 if that is configured."""
         rate = stack.hyperparameters["learning_rate"]
         if not self.settings.annealing:
             return rate
         return rate * (1 - stack.state["steps"] / self.config.training.max_steps).clamp(min=0)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the policy's objective, the value's error and the entropy bonus of a batch."""
+        """Return the actor-critic loss of a batch: policy loss, value loss and entropy bonus."""
         hparams = stack.hyperparameters
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
@@ -257,21 +258,21 @@ class A2C:
         return Loss(elements, metrics, gradients=[(outputs[name], each) for name, each in gradients.items()])
 
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Return the batch with its columns `advantage` and `return` [P, B], which a rollout of this process has."""
+        """Return the batch with columns `advantage` and `return` [P, B], which rollouts made here already have."""
         return batch
 
     def entropy_coefficient(self, stack: Stack, batch: Batch) -> Tensor:
-        """Return the weight of the entropy [P, 1], or [P, B]."""
+        """Return the entropy coefficient [P, 1], or [P, B]."""
         return stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Return what improves the policy, and its derivative by the log-probability, both [P, B]."""
+        """Return the policy-gradient loss and its derivative with respect to the log-probability, both [P, B]."""
         return policy_gradient(likelihood.log_prob, batch.columns["advantage"])
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return what else there is to report of each element [P, B]."""
+        """Return additional metrics, each [P, B]."""
         return {}
 
     def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return half the squared error of each value, and its derivative by it, both [P, B]."""
+        """Return half the squared value error and its derivative with respect to the value, both [P, B]."""
         return value_error(value, batch.columns["return"])

@@ -1,6 +1,7 @@
-"""Asynchronous advantage actor-critic, A3C (arXiv 1602.01783), by what its actors send: samples, gradients, or nothing.
+"""Asynchronous advantage actor-critic, A3C (arXiv 1602.01783).
 
-The losses are A2C's. Each actor may weigh the entropy differently, so that some explore more than others.
+There are three variants: actors send rollouts, send gradients, or update shared parameters themselves. The losses are
+A2C's. Each actor may scale the entropy coefficient differently, so that some explore more than others.
 
 Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S steps of a batch.
 """
@@ -25,7 +26,7 @@ from evorl.system.timing import Stopwatch
 from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors, UserError
 
 SCALE = "entropy_scale"
-"""The column, and the acting state, by which an actor multiplies the agents' entropy coefficients."""
+"""Name of a column and of an acting state: the factor by which an actor scales the entropy coefficients."""
 
 
 class A3CDataParallelSettings(AsynchronousSettings):
@@ -71,14 +72,14 @@ class A3CSharedSettings(A3CSettings):
 
 
 class A3CDataParallel(Asynchronous):
-    """A2C on rollouts of several actors, which one learner joins to batches; nothing corrects for their age."""
+    """A2C on rollouts of several actors, which one learner joins into batches, without off-policy correction."""
 
     def initial_state(self) -> dict[str, float]:
-        """Return the state that acting changes: the steps made, and an actor's share of the entropy."""
+        """Return a new agent's acting state: its step count and the entropy scale."""
         return {**super().initial_state(), SCALE: 1.0}
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return what is different in the acting state of actor `index` of `count`."""
+        """Return the entropy scale of actor `index` of `count`."""
         scales = self.settings.entropy_scales
         return {SCALE: scales[index % len(scales)]}
 
@@ -90,7 +91,7 @@ class A3CDataParallel(Asynchronous):
         generator: torch.Generator,
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return the same as A2C, with the actor's share of the entropy."""
+        """Act as A2C does, and also store the actor's entropy scale [P, E]."""
         action, extras, state = super().act(stack, observation, recurrent, generator, deterministic)
         if not deterministic:
             scale = stack.state[SCALE].float().unsqueeze(-1)
@@ -98,12 +99,12 @@ class A3CDataParallel(Asynchronous):
         return action, extras, state
 
     def entropy_coefficient(self, stack: Stack, batch: Batch) -> Tensor:
-        """Return the weight of the entropy [P, B]."""
+        """Return the entropy coefficient [P, B], scaled by each step's actor."""
         return super().entropy_coefficient(stack, batch) * batch.columns[SCALE]
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Return the batch with advantages and returns [P, B] from the values that the actor gave."""
+        """Return the batch with advantages and returns [P, B] computed from the actor's own values."""
         columns, steps = batch.columns, self.settings.rollout_steps
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
         each = {name: in_time(columns[name], steps) for name in names}
@@ -114,17 +115,17 @@ class A3CDataParallel(Asynchronous):
 
 
 class A3C(A3CDataParallel):
-    """A2C whose gradients are computed by actors, with the parameters that they act by, and applied as they arrive."""
+    """A2C whose actors compute gradients with the parameters they act by; the learner applies them as they arrive."""
 
     def pace(self, copies: int) -> Pace:
-        """Return how much and how often a new agent learns."""
+        """Return the batch size and update-to-data ratio of a new agent."""
         pace, together = super().pace(copies), self.settings.grad_sync_steps
         return Pace(pace.batch * together, pace.updates, pace.steps * together)
 
     def experience(  # type: ignore[override]
         self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
     ) -> ReceivedGradients:
-        """Return what hands on the gradients that this rank receives."""
+        """Return the buffer of the gradients that this rank receives."""
         settings: A3CSettings = self.settings
         steps = settings.rollout_steps * settings.grad_sync_steps
         return ReceivedGradients(
@@ -136,14 +137,14 @@ class A3C(A3CDataParallel):
 
 
 class A3CShared(A3C):
-    """A2C whose actors update parameters in shared memory themselves, one after the other.
+    """A2C whose actors update parameters in shared memory themselves, one actor at a time.
 
-    The learner makes the same updates in the order in which it hears of them, to count them, and takes over what actors
-    have come to when a generation ends.
+    The learner repeats the same updates in the order in which it receives them, to count them. When a generation ends,
+    it loads the actors' parameters.
     """
 
     def pace(self, copies: int) -> Pace:
-        """Return how much and how often a new agent learns. Raises UserError where several ranks hold it."""
+        """Return the batch size and update-to-data ratio of a new agent. Raises UserError if several ranks hold it."""
         if copies > 1:
             raise UserError(
                 f"population.placement: actors of a3c_shared update parameters in their host's memory, which {copies} "

@@ -1,7 +1,7 @@
-"""Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay that actors fill, each exploring by its own measure.
+"""Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay filled by actors, each with its own exploration.
 
-Actors give the first priorities, by their own errors; the learner makes one update for every `learn_step` steps that
-arrive, whatever the machine's speed. Axes: P agents, E environments, A numbers of an action.
+Actors compute the initial priorities from their own errors. The learner makes one update for every `learn_step` steps
+that arrive, whatever the machine's speed. Axes: P agents, E environments, A action dimensions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EpsilonLadder(Section):
     """How fast it falls from actor to actor."""
 
     def rung(self, index: int, count: int) -> float:
-        """Return the probability of actor `index` of `count`."""
+        """Return the exploration rate of actor `index` of `count`."""
         return float(self.base ** (1 + index / max(1, count - 1) * self.exponent))
 
 
@@ -47,7 +47,7 @@ class NoiseLadder(Section):
     """The factor of the last actor."""
 
     def rung(self, index: int, count: int) -> float:
-        """Return the factor of actor `index` of `count`."""
+        """Return the factor on the noise scale of actor `index` of `count`."""
         return 1.0 if count == 1 else float(self.low * (self.high / self.low) ** (index / (count - 1)))
 
 
@@ -63,7 +63,7 @@ class ApeXDQNSettings(DQNSettings):
 
     @property
     def sent_steps(self) -> int:
-        """Return the steps of each environment in what an actor sends at a time."""
+        """Return the steps of each environment in one message of an actor."""
         return self.rollout_steps
 
     @model_validator(mode="after")
@@ -83,12 +83,12 @@ class ApeXDDPGSettings(DDPGSettings):
 
     @property
     def sent_steps(self) -> int:
-        """Return the steps of each environment in what an actor sends at a time."""
+        """Return the steps of each environment in one message of an actor."""
         return self.rollout_steps
 
 
 class ApeXDQN(DQN):
-    """DQN whose actors each have their own share of random actions."""
+    """DQN whose actors each have their own exploration rate."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
@@ -100,27 +100,27 @@ class ApeXDQN(DQN):
 
 
 class ApeXDDPG(DDPG):
-    """DDPG whose actors each have their own scale of noise."""
+    """DDPG whose actors each have their own noise scale."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
         check_replay(config)
 
     def initial_state(self) -> dict[str, float]:
-        """Return the state that acting changes: the steps made, and an actor's scale of noise."""
+        """Return a new agent's acting state: its step count and the noise scale."""
         return {**super().initial_state(), NOISE_SCALE: 1.0}
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return the scale of noise of actor `index` of `count`."""
+        """Return the noise scale of actor `index` of `count`."""
         return {NOISE_SCALE: self.settings.ladder.rung(index, count)}
 
     def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        """Return noise [P, E, A] by the actor's scale."""
+        """Return the noise [P, E, A] multiplied by the actor's noise scale."""
         return noise * stack.state[NOISE_SCALE].float().view(-1, 1, 1)
 
 
 def check_replay(config: Config[Any]) -> None:
-    """Raise UserError unless the replay is drawn from by priorities, and rollouts are as long as its windows."""
+    """Raise UserError unless the replay is prioritised and rollouts are at least as long as n-step windows."""
     if config.replay.prioritised is None:
         raise UserError(f"replay.prioritised: {config.algorithm.name} draws by priorities; set replay.prioritised={{}}")
     steps, n = config.algorithm.rollout_steps, config.replay.n_step

@@ -1,6 +1,6 @@
-"""Asynchronous proximal policy optimisation: PPO's clipped surrogate on V-trace's advantages, beside a target network.
+"""Asynchronous proximal policy optimisation, APPO: PPO's clipped surrogate on V-trace advantages of a target network.
 
-As in IMPACT (arXiv 1912.00167). Axes: P agents, B batch.
+The method is that of IMPACT (arXiv 1912.00167). Axes: P agents, B batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from evorl.networks.stacked import Stack
 from evorl.types import Batch, Tensors
 
 MAX_WORKER_RATIO = 2.0
-"""The bound on how much more likely an action may count for the actor than for the target network (section 3 there)."""
+"""Upper bound on the ratio of the worker's to the target network's action probability (IMPACT, section 3)."""
 
 
 class APPOSettings(IMPALASettings):
@@ -41,15 +41,15 @@ class APPOSettings(IMPALASettings):
 
 
 class APPO(IMPALA):
-    """IMPALA with V-trace towards a target network, from which the policy is kept near by clipping."""
+    """IMPALA with V-trace towards a target network, near which the clipped surrogate keeps the policy."""
 
     metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")
     target_rule = Periodic("target_period")
 
     def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of the actions and values, both [P, B], by the target network.
+        """Return the target network's log-probabilities of the actions and its values, both [P, B].
 
-        Values that had been fitted to a batch in earlier passes would leave nothing of its advantages in later ones.
+        Online values, once fitted to a batch in earlier passes, would leave no advantages in later ones.
         """
         outputs = stack.targets["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
@@ -57,13 +57,13 @@ class APPO(IMPALA):
         return log_prob, outputs["value"].squeeze(-1)
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Return the clipped surrogate and its derivative by the log-probability, both [P, B]."""
+        """Return the clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
         log_ratio = surrogate_log_ratio(likelihood.log_prob, batch.columns)
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
 
     @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return the divergence of each element [P, B] from the policy that acted, and whether it was clipped."""
+        """Return the approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
         log_ratio = surrogate_log_ratio(likelihood.log_prob, batch.columns)
         clipped = log_ratio.expm1().abs() > stack.hyperparameters["clip"].unsqueeze(-1)
         return super().more_metrics(stack, batch, likelihood) | {
@@ -73,8 +73,8 @@ class APPO(IMPALA):
 
 
 def surrogate_log_ratio(log_prob: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-    """Return the logarithm [P, B] of min(worker / target, 2) * policy / worker (arXiv 1912.00167, section 3).
+    """Return log(min(worker / target, 2) * policy / worker) [P, B] (arXiv 1912.00167, section 3).
 
-    `columns` have the worker's `log_prob` [P, B], and `log_ratio` [P, B], the target network's less that.
+    `columns` holds the worker's `log_prob` [P, B], and in `log_ratio` [P, B] the target network's minus the worker's.
     """
     return log_prob - columns["log_prob"] + (-columns["log_ratio"]).clamp(max=math.log(MAX_WORKER_RATIO))

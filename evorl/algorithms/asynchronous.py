@@ -1,4 +1,4 @@
-"""Actor-critics that learn from what actor processes send: their settings, pace and experience.
+"""The base class of actor-critics that learn from actor processes: settings, pace and experience.
 
 The losses are those of A2C and its relatives. Axes: T steps of a rollout, P agents, S sequences, B = T * S steps.
 """
@@ -37,7 +37,7 @@ class AsynchronousSettings(A2CSettings):
 
     @property
     def sent_steps(self) -> int:
-        """Return the steps of each environment in what an actor sends at a time."""
+        """Return the steps of each environment in one message of an actor."""
         return self.rollout_steps
 
     @model_validator(mode="after")
@@ -48,10 +48,10 @@ class AsynchronousSettings(A2CSettings):
 
 
 class Asynchronous(A2C):
-    """A2C whose rollouts come from actor processes."""
+    """A2C on rollouts collected by actor processes."""
 
     def pace(self, copies: int) -> Pace:
-        """Return how much and how often a new agent learns."""
+        """Return the batch size and update-to-data ratio of a new agent."""
         settings: AsynchronousSettings = self.settings
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
         return Pace(batch, updates=float(settings.passes), steps=float(batch))
@@ -59,7 +59,7 @@ class Asynchronous(A2C):
     def experience(  # type: ignore[override]
         self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
     ) -> ReceivedRollouts:
-        """Return what joins the rollouts that this rank receives."""
+        """Return the buffer that joins the rollouts this rank receives into batches."""
         return ReceivedRollouts(
             self.received_settings(placement),
             self.interface.parts,
@@ -69,23 +69,23 @@ class Asynchronous(A2C):
         )
 
     def received_settings(self, placement: Placement) -> ReceivedSettings:
-        """Return what of the rollouts that this rank receives is learned from at a time, and how often."""
+        """Return how many received rollouts make a batch on this rank, and how many updates are made with each."""
         settings: AsynchronousSettings = self.settings
         return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self._normalized)
 
     def with_columns(self, batch: Batch, found: Tensors) -> Batch:
-        """Return the batch with `found` as further columns [P, B], of which advantages are scaled if that is set."""
+        """Return the batch with `found` as further columns [P, B]; advantages are normalised if that is configured."""
         if self.settings.normalize_advantage:
             found = {**found, "advantage": normalized(found["advantage"], batch.weight)}
         return replace(batch, columns={**batch.columns, **found})
 
 
 def in_time(values: Tensor, steps: int) -> Tensor:
-    """Return values [P, B] of rollouts of so many steps as [T, P, S]."""
+    """Reshape values [P, B] of rollouts of T = `steps` to [T, P, S]."""
     by_time: Tensor = values.unflatten(1, (steps, -1))
     return by_time.transpose(0, 1)
 
 
 def in_batch(values: Tensor) -> Tensor:
-    """Return values [T, P, S] as [P, B]."""
+    """Reshape values [T, P, S] to [P, B]."""
     return values.transpose(0, 1).flatten(1, 2)

@@ -1,7 +1,7 @@
-"""Deep deterministic policy gradients (arXiv 1509.02971).
+"""Deep deterministic policy gradient, DDPG (arXiv 1509.02971).
 
-Axes: P agents, E environments, B batch, A numbers of an action, C critics. Actions are between -1 and 1 but for those
-of the environment.
+Axes: P agents, E environments, B batch, A action dimensions, C critics. Actions lie in [-1, 1], except for those that
+the environment takes.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class DDPGSettings(ReplayedSettings):
 
 
 class DDPG(StepCounting):
-    """A stack of agents with an actor and critics, each with a target copy."""
+    """DDPG for a stack of agents: an actor and critics, each with a target network."""
 
     metrics: tuple[str, ...] = ("td_error", "q_values")
     critics: ClassVar[tuple[str, ...]] = ("value",)
-    """The heads of the critics' network, each of which is one critic."""
+    """The heads of the critics' network, one per critic."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
@@ -74,7 +74,7 @@ class DDPG(StepCounting):
 
     @property
     def delay(self) -> int:
-        """Return the updates of an agent's critics for each update of its actor and of the critics' targets."""
+        """Return the policy delay: critic updates for each update of the actor and of the critics' target networks."""
         return 1
 
     def act(
@@ -85,7 +85,7 @@ class DDPG(StepCounting):
         generator: torch.Generator,
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return the actor's actions [P, E, ...] for observations [P, E, ...], with noise if they are to explore."""
+        """Return the actor's actions [P, E, ...] for observations [P, E, ...], with noise unless `deterministic`."""
         action, state = decided(stack.networks["actor"], observation), None
         if not deterministic:
             noise, state = self.exploration.draw(action, recurrent, generator)
@@ -94,16 +94,16 @@ class DDPG(StepCounting):
         return self.bounds.to_environment(action), {}, state
 
     def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        """Return the noise [P, E, A] as it is added to actions."""
+        """Return the noise [P, E, A] to add to actions; subclasses may scale it."""
         return noise
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return the least of the critics' values [P, E] of what the actor does in observations [P, E, ...]."""
+        """Return the minimum over critics of Q(s, actor(s)) [P, E] for observations [P, E, ...]."""
         action = decided(stack.networks["actor"], observation)
         return judged(stack.networks["critics"], observation, action).amin(0)
 
     def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the critics' squared errors from the least value of the target actor's next action."""
+        """Return the critics' squared td_error; the target bootstraps from the minimum over target critics."""
         with torch.no_grad():
             following = batch.next_observation
             next_action = self.target_action(stack, following, generator)
@@ -113,20 +113,20 @@ class DDPG(StepCounting):
         return critic_loss(judged(stack.networks["critics"], batch.observation, action), target)
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Return the actions [P, B, A] in observations [P, B, ...] by which critics learn what follows."""
+        """Return the next actions [P, B, A] of the critics' targets for next observations [P, B, ...]."""
         return decided(stack.targets["actor"], observation)
 
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the negative value of what the actor would do, by the first critic."""
+        """Return the deterministic policy-gradient loss: -Q(s, actor(s)) of the first critic."""
         action = decided(stack.networks["actor"], batch.observation)
         return Loss(-judged(stack.networks["critics"], batch.observation, action)[0])
 
 
 def decided(actor: StackedNetwork, observation: Observation) -> Tensor:
-    """Return the actions [P, B, A] of an actor in observations [P, B, ...]."""
+    """Return an actor's actions [P, B, A], squashed by tanh, for observations [P, B, ...]."""
     return torch.tanh(actor(observation)["action"])
 
 
 def judged(critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-    """Return the critics' values [C, P, B] of actions [P, B, A] in observations [P, B, ...]."""
+    """Return the critics' action values Q(s, a) [C, P, B] for observations [P, B, ...] and actions [P, B, A]."""
     return torch.stack([each.squeeze(-1) for each in critics({**observation, ACTION: action}).values()])

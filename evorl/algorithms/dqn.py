@@ -1,7 +1,8 @@
-"""Deep Q-learning (Mnih et al. 2015) and the parts of Rainbow (arXiv 1710.02298), each by a setting of its own.
+"""Deep Q-learning, DQN (Mnih et al. 2015), and the parts of Rainbow (arXiv 1710.02298), each with its own setting.
 
-Double Q-learning (arXiv 1509.06461), dueling networks (1511.06581), distributions of returns (`values.py`), noisy
-layers (1706.10295), soft target updates (1509.02971); n-step returns and prioritised replay belong to the replay.
+The parts are double Q-learning (arXiv 1509.06461), dueling networks (1511.06581), distributional values (`values.py`),
+noisy layers (1706.10295) and soft target updates (1509.02971). N-step returns and prioritised replay belong to the
+replay.
 
 Axes: P agents, E environments, B batch, A actions, N atoms of an action's value.
 """
@@ -78,7 +79,7 @@ class DQNSettings(ValueSettings):
 
 
 class DQN(Replayed):
-    """A stack of DQN agents: their actions and their loss."""
+    """Deep Q-learning for a stack of agents."""
 
     stored_action = (), torch.int64
 
@@ -95,7 +96,7 @@ class DQN(Replayed):
         heads = [Head("q_values", outputs)]
         if self.settings.dueling:
             heads = [Head("advantage", outputs), Head("value", self.values.atoms)]
-        # Dueling networks part before the last hidden layer.
+        # The streams of a dueling network split before the last hidden layer.
         streams: Streams = "last" if self.settings.dueling else "shared"
         target = TARGETS[self.settings.target]
         spec = self.network(interface.parts, heads, streams, target)
@@ -106,7 +107,7 @@ class DQN(Replayed):
         self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 
     def initial_state(self) -> dict[str, float]:
-        """Return the state that acting changes: the exploration rate."""
+        """Return a new agent's acting state: its exploration rate epsilon."""
         return {"epsilon": self.settings.exploration.start}
 
     def act(
@@ -117,10 +118,10 @@ class DQN(Replayed):
         generator: torch.Generator,
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return epsilon-greedy actions [P, E] for observations [P, E, ...], or greedy ones.
+        """Return epsilon-greedy actions [P, E] for observations [P, E, ...], or greedy ones if `deterministic`.
 
-        The noise of noisy layers is new in each step, the same in all of an agent's environments; greedy actions are
-        those of the mean weights.
+        Noisy layers draw new noise in each step, shared by all of an agent's environments. With `deterministic`, the
+        mean weights are used.
         """
         mask = observation.get("action_mask")
         network = stack.networks["q"] if deterministic else stack.networks["q"].perturbed(generator)
@@ -132,15 +133,15 @@ class DQN(Replayed):
         return torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy), {}, None
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return the value [P, E] of the best action for observations [P, E, ...]."""
+        """Return the largest Q(s, a) [P, E] over allowed actions for observations [P, E, ...]."""
         return allowed(self.q_values(stack.networks["q"](observation)), observation.get("action_mask")).amax(-1)
 
     def q_values(self, outputs: Tensors) -> Tensor:
-        """Return the values of all actions [P, B, A] from what the heads put out."""
+        """Return Q(s, a) of all actions [P, B, A] from the heads' outputs."""
         return self.values.mean(self.atoms(outputs))
 
     def atoms(self, outputs: Tensors) -> Tensor:
-        """Return what stands for the values of all actions [P, B, A, N] from what the heads put out."""
+        """Return the atoms of all actions' values [P, B, A, N] from the heads' outputs, combining dueling streams."""
         head = "advantage" if self.settings.dueling else "q_values"
         own = outputs[head]
         own = own.view(*own.shape[:-1], self.actions, self.values.atoms)
@@ -149,18 +150,18 @@ class DQN(Replayed):
         return outputs["value"].unsqueeze(-2) + own - own.mean(-2, keepdim=True)
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Decay exploration by `steps` further transitions of each agent [P] or of every one, over all ranks."""
+        """Decay epsilon by `steps` further transitions over all ranks, given for each agent [P] or as one number."""
         stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the temporal-difference loss of a batch; the network and its target copy each have a new noise."""
+        """Return the temporal-difference loss of a batch; the online and target networks each draw new noise."""
         columns, following = batch.columns, batch.next_observation
         network, target = (networks["q"].perturbed(generator) for networks in (stack.networks, stack.targets))
         outputs, next_outputs = self._outputs_and_next(network, batch)
-        # By hand, because autograd takes a sixth of an update of small networks for this.
+        # Derived by hand: for small networks, autograd would take a sixth of an update here.
         with torch.no_grad():
             target_atoms = self.atoms(target(following))
-            # Double Q-learning: the network itself chooses the action that its target copy values.
+            # Double Q-learning: the online network selects the action that the target network evaluates.
             judged = self.values.mean(target_atoms if next_outputs is None else self.atoms(next_outputs))
             best = allowed(judged, following.get("action_mask")).max(-1).indices
             chosen, following_atoms = of_action(self.atoms(outputs), columns["action"]), of_action(target_atoms, best)
@@ -169,13 +170,13 @@ class DQN(Replayed):
         return loss
 
     def _outputs_and_next(self, network: StackedNetwork, batch: Batch) -> tuple[Tensors, Tensors | None]:
-        """Return what the heads put out, and without gradients what they do after the step where that is needed."""
+        """Return the heads' outputs and, for double Q-learning, those of the next observation without gradients."""
         if not self.settings.double:
             return network(batch.observation), None
         return network.forward_pair(batch.observation, batch.next_observation)
 
     def _gradients(self, outputs: Tensors, action: Tensor, slope: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return the gradient of each head's output, given that [P, B, N] of the atoms of the chosen actions [P, B]."""
+        """Return each head's output with its gradient, from the `slope` [P, B, N] at the atoms of `action` [P, B]."""
         atoms = slope.new_zeros(*action.shape, self.actions, self.values.atoms)
         atoms.scatter_(-2, atom_index(action, self.values.atoms), slope.unsqueeze(-2))
         if not self.settings.dueling:
@@ -185,5 +186,5 @@ class DQN(Replayed):
 
 
 def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the values [P, B, A] with those of forbidden actions below all others."""
+    """Return the values [P, B, A] with those of masked actions below all others."""
     return q_values if mask is None else q_values.masked_fill(~mask, FORBIDDEN)

@@ -1,4 +1,4 @@
-"""Exploration that several algorithms share. Axes: P agents, E environments, A numbers of an action."""
+"""Epsilon-greedy schedules and action noise. Axes: P agents, E environments, A action dimensions or choices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EpsilonGreedy(Section):
         return self
 
     def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:
-        """Return the probabilities [P] that follow on `epsilon` [P] after `steps` ([P] or one number) more."""
+        """Return epsilon [P] after `steps` ([P] or one number) further steps, not below `end`."""
         return SCHEDULES[self.schedule](self, epsilon, steps).clamp(min=self.end)
 
 
@@ -44,7 +44,7 @@ SCHEDULES: Mapping[str, Callable[[EpsilonGreedy, Tensor, Tensor | float], Tensor
         epsilon - (settings.start - settings.end) / (settings.steps or 1) * steps
     ),
 }
-"""From (settings, epsilon [P], steps) to the probability [P] after so many more steps, without its end."""
+"""Maps (settings, epsilon [P], steps) to epsilon [P] after that many more steps, before it is clamped to `end`."""
 
 
 class ActionNoise(Section):
@@ -61,16 +61,16 @@ class ActionNoise(Section):
 
     @property
     def kept(self) -> float:
-        """Return the share of the noise that stays in the next step."""
+        """Return the share of the noise that carries over to the next step."""
         return 1 - self.reversion if self.noise == "ornstein_uhlenbeck" else 0.0
 
     def draw(
         self, action: Tensor, recurrent: RecurrentInput | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """Return noise for actions [P, E, A], and as a state [P, E, 1, A] if it goes on from step to step.
+        """Return noise for actions [P, E, A], and its state [P, E, 1, A] if it carries over from step to step.
 
-        With time in steps and dt = 1 the Ornstein-Uhlenbeck process is x' = (1 - reversion) x + scale n, which starts
-        at 0 (Uhlenbeck & Ornstein 1930; arXiv 1509.02971, section 7).
+        With dt = 1 step, the Ornstein-Uhlenbeck process is x' = (1 - reversion) x + scale n. It starts at 0 (Uhlenbeck
+        & Ornstein 1930; arXiv 1509.02971, section 7).
         """
         if self.noise == "none":
             return torch.zeros_like(action), None
@@ -83,12 +83,12 @@ class ActionNoise(Section):
 
 
 def random_numbers(action: Tensor, generator: torch.Generator) -> Tensor:
-    """Return numbers [P, E, A] drawn evenly between -1 and 1, as many as `action` [P, E, A] has."""
+    """Return uniform samples between -1 and 1, of the shape of `action` [P, E, A]."""
     return 2 * torch.rand(action.shape, generator=generator, device=action.device) - 1
 
 
 def random_choices(actions: int, shape: torch.Size, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Return choices of this shape [P, E] drawn evenly from all `actions`, or those that `mask` [P, E, A] allows."""
+    """Return uniformly random choices of `shape` [P, E] from all `actions`, or from those `mask` [P, E, A] allows."""
     if mask is None:
         return torch.randint(actions, shape, generator=generator, device=generator.device)
     scores = torch.rand(mask.shape, generator=generator, device=mask.device)
