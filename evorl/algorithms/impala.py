@@ -1,4 +1,4 @@
-"""IMPALA (arXiv 1802.01561): A2C on rollouts of actors whose policy is some updates old, corrected by V-trace.
+"""IMPALA (arXiv 1802.01561): A2C on off-policy rollouts of actors that lag behind, corrected by V-trace.
 
 Axes: T steps of a rollout, P agents, S sequences, B = T * S steps of a batch.
 """
@@ -43,12 +43,12 @@ class IMPALASettings(AsynchronousSettings):
 
 
 class IMPALA(Asynchronous):
-    """A2C whose advantages and returns are V-trace's, by the parameters that learn."""
+    """A2C with V-trace advantages and value targets, computed with the current parameters."""
 
     metrics = (*Asynchronous.metrics, "importance_weight")
 
     def received_settings(self, placement: Placement) -> ReceivedSettings:
-        """Return the same, with the older rollouts that are learned from again."""
+        """Extend the settings by the replay of older rollouts."""
         settings: IMPALASettings = self.settings
         return replace(
             super().received_settings(placement),
@@ -60,7 +60,7 @@ class IMPALA(Asynchronous):
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Return the batch with V-trace's columns `advantage` and `return` [P, B]."""
+        """Return the batch with V-trace's `advantage`, `return` and `log_ratio` as columns [P, B]."""
         columns, hparams = batch.columns, stack.hyperparameters
         log_prob, value = self.targets_of(stack, batch, likelihood, value)
         log_ratio = log_prob - columns["log_prob"]
@@ -75,7 +75,7 @@ class IMPALA(Asynchronous):
         next_value[-1] = each["next_value"][-1]
         target, advantage = v_trace(
             each["log_ratio"],
-            # What was no transition brought just what was expected.
+            # A step that is no transition gets reward = V(s), so its td_error is 0.
             torch.where(nothing, each["value"], each["reward"]),
             each["value"],
             next_value,
@@ -90,9 +90,9 @@ class IMPALA(Asynchronous):
         return self.with_columns(batch, found)
 
     def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of the actions and values, both [P, B], of what V-trace is towards."""
+        """Return the log-probabilities of the actions and the values, both [P, B], of V-trace's target policy."""
         return likelihood.log_prob.detach(), value
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return the importance weight [P, B] of each action, 1 where it was taken by the policy that learns."""
+        """Return the importance weight [P, B] of each action, which is 1 for on-policy actions."""
         return {"importance_weight": batch.columns["log_ratio"].exp()}

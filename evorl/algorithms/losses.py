@@ -1,4 +1,4 @@
-"""Loss functions: errors of predictions and objectives of policies. Pure functions, elementwise.
+"""Loss functions of values and policies. Pure functions, elementwise.
 
 Axes: P agents, B batch, N atoms of a distribution.
 """
@@ -13,21 +13,21 @@ from torch import Tensor
 from torch.nn import functional
 
 CACHED = 2**16
-"""Differences of quantiles that are computed at once, so that a core's own cache holds them."""
+"""Number of quantile differences computed at once, chosen to fit in a core's own cache."""
 
 
 def squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return (prediction - target)^2, of the inputs' shape."""
+    """Return (prediction - target)^2 in the inputs' shape."""
     return (prediction - target).square()
 
 
 def huber(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return half the squared error up to 1, linear beyond (Huber 1964), of the inputs' shape."""
+    """Return the Huber loss in the inputs' shape: half the squared error up to 1, linear beyond (Huber 1964)."""
     return functional.smooth_l1_loss(prediction, target, reduction="none")
 
 
 class Regression(NamedTuple):
-    """A loss of (prediction, target), and its slope: the derivative by the prediction, of (prediction - target)."""
+    """A loss of (prediction, target), and its derivative `slope` as a function of (prediction - target)."""
 
     loss: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
@@ -40,15 +40,19 @@ REGRESSION_LOSSES: Mapping[str, Regression] = {
 
 
 def policy_gradient(log_prob: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-    """Return -log_prob * advantage (REINFORCE with a baseline, Williams 1992) and its derivative by log_prob [P, B]."""
+    """Return the policy-gradient loss -log_prob * advantage and its derivative with respect to log_prob, both [P, B].
+
+    It is REINFORCE with a baseline (Williams 1992).
+    """
     slope = -advantage
     return log_prob * slope, slope
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) and its derivative by log_ratio [P, B].
+    """Return the negative clipped surrogate of PPO (arXiv 1707.06347, eq. 7) and its derivative, both [P, B].
 
-    `log_ratio` [P, B] is the new log-probability less the old one, `advantage` [P, B], `clip` [P].
+    The derivative is with respect to `log_ratio` [P, B], the new log-probability minus the old one. `advantage` is
+    [P, B], `clip` [P].
     """
     # With limit = 1 + clip for positive advantages and 1 - clip for negative ones, min(ratio * A, clamp(ratio) * A) is
     # min(ratio * A, limit * A), and limit * A is A + clip * |A|: half the operations.
@@ -58,16 +62,16 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> tup
 
 
 def value_error(value: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return half the squared error and its derivative by the value [P, B]."""
+    """Return half the squared error and its derivative with respect to the value, both [P, B]."""
     error = value - target
     return 0.5 * error.square(), error
 
 
 def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
-    """Return half the squared error, or that of the value within `clip` [P] of the old one where it is larger.
+    """Return PPO's clipped value loss and its derivative with respect to the value, both [P, B].
 
-    Also return its derivative by the value; all are [P, B].
-    From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
+    The loss is the larger of half the squared error of the value and that of the value clipped to within `clip` [P] of
+    the old one. From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
     """
     bound, away = clip.unsqueeze(-1), value - old_value
     (free, slope), (near, _) = value_error(value, target), value_error(old_value + away.clamp(-bound, bound), target)
@@ -75,14 +79,14 @@ def clipped_value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: 
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """Return an estimate [P, B] of KL(old || new) that is never negative: (ratio - 1) - log ratio (Schulman 2020)."""
+    """Return the non-negative estimate (ratio - 1) - log ratio [P, B] of KL(old || new) (Schulman 2020)."""
     return log_ratio.expm1() - log_ratio
 
 
 def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Return the share [P] of the variance of targets [P, B] that predictions [P, B] explain, by their weights [P, B].
+    """Return the explained variance [P] of targets [P, B] by predictions [P, B] under the weights [P, B].
 
-    It is 1 for a perfect prediction, 0 for a constant, and less for worse ones.
+    It is 1 for a perfect prediction, 0 for a constant one, and negative for worse ones.
     """
     share = weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)
 
@@ -94,16 +98,16 @@ def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Te
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the cross-entropy [P, B] of `target` probabilities [P, B, N] and those of `logits` [P, B, N]."""
+    """Return the cross-entropy [P, B] between `target` probabilities and the softmax of `logits`, both [P, B, N]."""
     return -(target * logits.log_softmax(-1)).sum(-1)
 
 
 def quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
     """Return the quantile Huber loss [P, B] of quantiles [P, B, N] for samples [P, B, M] (arXiv 1710.10044, eq. 10).
 
-    Quantile i of N stands for the level (i + 1/2) / N. The loss is a sum over quantiles and a mean over samples, and is
-    divided by `kappa` as in arXiv 1806.06923, so that without it, at 0, it is that of quantile regression. Also return
-    its derivative [P, B, N] by the prediction, which comes from the same N * M differences.
+    Quantile i of N has the level (i + 1/2) / N. The loss is summed over quantiles, averaged over samples and divided by
+    `kappa` as in arXiv 1806.06923. With `kappa` 0 it is the quantile regression loss. Also return its derivative
+    [P, B, N] with respect to the prediction, which comes from the same N * M differences.
     """
     agents, part, quantiles = prediction.shape
     if prediction.device.type == "cpu":
@@ -115,12 +119,12 @@ def quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> tuple[Te
 
 
 def _quantile_huber(prediction: Tensor, target: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
-    """Return the loss [P, B] and its gradient [P, B, N] by the prediction."""
+    """Return the loss [P, B] and its derivative [P, B, N] with respect to the prediction."""
     quantiles = prediction.shape[-1]
     levels = ((torch.arange(quantiles).to(prediction) + 0.5) / quantiles).unsqueeze(-1)
     difference = target.unsqueeze(-2) - prediction.unsqueeze(-1)
     share = torch.where(difference < 0, 1 - levels, levels)
-    # Huber's error is c (d - c / 2) with c the difference d, clipped to kappa, and its slope c.
+    # With d the difference and c = clamp(d, -kappa, kappa), the Huber loss is c (d - c / 2) and its slope c.
     clipped = difference.clamp(-kappa, kappa) if kappa else difference.sign()
     slope, scale = share * clipped, kappa or 1.0
     beyond = torch.sub(difference, clipped, alpha=0.5) if kappa else difference

@@ -12,15 +12,15 @@ from evorl.networks.stacked import Stack
 from evorl.types import Batch, Loss
 
 PerAgent = Callable[[Stack], Tensor]
-"""A number [P] for each agent of a stack."""
+"""Maps a stack to one number per agent [P]."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """One network's part of an update.
+    """The loss and optimiser settings of one network in an update.
 
-    `loss` may draw from the generator. `learning_rate` holds schedules too. `max_grad_norm` clips each agent's gradient
-    by its own norm. What the loss reports is taken from each `report_every`-th of its updates.
+    `loss` may draw from the generator. `learning_rate` includes the learning rate schedule. `max_grad_norm` clips each
+    agent's gradient by its own norm. Metrics of the loss are computed in every `report_every`-th of its updates.
 
     An agent's network is updated in the first of every `every` updates of that agent (TD3's policy delay, arXiv
     1802.09477). The optimiser steps of the first objective's network count the agent's updates; its `every` is 1.
@@ -35,5 +35,5 @@ class Objective:
 
 
 def hyperparameter(name: str) -> PerAgent:
-    """Return the function that gives a hyperparameter of each agent."""
+    """Return the function that reads a hyperparameter [P] of a stack."""
     return lambda stack: stack.hyperparameters[name]

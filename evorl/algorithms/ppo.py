@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (arXiv 1707.06347): A2C that goes several times over each rollout, within bounds.
+"""Proximal policy optimisation, PPO (arXiv 1707.06347): A2C with several epochs over each rollout and a clipped loss.
 
 Axes: P agents, B batch.
 """
@@ -21,7 +21,7 @@ from evorl.replay.minibatches import parts_of
 from evorl.types import Batch, Loss, Tensors
 
 KL_MARGIN = 1.5
-"""An agent stops learning from a rollout once it is so many times `target_kl` away from the policy that made it."""
+"""An agent stops learning from a rollout once its KL from the behaviour policy exceeds this multiple of `target_kl`."""
 
 
 class PPOSettings(A2CSettings):
@@ -42,7 +42,7 @@ class PPOSettings(A2CSettings):
     """The divergence from the policy that made a rollout at which an agent stops learning from it; null is none."""
 
     def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
-        """Return an agent's hyperparameter as training uses it: minibatches have the size that a rollout is cut to."""
+        """Return an agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""
         if name != "batch_size" or value <= 0:
             return super().as_used(name, value, num_envs, recurrent=recurrent)
         rollout = self.rollout_steps * num_envs
@@ -72,26 +72,26 @@ class PPO(A2C):
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the loss, and how far the policy has come from the one that acted."""
+        """Return the loss of a minibatch, with the KL limit for early stopping if `target_kl` is set."""
         loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
         if limit is not None:
             loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
         return loss
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Return the clipped surrogate and its derivative by the log-probability, both [P, B]."""
+        """Return the clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
 
     @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return the divergence of each element [P, B] from the policy that acted, and whether it was clipped."""
+        """Return the approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
         clipped = log_ratio.expm1().abs() > stack.hyperparameters["clip"].unsqueeze(-1)
         return {"approx_kl": approximate_kl(log_ratio), "clip_fraction": clipped.float()}
 
     def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return half the squared error of each value, clipped if that is wanted, and its derivative, both [P, B]."""
+        """Return half the squared value error, clipped if `value_clip` is set, and its derivative, both [P, B]."""
         clip = stack.hyperparameters.get("value_clip")
         if clip is None:
             return super().value_loss(stack, batch, value)

@@ -1,4 +1,4 @@
-"""The protocols of experiences and algorithms. Axes: P agents, E environments, B batch."""
+"""The interfaces of experience buffers and algorithms. Axes: P agents, E environments, B batch."""
 
 from __future__ import annotations
 
@@ -29,58 +29,58 @@ from evorl.types import (
 
 
 class Experience(Protocol):
-    """Storage of what the agents experience, which gives the batches that are due."""
+    """A buffer of the agents' experience, which yields the batches that are due."""
 
     @property
     def period(self) -> int:
-        """Return the number of steps of each environment that a generation has a multiple of."""
+        """Return the granularity of a generation: its steps of each environment are a multiple of this."""
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation of these agents."""
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches to learn from now; every rank that holds the same agents gives equally many.
+        """Yield the batches that are due; every rank that holds the same agents yields equally many.
 
-        First it tells the policy by `acted` how many transitions those ranks have agreed on.
+        First, `acted` tells the policy how many transitions those ranks have agreed on.
         """
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Take note of what became of a batch, before the next one is asked for."""
+        """Receive the result of the update with `batch`, before the next batch is drawn."""
 
     def end(self, agents: list[Agent]) -> None:
-        """End the generation, leaving with the agents what is theirs."""
+        """End the generation, storing with the agents the state that belongs to them."""
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return what a checkpoint keeps of this rank's part."""
+        """Return this rank's part for a checkpoint."""
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Take over what `state` gave. Raises UserError for what it could not have given."""
+        """Restore the result of `state`. Raises UserError for anything that `state` cannot have returned."""
 
 
 class OnlineExperience(Experience, Protocol):
-    """One that is given every step of this process's environments."""
+    """An experience buffer that is fed every step of this process's environments."""
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments."""
 
 
 class ReceivingExperience(Experience, Protocol):
-    """One that is given what actor processes did."""
+    """An experience buffer that is fed by actor processes."""
 
     def extend(self, slot: Any) -> None:
-        """Take what stands in a slot of shared memory, which may be overwritten afterwards."""
+        """Copy the contents of a slot of shared memory, which may be overwritten afterwards."""
 
 
 class Algorithm(Protocol):
-    """A stack of agents: their actions, what they store and their losses; it holds nothing of any agent."""
+    """How stacks of agents act, what they store, and their losses. It holds no state of any agent."""
 
     @property
     def settings(self) -> AlgorithmSettings:
-        """Return what the configuration says of the algorithm."""
+        """Return the algorithm's section of the configuration."""
 
     @property
     def interface(self) -> EnvSpec:
-        """Return what the environment shows and takes."""
+        """Return the environment's observation and action spaces."""
 
     @property
     def networks(self) -> Mapping[str, NetworkSpec]:
@@ -88,33 +88,34 @@ class Algorithm(Protocol):
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """Return what an update minimises, in this order."""
+        """Return the objectives of an update, in the order in which they are minimised."""
 
     @property
     def metrics(self) -> Sequence[str]:
-        """Return the names of what its losses report."""
+        """Return the names of the metrics that the losses report."""
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """Return the shape [K, N] of the exploration noise that goes on from step to step in each environment.
+        """Return the shape [K, N] of exploration noise that carries over from step to step, or (0, 0) without any.
 
-        It is handed through `act` as the recurrent state, which is zero where episodes start; zeros without such noise.
+        There is one such noise per environment. `act` carries it as the recurrent state, which is zero where episodes
+        start.
         """
 
     def initial_state(self) -> dict[str, float]:
-        """Return the part of a new agent's state that acting changes, by name: numbers of at least 0."""
+        """Return a new agent's acting state by name: non-negative numbers that acting changes, such as epsilon."""
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return in what the acting state of actor `index` of `count`, over all ranks, differs from the learner's."""
+        """Return the acting states in which actor `index` of `count`, over all ranks, differs from the learner."""
 
     def pace(self, copies: int) -> Pace:
-        """Return how much and how often a new agent learns that so many ranks hold.
+        """Return the batch size and update-to-data ratio of a new agent that `copies` ranks hold.
 
-        Raises UserError where they cannot share its batches.
+        Raises UserError if they cannot share its batches.
         """
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Any:
-        """Return what this rank stores, an `OnlineExperience`, or a `ReceivingExperience` where actors send something.
+        """Return this rank's experience buffer: an `OnlineExperience`, or a `ReceivingExperience` if actors feed it.
 
         `always_valid` says that every step of every environment is a transition.
         """
@@ -127,10 +128,10 @@ class Algorithm(Protocol):
         generator: torch.Generator,
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return actions [P, E, ...] for observations [P, E, ...], what else to store, and the next recurrent state."""
+        """Return actions [P, E, ...] for observations [P, E, ...], extras to store, and the next recurrent state."""
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return what is expected [P, E] from observations [P, E, ...]."""
+        """Return state values V(s) [P, E] of observations [P, E, ...]."""
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Note `steps` further transitions of each agent [P] or of every one, over all ranks."""
+        """Count `steps` further transitions over all ranks, given for each agent [P] or as one number for all."""

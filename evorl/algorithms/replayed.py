@@ -1,4 +1,7 @@
-"""What algorithms share that learn from a replay: settings, pace, storage. Axes: P agents, B batch, C critics."""
+"""The base class of off-policy algorithms with a replay: settings, pace and storage.
+
+Axes: P agents, E environments, B batch, C critics.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ from evorl.system.timing import Stopwatch
 from evorl.types import Batch, Head, Loss, Streams, UserError
 
 REPORT_EVERY = 17
-"""What an update reports costs a tenth of it where networks are small. A prime, since agents with a larger `learn_step`
-than others are due in every second or fourth update, and those reported would never be theirs."""
+"""Updates from one report of metrics to the next; for small networks, metrics cost a tenth of an update. A prime, since
+agents with a larger `learn_step` than others are due in every second or fourth update, and might never be reported."""
 Rate = Annotated[float, Field(gt=0, le=1)]
 UpdatePeriod = Annotated[float, Field(ge=1e-3, le=1e9)]
 
@@ -64,11 +67,11 @@ class ReplayedSettings(AlgorithmSettings):
 
 
 class Replayed:
-    """An algorithm that learns from a replay of what all agents do."""
+    """An off-policy algorithm that learns from a replay of all agents' transitions."""
 
     noise_shape: tuple[int, int] = 0, 0
     stored_action: StoredField
-    """The shape and type of an action in the replay, which is the environment's."""
+    """The shape and type of an action in the replay, which stores the environment's actions."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         self.config = config
@@ -85,7 +88,7 @@ class Replayed:
     def network(
         self, parts: ObservationSpecs, heads: Sequence[Head], streams: Streams, target: TargetRule | None = None
     ) -> NetworkSpec:
-        """Return a network as the configuration asks for, that reads these parts."""
+        """Return the spec of a network of the configured kind that reads these parts of the observation."""
         settings = self.config.network
         normalized = [name for name in self._normalized if name in parts]
         network = NETWORKS[settings.name](settings, parts, heads, normalized)
@@ -94,16 +97,16 @@ class Replayed:
     def objective(
         self, network: str, loss: Callable[[Stack, Batch, torch.Generator], Loss], rate: PerAgent, every: int = 1
     ) -> Objective:
-        """Return an objective of a network, with the norm of its gradient clipped if the settings say so."""
+        """Return the objective of a network, with gradient clipping if `max_grad_norm` is set."""
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
         return Objective(network, loss, rate, every, clip, REPORT_EVERY)
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return nothing: all actors are alike."""
+        """Return {}: all actors are alike."""
         return {}
 
     def pace(self, copies: int) -> Pace:
-        """Return how much and how often a new agent learns; any number of ranks can share its batches."""
+        """Return the batch size and update-to-data ratio of a new agent; any number of ranks can share its batches."""
         settings, ranks = self.settings, 1 if self.settings.split_batches else copies
         return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
 
@@ -122,18 +125,18 @@ class Replayed:
 
 
 class StepCounting(Replayed):
-    """One whose agents count the environment steps that they have made, of which the first are random."""
+    """An algorithm whose agents count their environment steps, the first of which take random actions."""
 
     def initial_state(self) -> dict[str, float]:
-        """Return the state that acting changes: the steps made."""
+        """Return a new agent's acting state: its step count."""
         return {"steps": 0.0}
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Count `steps` further transitions of each agent [P] or of every one, over all ranks."""
+        """Count `steps` further transitions over all ranks, given for each agent [P] or as one number for all."""
         stack.state["steps"] += steps
 
     def random_at_first(self, stack: Stack, action: Tensor, random: Callable[[], Tensor]) -> Tensor:
-        """Return actions [P, E, ...], `random` ones of agents that are at their first steps."""
+        """Return actions [P, E, ...], replaced by `random` ones for agents in their first `random_steps` steps."""
         steps = self.settings.exploration.random_steps
         if not steps:
             return action
@@ -142,15 +145,15 @@ class StepCounting(Replayed):
 
 
 def actor_learning_rate(stack: Stack) -> Tensor:
-    """Return the learning rate [P] of actors: their own, or that of all networks."""
+    """Return the actors' learning rate [P]: `actor_learning_rate` if set, else `learning_rate`."""
     hparams: Mapping[str, Tensor] = stack.hyperparameters
     return hparams.get("actor_learning_rate", hparams["learning_rate"])
 
 
 def critic_loss(values: Tensor, target: Tensor) -> Loss:
-    """Return the sum of the squared errors of critics' values [C, P, B] from their common target [P, B].
+    """Return the squared td_error of critics' values [C, P, B] from their common target [P, B], summed over critics.
 
-    What counts for priorities is the mean of their sizes.
+    Priorities use the mean absolute td_error over critics.
     """
     known = values.detach()
     errors = (target - known).abs().mean(0)

@@ -1,6 +1,7 @@
-"""Soft actor-critic, SAC (arXiv 1801.01290), with a learned temperature (1812.05905), also for choices (1910.07207).
+"""Soft actor-critic, SAC (arXiv 1801.01290), with a learned temperature (1812.05905).
 
-Axes: P agents, E environments, B batch, A numbers of an action, C critics, K actions of an expectation.
+Discrete actions are supported as well (1910.07207).
+Axes: P agents, E environments, B batch, A action dimensions or choices, C critics, K actions of an expectation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentI
 
 TWINS = ("first", "second")
 TAKES = "a Box between bounds, Discrete"
-"""The spaces in which it acts."""
+"""The supported action spaces, for error messages."""
 
 
 class SACExploration(ActionNoise):
@@ -68,7 +69,7 @@ class SACSettings(ReplayedSettings):
 
 
 class Expectation(NamedTuple):
-    """The actions over which an expectation under the policy goes: one sample, or all that there are.
+    """An expectation under the policy: over one sampled action (K = 1) or over all K discrete actions.
 
     `probability` and `log_prob` are [P, B, K]; `action` [P, B, A] is the sample, between -1 and 1.
     """
@@ -83,7 +84,7 @@ class Expectation(NamedTuple):
 
 
 class Actions(Protocol):
-    """Act in one kind of space for SAC, and let critics judge its actions."""
+    """SAC's policy and critics for one kind of action space."""
 
     heads: tuple[Head, ...]
     reads: ObservationSpecs
@@ -92,34 +93,34 @@ class Actions(Protocol):
     noise_shape: tuple[int, int]
 
     def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """Return the environment's actions [P, E, ...] that the actor thinks most likely."""
+        """Return the actor's most likely actions [P, E, ...], in the environment's action space."""
 
     def explored(
         self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """Return sampled actions [P, E, ...] with noise, and the noise if it goes on from step to step."""
+        """Return sampled actions [P, E, ...] with noise, and the noise if it carries over from step to step."""
 
     def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return actions drawn evenly, of the shape of `action` [P, E, ...]."""
+        """Return uniformly random actions in the shape of `action` [P, E, ...]."""
 
     def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
-        """Return the actions over which expectations go; without a generator, the most likely stands for a sample."""
+        """Return an expectation under the policy; without a generator, the mean before tanh replaces the sample."""
 
     def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
-        """Return the critics' values [C, P, B, K] of the actions of an expectation."""
+        """Return the critics' values Q(s, a) [C, P, B, K] of the K actions of an expectation."""
 
     def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-        """Return the critics' values [C, P, B] of the environment's actions [P, B, ...]."""
+        """Return the critics' values Q(s, a) [C, P, B] of actions [P, B, ...] in the environment's action space."""
 
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the target entropy [P, 1], or [P, B] where `mask` [P, B, A] forbids actions.
+        """Return the target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions.
 
         `given` [P] is the configured target, if any, and `share` [P] the configured share of the maximum entropy.
         """
 
 
 class SampledActions:
-    """Continuous actions between bounds: one sample stands for all."""
+    """Bounded continuous actions from a squashed Gaussian; an expectation is over one sample."""
 
     values = 1
 
@@ -164,13 +165,13 @@ class SampledActions:
 
 
 class AllActions:
-    """A choice: expectations go over all that may be chosen."""
+    """Discrete actions (arXiv 1910.07207); an expectation is over all actions, exactly."""
 
     stored: StoredField = (), torch.int64
     noise_shape = 0, 0
 
     def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
-        """Raises UserError for noise, which no choice can have."""
+        """Raises UserError if action noise is configured, which discrete actions do not support."""
         if exploration.noise != "none":
             raise UserError(
                 f"algorithm.exploration.noise: {exploration.noise} noise is for a Box, and {interface.environment} has "
@@ -204,7 +205,7 @@ class AllActions:
         return values.gather(-1, action.expand(len(values), *action.shape).unsqueeze(-1)).squeeze(-1)
 
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        # A target that no policy can reach would raise the temperature for ever, so forbidden actions do not count.
+        # A target that no policy can reach would raise the temperature for ever, so masked actions do not count.
         most = math.log(self.values) if mask is None else mask.sum(-1).clamp(min=1).log()
         target = share.unsqueeze(-1) * most
         return target if given is None else torch.minimum(given.unsqueeze(-1), target)
@@ -217,7 +218,7 @@ ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise], Actions]] = {
 
 
 class SAC(StepCounting):
-    """A stack of agents with an actor, two critics that have target copies, and a temperature."""
+    """SAC for a stack of agents: an actor, two critics with target networks, and a temperature."""
 
     metrics = ("td_error", "q_values", "entropy", "temperature")
 
@@ -251,7 +252,7 @@ class SAC(StepCounting):
         generator: torch.Generator,
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return sampled or most likely actions [P, E, ...] for observations [P, E, ...]."""
+        """Return sampled actions [P, E, ...] for observations [P, E, ...], or the most likely if `deterministic`."""
         mask, outputs = observation.get("action_mask"), stack.networks["actor"](observation)
         if deterministic:
             return self.actions.best(outputs, mask), {}, None
@@ -260,12 +261,12 @@ class SAC(StepCounting):
         return action, {}, noise
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return the lesser of the critics' values [P, E] of what the policy does in observations [P, E, ...]."""
+        """Return the policy's expected minimum over critics [P, E], without entropy, for observations."""
         found = self.expectation(stack, observation, None)
         return found.of(self.actions.judged(stack.networks["critics"], observation, found.action).amin(0))
 
     def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the critics' squared errors from soft values of what follows (1812.05905, eq. 5 and 6)."""
+        """Return the critics' squared td_error from targets with soft next values (1812.05905, eq. 5 and 6)."""
         with torch.no_grad():
             following = batch.next_observation
             found = self.expectation(stack, following, generator)
@@ -277,7 +278,7 @@ class SAC(StepCounting):
         )
 
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return what makes actions of more value and less certain (1812.05905, eq. 7)."""
+        """Return the policy loss E[temperature * log pi(a|s) - min Q(s, a)] [P, B] (1812.05905, eq. 7)."""
         found = self.expectation(stack, batch.observation, generator)
         value = self.actions.judged(stack.networks["critics"], batch.observation, found.action).amin(0)
         temperature = self.log_temperature(stack).exp()
@@ -290,9 +291,10 @@ class SAC(StepCounting):
         return Loss(loss, metrics)
 
     def temperature_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return what raises the temperature where the policy's entropy is below its target (1812.05905, eq. 18).
+        """Return the temperature loss, which raises the temperature if entropy is below target (1812.05905, eq. 18).
 
-        The logarithm of the temperature stands in its place, as in the authors' code: it moves the same way.
+        As in the authors' code, it uses the logarithm of the temperature in place of the temperature; the gradient has
+        the same sign.
         """
         with torch.no_grad():
             found = self.expectation(stack, batch.observation, generator)
@@ -301,15 +303,15 @@ class SAC(StepCounting):
         return Loss(self.log_temperature(stack).squeeze(-1) * surplus)
 
     def expectation(self, stack: Stack, observation: Observation, generator: torch.Generator | None) -> Expectation:
-        """Return the actions of the policies over which expectations go."""
+        """Return the expectation under each agent's policy in an observation."""
         outputs = stack.networks["actor"](observation)
         return self.actions.expectation(outputs, observation.get("action_mask"), generator)
 
     def log_temperature(self, stack: Stack) -> Tensor:
-        """Return the logarithm of each agent's temperature [P, 1, 1]."""
+        """Return the log-temperature [P, 1, 1] of each agent."""
         return stack.networks["temperature"]({})["log_temperature"] + math.log(self.settings.initial_temperature)
 
     def target_entropy(self, stack: Stack, mask: Tensor | None) -> Tensor:
-        """Return the target entropy [P, 1], or [P, B] in states whose `mask` [P, B, A] forbids actions."""
+        """Return the target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions."""
         hparams = stack.hyperparameters
         return self.actions.target_entropy(hparams.get("target_entropy"), hparams["target_entropy_share"], mask)

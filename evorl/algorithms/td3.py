@@ -1,6 +1,6 @@
-"""Twin delayed deep deterministic policy gradients, TD3 (arXiv 1802.09477): DDPG that is less sure of its values.
+"""Twin delayed DDPG, TD3 (arXiv 1802.09477), which reduces DDPG's overestimation of values.
 
-Axes: P agents, B batch, A numbers of an action.
+Axes: P agents, B batch, A action dimensions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TD3Settings(DDPGSettings):
 
 
 class TD3(DDPG):
-    """DDPG with two critics, of which the lesser counts, smoothed target actions and a delayed actor."""
+    """DDPG with clipped double Q-learning, target policy smoothing and delayed policy updates."""
 
     critics = ("first", "second")
 
@@ -45,7 +45,7 @@ class TD3(DDPG):
         return int(self.settings.policy_delay)
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Return the target actor's actions [P, B, A] in observations [P, B, ...] with clipped noise."""
+        """Return the target actor's actions [P, B, A] for observations [P, B, ...], smoothed by clipped noise."""
         action = decided(stack.targets["actor"], observation)
         scale, clip = (stack.hyperparameters[name].view(-1, 1, 1) for name in ("target_noise", "target_noise_clip"))
         noise = scale * torch.randn(action.shape, generator=generator, device=action.device)

@@ -1,6 +1,6 @@
-"""The value of an action as a network represents it: by its mean, a categorical distribution, or quantiles of returns.
+"""Representations of action values: the mean, a categorical distribution, or quantiles of the return.
 
-Axes: P agents, B batch, A actions, N atoms: the numbers that the network puts out for each action.
+Axes: P agents, B batch, A actions, N atoms (network outputs per action).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evorl.types import Loss
 Columns = Mapping[str, Tensor]
 Atoms = Annotated[int, Field(ge=2, le=1024)]
 TOLERANCE = 1e-4
-"""The share of the support by which a return may lie outside of it without a warning; rounding is below it."""
+"""Share of the support's width by which a return may lie outside of it without a warning; rounding errors are less."""
 
 
 class CategoricalSettings(Section):
@@ -63,7 +63,7 @@ class ValueSettings(ReplayedSettings):
     quantile: QuantileSettings = QuantileSettings()
 
     def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
-        """Return that returns lay outside the support, if some did."""
+        """Return a warning if some returns lay outside the support, else None."""
         shares = metrics.get("outside_support", np.zeros(1))
         share = shares[np.isfinite(shares)].max(initial=0.0)
         if not share:
@@ -76,7 +76,7 @@ class ValueSettings(ReplayedSettings):
 
 
 class Values(Protocol):
-    """A representation of values by N `atoms` for each action."""
+    """A representation of action values by N `atoms` for each action."""
 
     @property
     def atoms(self) -> int:
@@ -84,21 +84,21 @@ class Values(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Return the names of what its loss reports."""
+        """Return the names of the metrics that the loss reports."""
 
     def mean(self, atoms: Tensor) -> Tensor:
-        """Return the expected returns [...] of atoms [..., N]."""
+        """Return the expected returns [...] represented by atoms [..., N]."""
 
     def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
-        """Return the loss of the atoms [P, B, N] of actions that were taken, and the derivative [P, B, N] by them.
+        """Return the loss [P, B] and its derivative [P, B, N] with respect to `chosen`, the taken actions' atoms.
 
-        `following` [P, B, N] are those of the actions that come next, `columns` those of the batch, and `discount` [P]
-        holds where it has none.
+        `following` [P, B, N] holds the atoms of the next actions, `columns` are those of the batch, and `discount` [P]
+        applies if they have no `discount`.
         """
 
 
 class MeanValues:
-    """The expected return itself."""
+    """Represents an action value by its mean."""
 
     atoms = 1
     metrics = ("td_error", "q_values")
@@ -118,9 +118,9 @@ class MeanValues:
 
 
 class CategoricalValues:
-    """The logits of returns at fixed values (C51, arXiv 1707.06887); the error for priorities is the cross-entropy.
+    """Represents returns by logits on a fixed support (C51, arXiv 1707.06887). Priorities use the cross-entropy.
 
-    That is as in Rainbow (arXiv 1710.02298) but for the entropy of the target, which its divergence leaves out.
+    Rainbow (arXiv 1710.02298) uses the KL divergence, which is the cross-entropy minus the entropy of the target.
     """
 
     metrics = ("td_error", "q_values", "outside_support")
@@ -153,7 +153,7 @@ class CategoricalValues:
 
 
 class QuantileValues:
-    """Quantiles of returns (arXiv 1710.10044); the error for priorities is the loss."""
+    """Represents returns by quantiles (QR-DQN, arXiv 1710.10044). Priorities use the loss."""
 
     metrics = ("td_error", "q_values")
 
@@ -180,4 +180,4 @@ VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {
     "categorical": CategoricalValues,
     "quantile": QuantileValues,
 }
-"""The representation that each `distribution` names."""
+"""The representation for each setting of `distribution`."""
