@@ -80,7 +80,7 @@ class Values(Protocol):
 
     @property
     def atoms(self) -> int:
-        """Return N."""
+        """Return N, the number of network outputs per action."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
