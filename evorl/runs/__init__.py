@@ -1,1 +1,1 @@
-"""A run as its ranks live it: its directory, checkpoints, recovery, metrics and trackers."""
+"""The lifecycle of a run on all ranks: its directory, checkpoints, recovery, metrics and trackers."""

@@ -1,4 +1,4 @@
-"""The ancestry of a run's best agent: what it was in each generation, and what changed in between."""
+"""The lineage of a run's elite: its ancestor in each generation, and the mutations in between."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from evorl.types import Architecture, UserError
 
 @dataclass(frozen=True)
 class Stage:
-    """The ancestor that learned in one generation, as a line of `lineage.jsonl` has it.
+    """The ancestor that trained in one generation, as recorded in a line of `lineage.jsonl`.
 
-    `mutation` made it from the agent of the stage before; where that is the same agent, it is nothing.
+    `mutation` produced it from the agent of the previous stage, or is a no-op if that is the same agent.
     """
 
     generation: Number
@@ -42,13 +42,13 @@ LINE = TypeAdapter(Stage)
 STEPS = TypeAdapter(Number)
 SAME = Mutation("none", "the same agent")
 Key = tuple[int | None, int | None]
-"""The generation and the identity that a line is looked up by."""
+"""The generation and agent id that identify a line."""
 
 
 def ancestry(run: Path) -> list[Stage]:
-    """Return the stages of the best agent of the run in directory `run`, the first being an initial agent.
+    """Return the lineage of the elite of the run in directory `run`, starting at an agent of the initial population.
 
-    Raises UserError where the run's lineage does not lead there.
+    Raises UserError if `lineage.jsonl` does not trace back to an initial agent.
     """
     _, elite = load_elite(run)
     last = JsonLines(run / "metrics.jsonl").last() or {}
@@ -69,18 +69,20 @@ def ancestry(run: Path) -> list[Stage]:
 
 
 class _Search:
-    """The lines of an agent's ancestors, found in one pass from the lineage's end to its beginning."""
+    """Finds the lines of an agent's ancestors in one backward pass over `lineage.jsonl`."""
 
     def __init__(self, lineage: JsonLines) -> None:
         self._rows = lineage.backwards()
         self._next: Row | None = None
 
     def first(self, key: Key) -> Row | None:
-        """Return the line of an agent."""
+        """Return the line with this key, or None."""
         return next((row for row in self._rows if (row["generation"], row.get("id")) == key), None)
 
     def before(self, stage: Stage) -> tuple[Row | None, Row | None]:
-        """Return the lines of an agent a generation earlier and, where it was not yet there, of its parent."""
+        """Return the agent's line of the previous generation and None or, if it did not exist then, None and its
+        parent's line.
+        """
         parent = None
         while (row := self._next or next(self._rows, None)) is not None:
             self._next = None
@@ -106,7 +108,7 @@ def _stage(run: Path, row: Any, key: Key) -> Stage:
 
 
 def schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """Return the schedule that leads an agent through these stages."""
+    """Return the schedule that replays these stages: the initial settings and every later mutation."""
     mutations = [
         ScheduledMutation(generation=place, kind=kind, target=one.target, before=one.before, after=one.after)
         for place, one in enumerate(stage.mutation for stage in stages)
@@ -119,16 +121,19 @@ def schedule_of(stages: Sequence[Stage]) -> Schedule:
 
 
 def constant_schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """Return the schedule of an agent that has the last stage's settings from the beginning."""
+    """Return a schedule without mutations that uses the last stage's settings throughout."""
     last = stages[-1]
     return Schedule(hyperparameters=last.hyperparameters, architectures=last.architectures)
 
 
 def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bool) -> AnyConfig:
-    """Return the configuration of a run in which one agent follows the stages, or has the last one's settings."""
+    """Return the configuration of a run of a single agent that replays the stages.
+
+    If `constant`, it uses the last stage's settings throughout.
+    """
     schedule = (constant_schedule_of if constant else schedule_of)(stages)
     training: dict[str, int | None] = {"target_fitness": None}
-    # What falls with training.max_steps shall fall as it did for the winner.
+    # Schedules that decay over training.max_steps must decay as they did for the elite.
     if "training.max_steps" not in config.algorithm.frozen_on_resume and config.replay.prioritised is None:
         training["max_steps"] = _steps(run, stages)
     selection = config.evolution.selection.model_copy(update={"name": "none"})
@@ -144,9 +149,9 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
 
 
 def _steps(run: Path, stages: Sequence[Stage]) -> int:
-    """Return steps that an agent reaches in as many generations as there are stages.
+    """Return the total environment steps of an agent over the generations of `stages`.
 
-    Steps that an environment spends on resets are not counted, so generations differ, and the last one may be shorter.
+    Reset steps are not counted, so generations differ in length, and the last one may be shorter.
     """
     path = run / "metrics.jsonl"
     try:
@@ -159,9 +164,10 @@ def _steps(run: Path, stages: Sequence[Stage]) -> int:
 
 
 def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
-    """Return what gives hyperparameters as training uses them, by a run's configuration.
+    """Return a function (name, value) -> value that converts a stored hyperparameter to the value training uses.
 
-    Numbers stay as they are where that cannot be read, as of an algorithm that is not installed here.
+    If the configuration `data` cannot be validated, for example because its algorithm is not installed here, values
+    are returned unchanged.
     """
     try:
         return validate(data, SETTINGS).as_used
@@ -170,7 +176,10 @@ def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
 
 
 def table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:
-    """Return the stages as lines of text: what changed, and the hyperparameters that ever did, as `use` gives them."""
+    """Return the stages as a text table: the mutation, and the hyperparameters that ever changed.
+
+    `use` converts stored hyperparameters to the values training uses.
+    """
     names = [
         name for name in stages[0].hyperparameters if len({stage.hyperparameters.get(name) for stage in stages}) > 1
     ]

@@ -1,4 +1,4 @@
-"""The fitness of a generation's agents, and the elite, which the best of them challenges.
+"""Fitness assignment, and the archive: the elite, which the best agent of each generation challenges.
 
 Axes: P agents, N episodes.
 """
@@ -19,18 +19,21 @@ from evorl.types import Agent
 
 
 def assign_fitness(agents: Sequence[Agent], fitness: NDArray[np.float64]) -> None:
-    """Give each agent the mean of its episodes' `fitness` [P, N], or None if a fault kept it from learning."""
+    """Set each agent's fitness to the mean over its episodes of `fitness` [P, N].
+
+    It is None if an episode's value is not finite or a fault stopped the agent's training.
+    """
     for agent, row in zip(agents, fitness, strict=True):
         agent.fitness = float(row.mean()) if np.isfinite(row).all() and agent.fault is None else None
 
 
 class Archive:
-    """The elite as an agent, which each generation's best challenges and which competes as a parent.
+    """The elite: challenged by the best agent of each generation, and a candidate parent in selection.
 
-    `elite` has its score, which a challenge updates; `payload` is its file, empty before there is one. `parents` holds
-    the elite, with its mean on the last generation's episodes as its fitness. It is empty where that
-    generation's best has won, since that is in the population. `evaluation_steps` are those of all episodes that the
-    last generation and its challenge took.
+    `elite` holds its score, which a challenge updates; `payload` is its file, empty before there is one. `parents`
+    holds the elite, with its mean on the last generation's episodes as its fitness. It is empty if that generation's
+    best agent won, since that agent is in the population. `evaluation_steps` counts the environment steps of all
+    evaluation episodes of the last generation, including its challenge.
     """
 
     def __init__(self, config: AnyConfig, elite: Elite, payload: bytes) -> None:
@@ -46,12 +49,12 @@ class Archive:
     def challenge(
         self, agents: Sequence[Agent], results: EpisodeResults, evaluator: Evaluator, generation: int
     ) -> bool:
-        """Give agents the fitness of `results` [P, N], and let the best challenge the elite.
+        """Assign fitness from `results` [P, N], and let the best agent challenge the elite.
 
-        Return whether the target is reached.
+        The elite plays the generation's episodes too. If it loses on them, both play fresh episodes. The winner is
+        then measured, and tested for the target, on separate episodes.
 
-        The elite plays the generation's episodes too; where it is beaten there, both play further ones. Who is then the
-        elite is measured, and tested for the target, on episodes of its own.
+        Returns True if the target is reached.
         """
         fitness = results.fitness(self._weights)
         assign_fitness(agents, fitness)
@@ -61,7 +64,10 @@ class Archive:
         return solved
 
     def competing(self, generation: int) -> list[Agent]:
-        """Return the elite as a parent for the agents of the next generation, unless it has been for long enough."""
+        """Return the elite as a candidate parent of the next generation, or nothing.
+
+        It stops competing `evolution.selection.archive` generations after it won.
+        """
         age = generation - (self.elite.generation or 0)
         return self.parents if age <= self._competes_for else []
 
@@ -79,18 +85,18 @@ class Archive:
         seems_reached = self._target is not None and agent.fitness is not None and agent.fitness >= self._target
         confirms = settings.confirmation_episodes
         play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
-        # All at once where the target is tested: to stop where the first ones are bad would keep those means low.
+        # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
         played = elite.measure(play, confirms if seems_reached else settings.episodes, confirms)
         solved = self._target is not None and elite.reaches(
             self._target, settings.error, seems_reached, play, confirms, played
         )
         if won and elite.score:
-            # With the mean that is known of it by now, and not with that of the episodes that chose it.
+            # Store the measured mean: the mean over the episodes that selected it is biased upwards.
             self.payload = encode_agents([replace(best, fitness=elite.score.mean)])
         return solved
 
     def _beats_elite(self, best: Agent, fitness: NDArray[np.float64], evaluator: Evaluator, generation: int) -> bool:
-        """Return whether the best agent, with `fitness` [N], wins against the elite, which is then in `parents`."""
+        """Load the elite into `parents`, and return True if the best agent, with `fitness` [N], beats it."""
         again = None
         self.parents = decode_agents(self.payload, "the elite") if self.payload else []
         for agent in self.parents:
@@ -112,5 +118,5 @@ class Archive:
 
 
 def _by_fitness(agent: Agent) -> tuple[bool, float, int]:
-    """Return what orders agents by their fitness; of equals the newest comes last."""
+    """Return the sort key of an agent: by fitness, and among equals by id, so that the newest comes last."""
     return agent.fitness is not None, agent.fitness or 0.0, agent.id

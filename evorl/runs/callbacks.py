@@ -1,4 +1,4 @@
-"""Callbacks: functions of a user's own that hear of each generation, log further numbers, and may stop the run."""
+"""Callbacks: user functions called after each generation, which can log further metrics and stop the run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from evorl.config.errors import shown
 from evorl.types import Agent, UserError
 
 LOGGED = "logged"
-"""The key of a generation's line under which numbers of callbacks stand."""
+"""The key of a `metrics.jsonl` line that holds the values logged by callbacks."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Ends the run when a callback returns it: in order and on all ranks, after the generation's checkpoint."""
+    """Returned by a callback to stop the run: cleanly, on all ranks, after the generation's checkpoint."""
 
     reason: str = "a callback asked for it"
 
 
 class Generation:
-    """A generation that has been evaluated, as a callback sees it.
+    """An evaluated generation, passed to callbacks.
 
-    `number` is its own, from 1. `row` is its line of `metrics.jsonl`, `agents` are the trained agents with their
-    fitness, before any of them is selected or mutated. Both are copies: to change them changes nothing of the run.
+    `number` counts from 1. `row` is its line of `metrics.jsonl`, `agents` are the trained agents with their fitness,
+    before selection and mutation. Both are copies: modifying them does not affect the run.
     """
 
     def __init__(self, row: Mapping[str, Any], agents: Sequence[Agent]) -> None:
@@ -45,9 +45,10 @@ class Generation:
         return tuple(copy.deepcopy(agent) for agent in self._agents)
 
     def log(self, name: str, value: float) -> None:
-        """Add a number to this generation's line and to the trackers' charts, there as `callbacks/NAME`.
+        """Log a scalar for this generation, in `metrics.jsonl` and, as `callbacks/NAME`, in the trackers.
 
-        It stands under `logged` in the line, as null where it is not finite. Raises UserError for what is no number.
+        In `metrics.jsonl` it is under `logged`, as null if it is not finite. Raises UserError if `value` is not a
+        number.
         """
         try:
             number = float(value)
@@ -57,20 +58,20 @@ class Generation:
 
     @property
     def logged(self) -> dict[str, float | None]:
-        """Return the numbers that were logged."""
+        """The logged scalars by name; None for those that were not finite."""
         return dict(self._logged)
 
 
 Callback = Callable[[Generation], Stop | None]
-"""Called on the main process, once for each generation, while the other ranks wait up to `run.timeout` seconds."""
+"""Called on the main process once per generation; the other ranks wait for up to `run.timeout` seconds."""
 
 
 def call_each(
     callbacks: Sequence[Callback], row: Mapping[str, Any], agents: Sequence[Agent]
 ) -> tuple[dict[str, float | None], Stop | None]:
-    """Return what callbacks logged of a generation, and the first request to stop, if any.
+    """Call all callbacks; return their logged values and the first Stop, or None.
 
-    Raises UserError for a callback that returns anything else.
+    Raises UserError if a callback returns anything other than a Stop or None.
     """
     logged: dict[str, float | None] = {}
     stop: Stop | None = None

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: directories that appear by a rename, whole, and are validated before use."""
+"""The checkpoints of a run: directories that are created atomically by a rename and validated before use."""
 
 from __future__ import annotations
 
@@ -30,28 +30,31 @@ FILE = re.compile(r"(agents|elite|(replay|environments)-rank-[0-9]{3,6})\.safete
 MANIFEST = "manifest.json"
 AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
 Files = Mapping[str, Mapping[str, Any]]
-"""A manifest's entry for each file, by its name."""
+"""The manifest's entry (size and SHA-256) of each file, by file name."""
 
 
 class Checkpoints:
-    """`generation-000012/` directories. `manifest.json` in each has every file's size and SHA-256, and its own."""
+    """The `generation-000012/` directories of a run.
+
+    `manifest.json` in each lists the size and SHA-256 of every file, and a SHA-256 of itself.
+    """
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
         self._keep = keep
 
     def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
-        """Put a file where the checkpoint is being gathered; gives its entry in the manifest. Raises OSError."""
+        """Write a file into the partial checkpoint and return its manifest entry. Raises OSError."""
         partial = self._gathering(generation)
         write_through(partial / name, payload)
         return entry(payload)
 
     def complete(self, generation: int, files: Files, best: int | None = None) -> None:
-        """Make a checkpoint of the gathered files and prune the older ones.
+        """Turn the partial checkpoint into a complete one, and prune older checkpoints except `best`.
 
-        Raises OSError; the checkpoints there were are then still there.
+        Raises OSError; the existing checkpoints are then still there.
         """
-        # A host whose replay is too large to be kept has no file.
+        # The partial directory may not exist yet: a host whose replay is too large to be kept has written no file.
         partial, final = self._gathering(generation), self.path(generation)
         write_through(partial / MANIFEST, _manifest(generation, files))
         sync_directory(partial)
@@ -62,22 +65,22 @@ class Checkpoints:
         self.prune(best)
 
     def prune(self, best: int | None) -> None:
-        """Remove all checkpoints but the newest ones and that of `best`. Raises OSError."""
+        """Remove all but the newest checkpoints and that of generation `best`. Raises OSError."""
         for old in self.generations()[: -self._keep]:
             if old != best:
-                # Removed under another name, since a kill on the way must leave no half of a checkpoint.
+                # Rename before removing, so that a kill in between cannot leave half a checkpoint.
                 doomed = self.directory / f".partial-removed-{old:06d}"
                 remove(doomed)
                 self.path(old).rename(doomed)
                 remove(doomed)
 
     def discard(self) -> None:
-        """Remove what checkpoints that were never completed have left behind."""
+        """Remove partial checkpoints left behind by an interruption."""
         for path in self.directory.glob(".partial-*"):
-            remove(path)  # A link too: else the next checkpoint would be gathered where it leads.
+            remove(path)  # Links too: otherwise the next checkpoint would be written to the link's target.
 
     def set_aside(self, generation: int, why: str = "damaged") -> None:
-        """Take a checkpoint that is not gone on from, and the newer ones, out of the way, without losing them."""
+        """Rename the checkpoint of `generation` and all newer ones to `WHY-generation-...`, without deleting them."""
         for number in self.generations():
             if number >= generation:
                 aside = self.directory / f"{why}-{self.path(number).name}"
@@ -88,7 +91,7 @@ class Checkpoints:
         return self.directory / f"generation-{generation:06d}"
 
     def generations(self) -> list[int]:
-        """Return the generations there are checkpoints of, oldest first."""
+        """Return the generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
         if not self.directory.is_dir():
             return []
         try:
@@ -98,7 +101,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def files(self, generation: int) -> Files:
-        """Return what the manifest lists. Raises UserError where it is not the one that was written."""
+        """Return the manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
         path = self.path(generation) / MANIFEST
         refuse_links(self.directory, self.path(generation), path)
         try:
@@ -118,13 +121,13 @@ class Checkpoints:
         return files
 
     def verify(self, generation: int) -> Files:
-        """Return what the manifest lists, once every file agrees with it. Raises UserError naming one that does not."""
+        """Check every file against the manifest and return its entries. Raises UserError naming a file that differs."""
         files = self.files(generation)
         for name, listed in files.items():
             path = self.path(generation) / name
             refuse_links(path)
             try:
-                # The size first, so that a file that has grown without bounds is not read to its end.
+                # Compare sizes first, so that a file that has grown without bounds is not read to its end.
                 whole = path.stat().st_size == listed.get("size") and entry_of(path) == listed
             except OSError as error:
                 raise UserError(f"{path}: cannot be read: {error.strerror}") from error
@@ -133,7 +136,7 @@ class Checkpoints:
         return files
 
     def read(self, generation: int, name: str) -> bytes:
-        """Return one file, checked against the manifest. Raises UserError where they do not agree."""
+        """Return the contents of one file. Raises UserError if they differ from the manifest."""
         path = self.path(generation) / name
         listed = self.files(generation).get(name)
         if listed is None:
@@ -147,7 +150,7 @@ class Checkpoints:
         return payload
 
     def _gathering(self, generation: int) -> Path:
-        """Return the directory where a checkpoint is gathered. Raises OSError, also where the run's was removed."""
+        """Create and return the directory of the partial checkpoint. Raises OSError, also if the run's was removed."""
         if not self.directory.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory.parent))
         partial = self.directory / f".partial-{generation:06d}"
@@ -156,16 +159,16 @@ class Checkpoints:
 
 
 def _manifest(generation: int, files: Files) -> bytes:
-    """Return a manifest; by its own digest, damage to it is not taken for damage to a file that it lists."""
+    """Return a manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
     content = {"generation": generation, "files": files}
     return json_bytes(content | {"sha256": digest(json_bytes(content))})
 
 
 def environments_file(rank: int) -> str:
-    """Return the name of the file with the running episodes of a rank's environments."""
+    """Return the name of the file with the running episodes of the environments of `rank`."""
     return f"environments-rank-{rank:03d}.safetensors"
 
 
 def replay_file(rank: int) -> str:
-    """Return the name of the file with a rank's part of the replay."""
+    """Return the name of the file with the replay buffer's part on `rank`."""
     return f"replay-rank-{rank:03d}.safetensors"

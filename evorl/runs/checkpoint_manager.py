@@ -1,4 +1,4 @@
-"""The checkpoint after each generation: every rank writes its files, and every rank reloads the agents from it."""
+"""Saving a checkpoint after each generation: every rank writes its files and reloads the agents."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from evorl.types import Agent
 
 
 class CheckpointManager:
-    """Writes the checkpoints of a run together with all ranks.
+    """Writes the checkpoints of a run, collectively on all ranks.
 
-    Ranks that see the main process's directory write into it; every other host keeps its own ranks' parts of the replay
-    in a directory of its own.
+    Ranks that can access the main process's directory write into it. Every other host keeps the replay parts of its
+    ranks in a directory of its own.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class CheckpointManager:
         host: HostDirectory,
         warn_once: WarnOnce,
     ) -> None:
-        """`environments` are those whose episodes run on into the next generation, if any do."""
+        """`environments` are those whose episodes continue into the next generation, or None."""
         self._config = config
         self._placement = placement
         self._ranks = placement.ranks
@@ -50,10 +50,10 @@ class CheckpointManager:
         self._warn_once = warn_once
 
     def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
-        """Gather every rank's files in one place and make them a checkpoint; where a disk fails, say so and go on.
+        """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
 
-        `agents` and `elite` are files of agents, on the main process. Returns the problem, the same on all ranks, or
-        nothing.
+        `agents` and `elite` are encoded agents, on the main process. Returns the problem, the same on all ranks; empty
+        on success.
         """
         generation = progress.generation
         progress.note_setup(self._config, self._placement)
@@ -67,7 +67,7 @@ class CheckpointManager:
         return problem
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
-        """Return the main process's agents: from the checkpoint where that is seen, else from its bytes."""
+        """Return the main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
         ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
         expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
         if not ranks.is_main and path.is_file():
@@ -78,7 +78,7 @@ class CheckpointManager:
         return decode_agents(payload, str(path))
 
     def _files(self, progress: Progress, agents: bytes, elite: bytes) -> dict[str, bytes]:
-        """Return this rank's files: its replay and running episodes, and on the main process what all ranks share."""
+        """Return this rank's files: its replay and running episodes; on the main process also agents, state, elite."""
         rows, numbers = self._experience.state()
         progress.replay = self._replay_is_kept(sum(value.nbytes for value in rows.values()))
         files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
@@ -89,7 +89,7 @@ class CheckpointManager:
         return files
 
     def _replay_is_kept(self, size: int) -> bool:
-        """Return whether all ranks' parts together, of which this one's takes `size` bytes, are within the limit."""
+        """Return True if the replay parts of all ranks, this one being `size` bytes, total within the limit."""
         total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
         limit = self._config.checkpoint.max_replay_mb
         if total > limit:
@@ -98,9 +98,9 @@ class CheckpointManager:
         return total <= limit
 
     def _write(self, generation: int, files: dict[str, bytes]) -> list[dict[str, Any]]:
-        """Write this rank's files; gives every rank's entries in the manifest and its problem.
+        """Write this rank's files; return the manifest entries and the problem, if any, of every rank.
 
-        The lines of the generation come first: a checkpoint promises that they are there.
+        The generation's lines are flushed first: a checkpoint guarantees that they are on disk.
         """
         mine: dict[str, Any] = {"files": {}, "problem": ""}
         try:
@@ -112,9 +112,10 @@ class CheckpointManager:
         return [json.loads(part) for part in parts]
 
     def _complete(self, progress: Progress, parts: Sequence[dict[str, Any]]) -> str:
-        """Make a checkpoint of all ranks' files, first in the main process's directory, then on the other hosts.
+        """Complete the checkpoint, first in the main process's directory, then on the other hosts.
 
-        Returns the problem, the same on all ranks; a host that fails alone has no checkpoint of this generation.
+        Returns the problem. One on the main process is the same on all ranks; another host that fails alone has no
+        checkpoint of this generation.
         """
         ranks, files = self._ranks, [part["files"] for part in parts]
         problem = next((part["problem"] for part in parts if part["problem"]), "")
@@ -127,7 +128,7 @@ class CheckpointManager:
         return problem
 
     def _complete_here(self, progress: Progress, parts: Sequence[Files]) -> str:
-        """Make a checkpoint of the files in this host's directory; gives what went wrong."""
+        """Complete the checkpoint in this host's directory; return the problem, empty on success."""
         files = {name: listed for part in parts for name, listed in part.items()}
         try:
             self._checkpoints.complete(progress.generation, files, progress.elite.generation)

@@ -1,4 +1,4 @@
-"""The configuration in a run's directory: whoever reads a run reads it first."""
+"""The configuration file in a run's directory, which every reader of a run opens first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG = "config.yaml"
 
 
 def check_run(run: Path) -> None:
-    """Raise UserError where a directory holds no run, or one with links out of it, pipes or devices."""
+    """Raise UserError if a directory holds no run, or contains links that lead out of it, pipes or devices."""
     try:
         if not (run / CONFIG).is_file():
             raise UserError(f"{run}: there is no run here (no {CONFIG})")
@@ -23,6 +23,6 @@ def check_run(run: Path) -> None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return a run's configuration, as it was written and not yet validated. Raises UserError, as `check_run` does."""
+    """Return a run's configuration as written, not yet validated. Raises UserError like `check_run`."""
     check_run(run)
     return read_yaml(run / CONFIG)

@@ -1,4 +1,4 @@
-"""The curves that trackers draw, from lines of `metrics.jsonl`: standard names, and no constants."""
+"""The curves sent to trackers, from lines of `metrics.jsonl`: under standard names, constants left out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "recurrent_units": lambda network: network["recurrent_size"],
     "channels": lambda network: sum(layer["channels"] for layer in network["convolutions"]),
 }
-"""What is drawn of each agent's architectures: sums over its networks, where they are not 0."""
+"""Size metrics of an agent's architectures, summed over its networks; sums of 0 are not drawn."""
 
 PER_ACTOR = "steps_per_second/"
 
 
 def perturbed(config: AnyConfig) -> frozenset[str]:
-    """Return the hyperparameters that may change in a run, and `architecture` where architectures may."""
+    """Return the names of the hyperparameters that evolution can change, and `architecture` if it can change those."""
     evolution = config.evolution
     names: set[str] = set()
     if config.population.size > 1:
@@ -35,11 +35,11 @@ def perturbed(config: AnyConfig) -> frozenset[str]:
 
 
 Use = Callable[[str, float], float]
-"""Gives a hyperparameter, by name, as training uses it."""
+"""Maps a hyperparameter's name and stored value to the value that training uses."""
 
 
 def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Record:
-    """Return what trackers draw of a line of `metrics.jsonl`; of hyperparameters those that are `varying`."""
+    """Convert a line of `metrics.jsonl` to a tracker record with the hyperparameters in `varying` only."""
     places = range(len(row["agents"]))
     agents = [_agent(row, place, varying, use) for place in places]
     names = {name: None for agent in agents for name in agent.points}

@@ -1,4 +1,4 @@
-"""The directory of a run: who may use it, what is written, and whether a run may go on in it."""
+"""The directory of a run: ownership and locking, the files written, and the checks before a resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from evorl.system.formats import decode_agents
 from evorl.types import Agent, UserError
 
 INTERFACE = "environment.json"
-"""The file that says what observations and actions are."""
+"""The file that describes the observation and action spaces."""
 FREE_TO_CHANGE = (
     "run.",
     "training.",
@@ -46,12 +46,12 @@ FREE_TO_CHANGE = (
     "environment.vectorization",
     "network.bf16",
 )
-"""Settings in which a resumed run may differ from its first part."""
+"""Settings, or prefixes of settings, that may change on resume."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The process of a launch that uses a run's directory."""
+    """The process, within a launch, that uses a run's directory."""
 
     host: str
     pid: int
@@ -59,19 +59,19 @@ class Owner:
 
     @classmethod
     def here(cls, launch: Launch) -> Owner:
-        """Return the owner that is this process."""
+        """Return this process as an owner."""
         return cls(socket.gethostname(), os.getpid(), launch)
 
     def to_json(self) -> dict[str, Any]:
         return {"host": self.host, "pid": self.pid, "launch": self.launch.name}
 
     def had(self, directory: Path) -> bool:
-        """Return whether an earlier attempt of this same launch used the directory."""
+        """Return True if an earlier attempt of the same, restarted launch used the directory."""
         return self.launch.restarted and read_owner(directory).get("launch") == self.launch.name
 
 
 class RunDirectory:
-    """`runs/NAME/`; see the README for its files. Only the main process writes what is not a checkpoint."""
+    """The directory `runs/NAME/`; the README lists its files. Only the main process writes outside `checkpoints/`."""
 
     def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class RunDirectory:
 
     @classmethod
     def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
-        """Claim and lock the run's directory until the run's end. Raises UserError where it belongs to another run."""
+        """Claim the run's directory and lock it until the run ends. Raises UserError if it belongs to another run."""
         path = config.run.directory
         try:
             path = _directory(config, owner)
@@ -94,7 +94,7 @@ class RunDirectory:
         try:
             settle(path.parent.parent, path.parent, path, run.checkpoints.directory)
             run._take_over(config, owner.had(path))
-            # Not before: the launcher's next attempt shall not find itself where this one was refused.
+            # Sign last: a launcher's next attempt must not take over a directory that refused this one.
             lock.sign(owner.to_json())
         except OSError as error:
             run.release()
@@ -105,7 +105,7 @@ class RunDirectory:
         return run
 
     def release(self) -> None:
-        """Let others use the directory."""
+        """Release the lock on the directory."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -126,12 +126,12 @@ class RunDirectory:
         self.checkpoints.discard()
 
     def flush(self) -> None:
-        """Write the lines that wait. Raises OSError."""
+        """Write pending lines of metrics and lineage to disk. Raises OSError."""
         self.metrics.flush()
         self.lineage.flush()
 
     def cut_back(self, generation: int, elite: bytes) -> None:
-        """Make the directory what it was after `generation`, with the elite of that time, if there was one."""
+        """Roll metrics, lineage and elite back to the end of `generation`; `elite` is empty if there was none."""
         self.metrics.cut_back(generation)
         self.lineage.cut_back(generation)
         if elite:
@@ -140,7 +140,7 @@ class RunDirectory:
             remove(self.path / "elite")
 
     def write_elite(self, payload: bytes) -> None:
-        """Keep the best agent so far, given as a file of one agent."""
+        """Write the best agent so far, encoded as a file of one agent, to `elite/`."""
         directory = self.path / "elite"
         refuse_links(directory)
         make_directory(directory)
@@ -149,16 +149,16 @@ class RunDirectory:
         write_json(directory / "agent.json", agent.describe())
 
     def write_interface(self, interface: Mapping[str, Any]) -> None:
-        """Keep what observations and actions are, for those who act without the environment. Raises OSError."""
+        """Write the description of the spaces, for use of an agent without its environment. Raises OSError."""
         write_json(self.path / INTERFACE, interface)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write how the run ended."""
+        """Write `summary.json`, which says how the run ended."""
         write_json(self.path / "summary.json", summary)
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
-    """Return the configuration and the best agent of the run in directory `path`. Raises UserError."""
+    """Return the configuration and the elite of the run in directory `path`. Raises UserError if it has none yet."""
     config = read_config(path)
     file = path / "elite" / "agent.safetensors"
     try:
@@ -173,14 +173,14 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
 
 def check_same_run(path: Path, config: AnyConfig) -> None:
-    """Raise UserError where the run in `path` was begun with a configuration that would make its past meaningless."""
+    """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
     begun = validate(read_yaml(path / "config.yaml"), SETTINGS)
     if difference := _first_difference(begun, config):
         raise UserError(f"run.resume: {path} was begun with another configuration: {difference}")
 
 
 def _directory(config: AnyConfig, owner: Owner) -> Path:
-    """Return the run's directory: by its name, where an earlier attempt of this launch was, or somewhere new."""
+    """Return the run's directory: by name, else that of an earlier attempt of this launch, else a new one."""
     directory, name = config.run.directory, config.run.name
     if name:
         return directory / name
@@ -201,7 +201,7 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
 
 
 def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
-    """Return the first setting, of those that may not change, in which two configurations differ."""
+    """Return the first difference in a setting that may not change on resume, or None."""
     before, after = (_leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
         if (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)) and before.get(

@@ -1,7 +1,7 @@
-"""The best agent so far, and the test of the target: both count only episodes that selected nobody.
+"""The best agent so far (the elite), and the test of the target: both use only episodes not used for selection.
 
-The best of several noisy means is too high, and a test that is repeated in every generation is passed by luck in the
-end. So an agent becomes the elite by some episodes and is scored on others, and the test holds at any time.
+The maximum of several noisy means is biased upwards, and a test that is repeated every generation is eventually passed
+by chance. So an agent becomes the elite on some episodes and is scored on others, and the test is anytime-valid.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from evorl.system.console import digits
 
 Number = Annotated[int, Field(ge=0, le=10**15)]
 Measured = Annotated[float, Field(ge=-1e100, le=1e100)]
-"""A number that reports can square and sum up."""
+"""A number bounded so that reports can square and sum it without overflow."""
 Returns = NDArray[np.float64]
 Play = Callable[[int, int], Returns]
-"""Plays fresh episodes, numbered from the first argument and as many as the second: returns [P, N] of one agent, or of
-challenger and elite on the same episodes."""
+"""(first, episodes) -> returns [P, N] of fresh episodes, numbered from `first`: of one agent, or of challenger and
+elite on the same episodes."""
 
 STAKES = np.array([0.98, 0.75, 0.5, 0.25, 0.12, 0.06, 0.03])
 WEIGHTS = np.array([0.5, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
-"""Shares of the capital that are bet, and how much of the capital is bet so. A large stake is best where returns vary
-little beside their distance from the worst one, which is the usual case; small ones pay for the others."""
+"""Fractions of the capital to bet, and the share of the initial capital allotted to each. Large stakes are best if
+returns vary little compared with their distance from the worst one, the usual case; small stakes cover the others."""
 MOST_TESTS = 8
-"""The target is tested on up to so many times `evaluation.confirmation_episodes` in one generation."""
+"""The maximum number of test episodes per generation, in multiples of `evaluation.confirmation_episodes`."""
 MOST_EPISODES = 10_000
-"""An elite with so many returns is not measured further; they are part of every checkpoint."""
+"""The number of returns after which an elite is not measured further; every checkpoint contains them."""
 
 
 class Score(NamedTuple):
-    """Number, mean and standard deviation (of the sample, with n - 1) of the returns of an agent's episodes."""
+    """Number of episodes, and mean and sample standard deviation (n - 1) of an agent's returns."""
 
     episodes: int
     mean: float
@@ -44,7 +44,7 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, returns: ArrayLike) -> Score:
-        """Return the score of these returns [N], at least one; the deviation of a single one is 0."""
+        """Return the score of returns [N], N >= 1; the standard deviation of a single return is 0."""
         values = np.asarray(returns, dtype=np.float64)
         std = float(values.std(ddof=1)) if values.size > 1 else 0.0
         return cls(values.size, float(values.mean()), std)
@@ -54,18 +54,19 @@ class Score(NamedTuple):
         return self.std / math.sqrt(self.episodes)
 
     def described(self, *, fresh: bool = True) -> str:
-        """Return the mean with its standard error, which is what every ± is, and the number of episodes."""
+        """Format as mean ± standard error over the number of episodes. Every ± in the output is a standard error."""
         episodes = f"{'fresh ' if fresh else ''}episode{'' if self.episodes == 1 else 's'}"
         return f"{digits(self.mean)} ± {digits(self.standard_error)} over {self.episodes} {episodes}"
 
 
 def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) -> float:
-    """Return a lower confidence bound of the mean of returns [N], none of which can be below `worst`.
+    """Return an anytime-valid lower confidence bound on the mean of returns [N] that are at least `worst`.
 
-    It is the smallest mean that a bettor could not refute: who bets shares of a capital that each return is above m
-    multiplies it by 1 / `error` with at most the probability `error` if the mean is m or less (Ville's inequality;
-    Waudby-Smith & Ramdas 2024, arXiv 2010.09686). So it holds for every distribution, however rare its disasters are,
-    and at all numbers of returns at once: one may look, play further episodes and look again.
+    Testing by betting (Waudby-Smith & Ramdas 2024, arXiv 2010.09686): a bettor who stakes fractions of a capital on
+    each return exceeding m multiplies it by 1 / `error` with probability at most `error` if the mean is m or less
+    (Ville's inequality). The bound is the smallest mean that the bets do not refute. It holds for every distribution,
+    however rare its failures, and simultaneously for all numbers of returns: one may look, play further episodes and
+    look again.
 
     Minus infinity without returns.
     """
@@ -80,9 +81,9 @@ def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) 
 
 
 def _log_capital(returns: Returns, mean: float, worst: float, repeated: float = 1.0) -> float:
-    """Return the logarithm of the capital after betting on returns [N] that each is above `mean`, from a capital of 1.
+    """Return the log capital after betting that each of the returns [N] exceeds `mean`, from an initial capital of 1.
 
-    `repeated` plays the same returns as often.
+    `repeated` counts the same returns that many times.
     """
     if mean <= worst:
         return math.inf
@@ -91,14 +92,14 @@ def _log_capital(returns: Returns, mean: float, worst: float, repeated: float = 
 
 
 def error_of_test(total: float, number: int) -> float:
-    """Return the share of the error that test `number` (from 1) may spend: all of them together spend `total`."""
+    """Return the error probability allotted to test `number` (from 1); over all tests they sum to `total`."""
     return total / (number * (number + 1))
 
 
 def play_until_clear(play: Play, part: int, most: int) -> Returns:
-    """Return returns [2, N] of fresh episodes, played in parts until it is clear which of two agents is better.
+    """Play two agents on fresh episodes, `part` at a time, until one is clearly better; return the returns [2, N].
 
-    That is where their difference is twice its standard error, or after `most` episodes.
+    Stops once the mean difference exceeds twice its standard error, or when `most` episodes would be exceeded.
     """
     played = play(0, part)
     while (have := played.shape[1]) + part <= most:
@@ -113,9 +114,9 @@ def play_until_clear(play: Play, part: int, most: int) -> Returns:
 class Elite:
     """The best agent so far, which won in generation `generation`.
 
-    `returns` are those of episodes that only measure it: neither did they select it, nor did it hold its place by them.
-    `worst` is the worst return of any agent in the run's evaluations. `tests` counts the elites that were tested for
-    the target, this one among them if it `is_tested`; `lower_bound` is then that of its mean.
+    `returns` come from episodes that only measure it: none of them selected it or decided a challenge. `worst` is the
+    worst return of any agent in the run's evaluations. `tests` counts the elites tested for the target, including this
+    one if it `is_tested`; `lower_bound` is then the lower confidence bound on its mean.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -128,7 +129,7 @@ class Elite:
     lower_bound: FiniteFloat | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what cannot be true of an elite, since it is read from files."""
+        """Raise ValueError for inconsistent fields, since they are read from files."""
         if self.returns and (self.generation is None or self.worst is None or min(self.returns) < self.worst):
             raise ValueError("an elite with returns has a generation, and none of them is below the worst of the run")
         if self.is_tested and not (self.returns and self.tests):
@@ -136,11 +137,11 @@ class Elite:
 
     @property
     def score(self) -> Score | None:
-        """Return the score of its own episodes; None where there is no elite yet."""
+        """The score over its measurement episodes; None if there is no elite yet."""
         return Score.of(self.returns) if self.returns else None
 
     def see(self, returns: Returns) -> None:
-        """Note the worst of any agents' returns, in which those that are not finite stand for no episode."""
+        """Update `worst` from returns of any shape; non-finite entries stand for missing episodes."""
         finite = returns[np.isfinite(returns)]
         if finite.size:
             self.worst = float(finite.min() if self.worst is None else min(self.worst, finite.min()))
@@ -148,11 +149,11 @@ class Elite:
     def challenge(
         self, challenger: Returns, elite: Returns | None, play: Play | None, most: int, generation: int
     ) -> bool:
-        """Take over a generation's best agent if it is better, and return whether it is; ties go to the newer.
+        """Replace the elite by a generation's best agent if that is better; return True if so. The newer wins ties.
 
-        `challenger` and `elite` are returns [N] of both on the generation's episodes, and there is no elite yet where
-        it has none. Where the challenger wins there, up to `most` fresh episodes of `play` decide. Without `play` the
-        generation's episodes decide alone, and are the score too.
+        `challenger` and `elite` are returns [N] of both on the generation's episodes; `elite` is None if there is no
+        elite yet. If the challenger wins on those, up to `most` fresh episodes of `play` decide. Without `play` the
+        generation's episodes alone decide, and also form the score.
         """
         if elite is not None:
             won = challenger.mean() >= elite.mean()
@@ -169,9 +170,9 @@ class Elite:
         return True
 
     def measure(self, play: Play | None, episodes: int, enough: int) -> int:
-        """Play so many further `episodes`, as long as there are fewer than `enough`; gives how many were played.
+        """Play up to `episodes` further measurement episodes, to at most `enough` in all; return the number played.
 
-        Without `play` none are.
+        Without `play` that is 0.
         """
         count = min(episodes, enough - len(self.returns))
         if play is None or count <= 0:
@@ -182,18 +183,18 @@ class Elite:
     def reaches(
         self, target: float, error: float, seems_reached: bool, play: Play | None, episodes: int, played: int = 0
     ) -> bool:
-        """Test whether the true mean return is at least `target`, on further `episodes` of `play` while that has hope.
+        """Test whether the true mean return is at least `target`, playing further `episodes` while success is likely.
 
-        The first test of an elite uses up a share of the `error`, so it is made only where the target `seems_reached`
-        by episodes that do not count; then it is tested in each generation, at no further cost (see `lower_bound`).
-        `played` of this generation's episodes have been played before.
+        The first test of an elite spends a share of the `error`, so it is made only if the target `seems_reached` on
+        episodes that do not count towards the score. The elite is then tested in every generation, at no further cost
+        (see `lower_bound`). `played` measurement episodes have already been played in this generation.
         """
         if self.score is None or not (seems_reached or self.is_tested):
             return False
         if not self.is_tested:
             self.tests, self.is_tested = self.tests + 1, True
         share, most = error_of_test(error, self.tests), played + MOST_TESTS * episodes
-        # Half at a time: playing on is cheap, and what was played too much is lost.
+        # Half at a time: continuing is cheap, and surplus episodes are wasted.
         part, is_first = max(1, episodes // 2), True
         while True:
             bound = lower_bound(self.returns, self._floor, share)
@@ -208,16 +209,16 @@ class Elite:
 
     @property
     def _floor(self) -> float:
-        """Return what an unseen disaster may come to.
+        """The assumed lowest possible return: the worst of the run, but at most 0.
 
-        That is at least a return of 0: where no episode of the run has failed yet, its worst one says nothing of it.
+        If no episode of the run has failed yet, its worst return says nothing about a failure.
         """
         return min(self.worst or 0.0, 0.0)
 
     def _has_hope(self, target: float, error: float, further: int) -> bool:
-        """Return whether so many `further` episodes would reach the target, if returns are a little better than so far.
+        """Return True if `further` episodes would pass the test, were returns one standard error better than so far.
 
-        That is by a standard error. With no further ones it is enough that the mean reaches it.
+        With `further` = 0 it suffices that the mean plus one standard error reaches the target.
         """
         values = np.array(self.returns)
         score = Score.of(values)

@@ -33,8 +33,8 @@ def header(
     threads: int,
     directory: Path,
 ) -> list[str]:
-    """Return the lines that say who trains where with how many `threads`, what an update of a new agent is, and where
-    target and lengths came from.
+    """Return the header: hardware and `threads`, spaces, a new agent's batch size and update frequency, and the target
+    and lengths with their origins.
     """
     ranks, size = placement.ranks.size, config.population.size
     where = "on 1 rank"
@@ -61,7 +61,7 @@ def header(
 
 
 def _aim(config: AnyConfig, generation: int) -> str:
-    """Return the target and each agent's steps in a run and in a `generation`, with the origin of each."""
+    """Describe the target and each agent's steps in the run and in a `generation`, with the origin of each."""
     target, origins = config.training.target_fitness, config.origins
     aim = "no target" if target is None else f"target {target:g}"
     if target is not None or origins.of(TARGET) != DEFAULT:
@@ -72,7 +72,7 @@ def _aim(config: AnyConfig, generation: int) -> str:
 
 
 def short(space: gym.Space[Any]) -> str:
-    """Return a space in words, without bounds."""
+    """Describe a space in words, without bounds."""
     if isinstance(space, gym.spaces.Dict):
         return "{" + ", ".join(f"{name}: {short(inner)}" for name, inner in space.spaces.items()) + "}"
     if isinstance(space, gym.spaces.Tuple):
@@ -81,12 +81,12 @@ def short(space: gym.Space[Any]) -> str:
 
 
 def from_here(directory: Path) -> Path:
-    """Return a directory as people name it: from the working directory, where it is below that."""
+    """Return a directory relative to the working directory if it is below that, else unchanged."""
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
 def _frequency(pace: Pace) -> str:
-    """Return a frequency in words, as in "one for every 4 environment steps"."""
+    """Describe the update frequency, as in "one for every 4 environment steps"."""
     updates, steps = pace.updates, pace.steps
     if steps < 1:
         updates, steps = updates / steps, 1.0
@@ -95,7 +95,7 @@ def _frequency(pace: Pace) -> str:
 
 
 def _sum(terms: Mapping[str, float]) -> str:
-    """Return terms with their weights, as in "return + 10 info.success"."""
+    """Format weighted fitness terms, as in "return + 10 info.success"."""
     parts = (name if weight == 1 else f"{weight:g} {name}" for name, weight in terms.items())
     return "the mean over episodes of " + " + ".join(parts)
 

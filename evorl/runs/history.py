@@ -1,4 +1,4 @@
-"""The lines that a run writes as it goes, one JSON object each, and that a resumed run takes back."""
+"""The JSON Lines files that a run appends to, and that a resume cuts back to its checkpoint."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ DECODER = json.JSONDecoder()
 
 
 class JsonLines:
-    """A `.jsonl` file whose objects have a `generation`. Lines that could not be written wait for the next time."""
+    """A `.jsonl` file whose objects have a `generation`. Lines that could not be written are retried on next flush."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._waiting: list[bytes] = []
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add lines, to be written by the next `flush` that succeeds."""
+        """Queue lines, to be written by the next `flush` that succeeds."""
         self._waiting += [(json.dumps(row) + "\n").encode() for row in rows]
 
     def flush(self) -> None:
-        """Write what waits and see that the disk has it. Raises OSError; the file then ends as it did before."""
+        """Write queued lines and fsync. Raises OSError; the file then ends as before."""
         if not self._waiting:
             return
-        # Without a buffer, whose rest would be written when the file is closed, after half a line was taken back.
+        # Unbuffered: closing a buffered file would write the rest after a partial line had been truncated.
         with open_file(self.path, "ab") as file:
             end = file.tell()
             try:
@@ -50,40 +50,40 @@ class JsonLines:
                     rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
                 if end == 0:
-                    sync_directory(self.path.parent)  # Or the new file's name could be lost.
+                    sync_directory(self.path.parent)  # Otherwise the new directory entry could be lost.
                 self._waiting.clear()
-            except BaseException:  # Also a signal: what it interrupts will be written again.
+            except BaseException:  # Signals too: what they interrupt is written again.
                 if self._waiting:
                     with contextlib.suppress(OSError):
                         file.truncate(end)
                 raise
 
     def rows(self) -> Iterator[Row]:
-        """Yield the objects of all whole lines, one at a time; without a file there are none."""
+        """Yield the objects of all complete lines lazily; nothing if there is no file."""
         if self.path.is_file():
             yield from (row for line in read_lines(self.path) if (row := row_of(line)) is not None)
 
     def backwards(self) -> Iterator[Row]:
-        """Yield the objects of all whole lines, the last one first; what is not asked for is not read."""
+        """Yield the objects of all complete lines lazily, the last one first."""
         if self.path.is_file():
             yield from (row for line in read_lines_backwards(self.path) if (row := row_of(line)) is not None)
 
     def newest(self, count: int) -> list[Row]:
-        """Return the objects of the last whole lines, at most so many, in their order."""
+        """Return the objects of the last `count` complete lines at most, in file order."""
         return list(islice(self.backwards(), count))[::-1]
 
     def last(self) -> Row | None:
-        """Return the object of the last whole line; None where there is none."""
+        """Return the object of the last complete line, or None."""
         return next(iter(self.newest(1)), None)
 
     def members(self, *names: str) -> Iterator[Row]:
-        """Yield the objects of all whole lines with these members, as `members_at` does."""
+        """Yield the objects of all complete lines with these members, as `members_at` does."""
         yield from (row for _, row in self.members_at(names))
 
     def members_at(self, names: Collection[str]) -> Iterator[tuple[int, Row]]:
-        """Yield the offset and the object of each whole line, decoded only as far as the last of these members.
+        """Yield the byte offset and object of each complete line, decoded only up to the last of these members.
 
-        This is fast where they come first. What follows them is not checked; a line that lacks one is decoded whole.
+        This is fast if they come first. What follows them is not validated; a line that lacks one is decoded whole.
         """
         offset = 0
         for line in read_lines(self.path) if self.path.is_file() else ():
@@ -92,16 +92,16 @@ class JsonLines:
             offset += len(line)
 
     def at(self, offset: int, names: Collection[str]) -> Row:
-        """Return the object of the line at an offset, with these members. Raises ValueError where there is none."""
+        """Return the object of the line at a byte offset, with these members. Raises ValueError if there is none."""
         row = members_of(next(read_lines(self.path, offset), b""), names)
         if row is None:
             raise ValueError(f"{self.path}: has changed while it was read")
         return row
 
     def cut_back(self, generation: int) -> None:
-        """Drop the lines of generations after `generation`, which are trained again after a resume, and damaged ones.
+        """Drop damaged lines, and lines of generations after `generation`, which a resumed run trains again.
 
-        Warns of generations up to `generation` that have no line.
+        Warns about generations up to `generation` that have no line.
         """
         refuse_links(self.path)
         there: set[int] = set()
@@ -123,7 +123,7 @@ class JsonLines:
 
 
 def row_of(line: bytes) -> Row | None:
-    """Return the object in a line, or None where the line is damaged, not whole, or of no generation."""
+    """Return the object in a line, or None if the line is damaged, incomplete, or has no generation."""
     with contextlib.suppress(ValueError, RecursionError):
         row = parse_json(line)
         if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
@@ -132,9 +132,9 @@ def row_of(line: bytes) -> Row | None:
 
 
 def members_of(line: bytes, names: Collection[str]) -> Row | None:
-    """Return the members of a line's object as far as the last of `names`, or None where `row_of` would.
+    """Return the members of a line's object up to the last of `names`, or None where `row_of` would.
 
-    Of a line that lacks one of them this is the whole object. What follows the last of them is not checked.
+    If the line lacks one of them, this is the whole object. What follows the last of them is not validated.
     """
     if not line.endswith(b"}\n"):
         return row_of(line)
@@ -145,7 +145,7 @@ def members_of(line: bytes, names: Collection[str]) -> Row | None:
         text, place, mark = line.decode(), 0, "{"
         while left and text[place] == mark:
             mark = ","
-            # The writer puts a space where it puts any.
+            # json.dumps writes at most one space after a separator.
             name, place = decode(text, place + 2 if text[place + 1] == " " else place + 1)
             if not isinstance(name, str) or text[place] != ":":
                 return row_of(line)

@@ -1,4 +1,4 @@
-"""A run's directory on each host: one that all hosts see, or one for every host that does not see the main process's.
+"""A run's directory on each host: a shared one, or one for every host that cannot access the main process's.
 
 Axes: R ranks.
 """
@@ -18,14 +18,14 @@ from evorl.types import UserError
 
 
 class HostDirectory:
-    """The directory that this rank writes into: the main process's where this host sees it, else this host's own.
+    """The directory this rank writes into: the main process's if this host can access it, else this host's own.
 
-    A host's own directory holds its ranks' parts of the replay and nothing else. `is_shared` says whether this is the
-    main process's, `who_shares` [R] which ranks see that.
+    A host's own directory holds only its ranks' parts of the replay. `is_shared` is True if this is the main process's
+    directory; `who_shares` [R] marks the ranks that can access that.
     """
 
     def __init__(self, config: AnyConfig, ranks: Ranks) -> None:
-        """Claim the directory on all hosts. Raises UserError, on all ranks, where it cannot be used."""
+        """Claim the directory on all hosts. Raises UserError on all ranks if it cannot be used."""
         self._ranks = ranks
         here = Owner.here(ranks.launch)
         claimed: list[RunDirectory] = []
@@ -51,13 +51,13 @@ class HostDirectory:
 
     @property
     def leads(self) -> bool:
-        """Return whether this rank is the one that moves and removes what is in its directory."""
+        """True if this rank is the one that moves and removes files in its directory."""
         return self._ranks.is_main or (self._ranks.leads_host and not self.is_shared)
 
     def rollback(self, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
-        """Make every host's directory what it was after a generation, when the elite was that of generation `best`.
+        """Roll every host's directory back to the end of `generation`, when the elite was that of generation `best`.
 
-        Newer checkpoints are set aside under names that say `why`. Raises UserError, on all ranks.
+        Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
         """
         problem = ""
         try:
@@ -74,7 +74,7 @@ class HostDirectory:
 
 
 def _claim_own(path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
-    """Make and lock a host's own directory at the path of the main process's. Raises OSError and UserError."""
+    """Create and lock this host's own directory, at the same path as the main process's. Raises OSError, UserError."""
     make_directory(path)
     lock = Lock(path, config.run.lock_timeout)
     refuse_links_within(path)

@@ -1,4 +1,4 @@
-"""From the command line to a checked configuration, and from errors to exit codes."""
+"""Entry point of the programs: parses the command line into a validated configuration, maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from evorl.system.memory import keep_freed_memory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 REPORT_AFTER = 15.0
-"""Seconds that a rank waits for another to report a mistake."""
+"""Seconds that a rank waits for another rank to report an error."""
 WRAPPED_EXIT = str(Path("wandb", "sdk", "lib", "exit_hooks.py"))
 USAGE = "[--config FILE] [key.path=value ...]"
 EXAMPLES = """examples:
@@ -48,11 +48,11 @@ EXAMPLES = """examples:
 
 
 class Answered(SystemExit):
-    """The command line asked for no more than an answer, such as `--help`, which has been given."""
+    """Raised after an option such as `--help` that prints an answer and exits."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are the user's."""
+    """An argument parser that raises UserError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
@@ -62,9 +62,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | None = None) -> AnyConfig:
-    """Return the configuration that a command line asks for, checked as far as one process can. Raises UserError.
+    """Parse the command line into a configuration, checked as far as a single process can. Raises UserError.
 
-    A program that is `asynchronous` trains algorithms that learn from actor processes, one that is not the others.
+    If `asynchronous` is True, only algorithms that learn from actor processes are accepted; if False, only the others;
+    if None, both.
     """
     refuse_options()
     parser = Parser(
@@ -95,9 +96,9 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
 
 
 def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
-    """Return the configuration of a file with `key.path=value` assignments applied. Raises UserError.
+    """Read a configuration file and apply `key.path=value` assignments. Raises UserError.
 
-    Where they change the environment, the file's target is replaced by the new environment's reward threshold.
+    If they change the environment, the file's target is replaced by the new environment's reward threshold.
     """
     settings, origins = settings_and_origins(path, assignments)
     config = validate(settings, SETTINGS)
@@ -115,7 +116,7 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
 
 
 def _in_place(config: AnyConfig) -> AnyConfig:
-    """Return the configuration with absolute directories: an environment may change the working directory."""
+    """Make directories absolute, since an environment may change the working directory."""
     run = config.run.model_copy(update={"directory": config.run.directory.absolute()})
     if (source := config.population.from_) is None:
         return config.model_copy(update={"run": run})
@@ -124,7 +125,7 @@ def _in_place(config: AnyConfig) -> AnyConfig:
 
 
 def _in_precision(config: AnyConfig, asked: bool) -> AnyConfig:
-    """Return the configuration with the precision that Accelerate was asked for, where it gives none itself."""
+    """Set `network.bf16` from Accelerate's mixed precision unless the configuration sets it. Raises UserError."""
     if config.network.bf16 is None:
         network = config.network.model_copy(update={"bf16": asked})
         return config.model_copy(update={"network": network})
@@ -136,7 +137,7 @@ def _in_precision(config: AnyConfig, asked: bool) -> AnyConfig:
 def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
     """Raise UserError unless all names are known and the algorithm fits the environment and the launch.
 
-    Where nothing `trains`, the population may be too large to be saved.
+    The check that the population is small enough to be saved is skipped unless the run `trains`.
     """
     check_name("network.name", config.network.name, NETWORKS)
     check_name("network.activation", config.network.activation, ACTIVATIONS)
@@ -177,7 +178,7 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
 
 
 def _check_environment_ranges(config: AnyConfig) -> None:
-    """Raise UserError where environments refuse an end of the range of one of their settings."""
+    """Raise UserError if the environment rejects the minimum or maximum of an evolved environment setting."""
     for name in config.first_environment_hyperparameters():
         ends, key = (config.evolution.hyperparameters or {})[name], name.removeprefix(ENVIRONMENT)
         for end, value in (("min", ends.min), ("max", ends.max)):
@@ -190,10 +191,10 @@ def _check_environment_ranges(config: AnyConfig) -> None:
 
 
 def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
-    """Return the exit code of `main`: 0, 1 for a failure, 2 for what the user can mend, 128 + n for signal n."""
+    """Run `main` and return its exit code: 0, 1 for a failure, 2 for a user error, 128 + n for signal n."""
     keep_freed_memory()
     escape_stdout()
-    # Python's last collections would go through all of torch: 0.4 s of the 2.5 that a mistyped key takes.
+    # The final garbage collections would traverse all of torch: 0.4 s of the 2.5 s that a mistyped key takes.
     atexit.register(gc.freeze)
     code = 1
     try:
@@ -207,7 +208,7 @@ def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str
 
 
 def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
-    """Run `main`, say what went wrong, and give the exit code for it."""
+    """Run `main`, report an error, and return the exit code."""
     try:
         with signal_handlers(), warnings_on_one_line():
             main(arguments)
@@ -220,33 +221,33 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
     except (Interrupted, Answered) as asked:
         return int(asked.code or 0)
     except SystemExit as left:
-        # Some environment's or library's: to end with its code would say that all was well.
+        # Raised by an environment or a library: its exit code might be 0 and report success.
         _say(f"{_place_of(left)} called sys.exit({left.code!r}), which ended the run")
         return 1
     return 0
 
 
 def _place_of(error: BaseException) -> str:
-    """Return where an exception was raised: its file, line and function."""
+    """Return the file, line and function where an exception was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    # W&B puts a function of its own in place of sys.exit, which is not who called it.
+    # W&B wraps sys.exit; its wrapper is not the caller.
     last = [frame for frame in frames if not frame.filename.endswith(WRAPPED_EXIT)][-1]
     return f"{last.filename}:{last.lineno} ({last.name})"
 
 
 def _report(error: UserError) -> None:
-    """Print a mistake once, although all ranks have met with it.
+    """Print an error once, even if all ranks raised it.
 
-    The launcher ends all ranks as soon as one of them has ended. So a rank that leaves the report to another waits,
-    and gives it itself where nobody has come to end it: then the mistake was this rank's, or this host's, alone.
+    The launcher kills all ranks as soon as one of them exits. So a rank that leaves the report to another waits, and
+    prints it itself if it has not been killed by then: the error was this rank's, or this host's, alone.
     """
     local = error.reported_elsewhere is None and is_initialized() and os.environ.get("WORLD_SIZE", "1") != "1"
     line = on_one_line(str(error), MAX_TOLD) + (f" (on rank {os.environ['RANK']})" if local else "")
-    # Before the ranks have met, none of them knows who else has seen the mistake.
+    # Before the process group is initialised, no rank knows which others raised the error.
     if not error.reported_elsewhere and (is_initialized() or os.environ.get("RANK", "0") == "0"):
         _say(line)
         return
-    # The first rank of a host speaks for those that have seen the same.
+    # The first rank of a host reports for those that raised the same error.
     patience = REPORT_AFTER + int(os.environ.get("LOCAL_RANK", "0"))
     with contextlib.suppress(Interrupted), signal_handlers():
         time.sleep(patience)
@@ -255,11 +256,11 @@ def _report(error: UserError) -> None:
 
 
 def _say(line: str) -> None:
-    # Rank 0 ends its progress bar before it comes here; another's line would be written at the end of it.
+    # Rank 0 closes its progress bar before this; another rank's line would be appended to the bar.
     say(("" if os.environ.get("RANK", "0") == "0" else "\n") + f"error: {line}")
 
 
 def _break_off(code: int) -> None:
-    """End at once where a thread has still not returned: the interpreter's own end would abort under it."""
+    """Exit at once if a background thread is still running: the interpreter's finalisation would abort."""
     if end_background(patience=0.0):
         end_now(code)

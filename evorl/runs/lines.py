@@ -1,4 +1,4 @@
-"""The lines that a run prints: one for each generation, and how it ended."""
+"""The lines that a run prints: one per generation, and a closing summary."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from evorl.system.plugins import SCRIPT
 Row = Mapping[str, Any]
 UNCHANGED = ("initial", "none")
 MOST = 3
-"""Mutations that a line names; of more it says how many."""
+"""Mutations that a line lists; the rest are only counted."""
 
 
 def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
-    """Return what a generation came to, from its line of metrics and the lines of agents that were born for it."""
+    """Format the line of a generation from its line of metrics and the lineage lines of agents created for it."""
     number, steps, max_steps = row["generation"], row["agent_steps"], config.training.max_steps
     expected = max(number, round(max_steps * number / max(steps, 1)))
     parts = [f"gen {number}/{expected}", f"{_short(steps)} steps", _fitness(row)]
@@ -36,9 +36,9 @@ def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
 
 
 def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite: bool) -> list[str]:
-    """Return how a run ended, its best agent, and what can be done with its directory.
+    """Format the outcome of a run, its elite's score, and suggested next commands.
 
-    `has_elite` says whether the best agent is on disk.
+    `has_elite` is True if the elite is on disk.
     """
     target, steps = config.training.target_fitness, config.training.max_steps
     allow = " --allow-code" if ":" in config.environment.id + (config.network.factory or "") else ""
@@ -52,12 +52,12 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     else:
         done = summary["agent_steps"]
         how = f"trained for {done:,} steps" + ("" if target is None else f"; {_missed(summary, config, target)}")
-        # `training.max_steps` may be below the steps that a run has taken by the time it is resumed.
+        # `training.max_steps` may be below the steps already taken if it was lowered for a resume.
         longer = 2 * max(steps, round(done, -3))
         next_steps.append(f"`evorl resume {where} training.max_steps={longer}` to train longer")
     lines = [f"{how}; best: {_best(summary, config)}"]
     if config.environment.id.startswith(SCRIPT):
-        # What a script defines no command can import.
+        # No command can import an environment that a script defines.
         again = f'the same call with run={{"name": "{directory.name}", "resume": "auto"}} to go on'
         next_steps = [*([f'`evorl.load("{from_here(directory)}")`'] if has_elite else []), again]
     return [*lines, f"next: {', '.join(next_steps)}"] if next_steps else lines
@@ -78,18 +78,18 @@ def _fitness(row: Row) -> str:
 
 
 def _terms(row: Row, place: int) -> str:
-    """Return what the fitness of an agent is made of, where that is more than its return."""
+    """Format an agent's fitness terms, if fitness is more than the return."""
     return "".join(f", {name} {digits(values[place])}" for name, values in row.get("terms", {}).items())
 
 
 def _measure(config: AnyConfig) -> str:
-    """Return the name of what agents are selected by."""
+    """Return the name of the selection criterion: a single unweighted term's, else `fitness`."""
     terms = config.evolution.fitness
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
 
 def _missed(summary: Row, config: AnyConfig, target: float) -> str:
-    """Return how far from the target a run ended."""
+    """Describe how far from the target a run ended."""
     best, bound = summary["best_fitness"], summary["best_fitness_lower_bound"]
     if best is None or best < target:
         return f"the target of {target:g} is not reached"
@@ -98,7 +98,7 @@ def _missed(summary: Row, config: AnyConfig, target: float) -> str:
 
 
 def _at_least(bound: float) -> str:
-    """Return a lower bound in as many digits as a mean has, and never rounded up."""
+    """Format a lower bound with as many digits as a mean, rounded down."""
     unit = 0.1 if abs(bound) >= 10 else 10.0 ** (math.floor(math.log10(abs(bound))) - 2) if bound else 1.0
     return digits(math.floor(bound / unit) * unit)
 
@@ -117,7 +117,7 @@ def _change(agent: Row, config: AnyConfig) -> str:
 
 
 def _short(steps: int) -> str:
-    """Return a number of steps in three significant digits."""
+    """Format a number of steps with three significant digits, as in 1.25M."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if steps >= size:
             return f"{steps / size:.3g}{unit}"

@@ -1,4 +1,4 @@
-"""A trained agent that acts without the environment it was trained in. Axes: B observations at once."""
+"""Loading a trained agent for inference without its training environment. Axes: B batch of observations."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from evorl.types import Agent, UserError
 
 State = NDArray[np.float32] | None
 Action = Any
-"""One action as the environment takes it, or an array [B, ...] of them."""
+"""One action in the environment's format, or an array [B, ...] of them."""
 
 
 class LoadedAgent:
-    """An agent of a run, ready to act.
+    """A trained agent of a run, ready for inference.
 
-    `config` is the run's configuration, `agent` the agent as a value; `observation_space` and `action_space` are those
-    that it was trained in. `predict` has the signature that Stable-Baselines3's `evaluate_policy` calls.
+    `config` is the run's configuration, `agent` the agent's record with its weights; `observation_space` and
+    `action_space` are those it was trained on. `predict` has the signature that Stable-Baselines3's `evaluate_policy`
+    expects.
     """
 
     def __init__(
@@ -66,11 +67,11 @@ class LoadedAgent:
         episode_start: ArrayLike | None = None,
         action_mask: ArrayLike | None = None,
     ) -> tuple[Action, State]:
-        """Return the action for one observation, or actions [B, ...] for a batch, and the recurrent state after it.
+        """Return the action for one observation, or actions [B, ...] for a batch, and the next recurrent state.
 
-        `state` is what the last call gave, and null where episodes begin; agents without memory have none.
-        `episode_start` [B] says where an episode begins within a batch. `action_mask` [A] or [B, A] is 1 for actions
-        that are allowed. Raises UserError for observations that are not of the agent's space.
+        `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
+        feed-forward agents. `episode_start` [B] marks the entries at which a new episode starts. `action_mask` [A] or
+        [B, A] is 1 for valid actions. Raises UserError for observations outside the agent's space.
         """
         single = _is_single(self.observation_space, observation)
         try:
@@ -100,11 +101,11 @@ def load(
     allow_code: bool = False,
     seed: int = 0,
 ) -> LoadedAgent:
-    """Return an agent of a run: the best one so far, or one that a checkpoint holds.
+    """Load an agent of a run: the best so far by default, or one from a checkpoint.
 
-    `agent` is its number, `generation` the one after which it was saved; with `generation` alone it is the best agent
-    at that time. Actions that are not deterministic are drawn by `seed`. Raises UserError where there is no such agent,
-    or where the configuration names code of its own to run and that is not allowed.
+    `agent` is the agent's id, `generation` the generation of the checkpoint; `generation` alone selects the best agent
+    at that time. `seed` seeds the sampling of stochastic actions. Raises UserError if there is no such agent, or if the
+    configuration names custom code to run and `allow_code` is False.
     """
     path = Path(run)
     if agent is None and generation is None:
@@ -121,7 +122,7 @@ def load(
 
 
 def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec, ObservationReader]:
-    """Return the interface of the run's environment, from its file, or of a run without one from the environment."""
+    """Return the environment's spec and observation reader: from the run's file or, without one, the environment."""
     file = run / INTERFACE
     if not file.is_file():
         refuse_code(config, allow_code, "allow_code=True")
@@ -138,7 +139,7 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
 
 
 def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
-    """Return an agent from the newest checkpoint that holds it, or from that of one generation. Raises UserError."""
+    """Return an agent from the newest checkpoint that contains it, or from that of `generation`. Raises UserError."""
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     there = checkpoints.generations()
     if generation is not None and generation not in there:
@@ -158,7 +159,7 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
 
 
 def _is_single(space: gym.Space[Any], observation: Any) -> bool:
-    """Return whether this is one observation of a space rather than a batch."""
+    """Return True for a single observation of the space, False for a batch."""
     if isinstance(space, gym.spaces.Dict):
         return not space.spaces or any(_is_single(inner, observation[name]) for name, inner in space.spaces.items())
     if isinstance(space, gym.spaces.Tuple):
@@ -167,7 +168,7 @@ def _is_single(space: gym.Space[Any], observation: Any) -> bool:
 
 
 def _batched(space: gym.Space[Any], observation: Any) -> Any:
-    """Return one observation of a space as a batch of one."""
+    """Add a batch axis to a single observation of the space."""
     if isinstance(space, gym.spaces.Dict):
         return {name: _batched(inner, observation[name]) for name, inner in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):

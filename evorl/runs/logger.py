@@ -1,4 +1,4 @@
-"""The logger of a run: the files of metrics and lineage, the trackers' curves, the progress bar and the summary."""
+"""The logger of a run: metrics and lineage files, trackers, the progress bar and the summary."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from evorl.types import EvorlWarning
 
 Row = Mapping[str, Any]
 MOST_LINES = 5_000
-"""Lines of the lineage, the newest ones, that trackers are given in the end."""
+"""The number of newest lineage lines that trackers receive at the end."""
 
 
 class Logger:
-    """Writes and shows what became of each generation; only the main process has one.
+    """Writes and displays the results of each generation; only the main process has one.
 
-    What a disk does not take is reported once and tried again with the next generation.
+    A failed write is reported once and retried with the next generation.
     """
 
     def __init__(
         self, config: AnyConfig, directory: RunDirectory, warn_once: WarnOnce, agent_steps: int, elite: bytes
     ) -> None:
-        """Open the trackers and the bar, which begins at `agent_steps`; `elite` is the file that stands on disk."""
+        """Open the trackers and the progress bar at `agent_steps`; `elite` is the content of the elite's file."""
         self._config = config
         self._directory = directory
         self._warn_once = warn_once
@@ -55,7 +55,7 @@ class Logger:
             desc=directory.path.name,
             dynamic_ncols=True,
             file=Terminal(),
-            # One speed, which is that of all agents; where nobody watches a bar, the lines of generations are enough.
+            # Show one speed only, that of all agents. Without a terminal the lines of generations are enough.
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
             unit_scale=True,
             disable=not Terminal().isatty(),
@@ -67,25 +67,25 @@ class Logger:
         self._speed = ""
 
     def advance(self, steps: int, watched: Watched | None) -> None:
-        """Show so many more steps of each agent on the bar, and now and then how those who are `watched` do."""
+        """Advance the bar by `steps` of each agent; every `tracking.interval` seconds also log points of `watched`."""
         self._reach(self._bar.n + steps)
         self._bar.update(steps)
         if watched is not None and (found := self._within.advance(steps * self._config.population.size, watched)):
             step, points = found
             self._trackers.log_within(step, points)
-            # Of this generation, which may be the first and take minutes, rather than of the one before.
+            # The speed of this generation: it may be the first, and may take minutes.
             self._speed = _speed(points["charts/SPS"])
             if "charts/episodic_return" in points:
                 self._recent = f"return {points['charts/episodic_return']:.4g}"
             self._show()
 
     def enter(self, phase: str) -> None:
-        """Show which phase of a generation the run is in."""
+        """Show the current phase of the generation on the bar."""
         self._phase, self._recent = phase, ""
         self._show()
 
     def log(self, row: Row, lineage: Sequence[Row], elite: bytes) -> None:
-        """Write a generation's lines, then the elite's file if it is a new one, then the curves and the bar."""
+        """Write a generation's lines, then the elite if it is new; then update the trackers and the bar."""
         self._directory.metrics.add([row])
         self._directory.lineage.add(lineage)
         is_new = False
@@ -117,7 +117,7 @@ class Logger:
         self._bar.refresh()
 
     def _film(self, row: Row) -> None:
-        """Film the new elite for the trackers; training does not depend on what environments draw."""
+        """Record a video of the new elite for the trackers; a rendering error does not stop training."""
         try:
             path = film_elite(self._directory.path, row["generation"])
         except Exception as error:
@@ -126,9 +126,9 @@ class Logger:
             self._trackers.log_video(row["global_steps"], path)
 
     def close(self, summary: Row) -> str:
-        """Write what still waits and how the run ended, and close the trackers; gives what was not written, if any.
+        """Write pending lines and the summary, and close the trackers; return the write error, empty on success.
 
-        An end that is no error is told here; an error is a line of its own.
+        Closing lines are printed unless the run ended with an error, which is printed elsewhere.
         """
         problem = ""
         self._bar.close()
@@ -145,16 +145,16 @@ class Logger:
         return problem
 
     def _show(self) -> None:
-        """Show the phase, the return of the last episodes within it, and the speed."""
+        """Show the phase, the mean return of recent episodes, and the speed on the bar."""
         self._bar.set_postfix_str(", ".join(filter(None, (self._phase, self._recent, self._speed))))
 
     def _reach(self, steps: float) -> None:
-        """Let the bar have room for so many steps: the last generation may end beyond `training.max_steps`."""
+        """Grow the bar's total to `steps`: the last generation may end beyond `training.max_steps`."""
         self._bar.total = max(self._bar.total or 0.0, steps)
 
 
 class _History:
-    """The generations before this process, as trackers take them; they are read from the file each time."""
+    """Tracker records of the generations before this process, read from the file on each iteration."""
 
     def __init__(self, metrics: JsonLines, varying: frozenset[str], use: Use, warn_once: WarnOnce) -> None:
         self._metrics = metrics
@@ -166,10 +166,10 @@ class _History:
         try:
             for row in self._metrics.rows():
                 yield record_of(row, self._varying, self._use)
-        except Exception as error:  # Whatever stands in a file that others may have changed.
+        except Exception as error:  # The file may have been edited, so any error is possible.
             self._warn_once("history", f"{self._metrics.path}: a line is not as it was written: {error!r}")
 
 
 def _speed(steps_per_second: float) -> str:
-    """Return a speed as the bar shows it."""
+    """Format the speed for the progress bar."""
     return f"{steps_per_second:,.0f} steps/s of all agents"

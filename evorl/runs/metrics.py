@@ -1,4 +1,4 @@
-"""Metrics of a generation, as rows of files and points of curves. Axes: P agents."""
+"""Metrics of a generation, as rows of `metrics.jsonl` and `lineage.jsonl`. Axes: P agents."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from evorl.types import Agent
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over a generation and over all ranks, for each agent [P]."""
+    """Metrics of a generation over all ranks, for each agent [P]: sums, and means of returns, lengths and metrics."""
 
     steps: NDArray[np.float64]
     updates: NDArray[np.float64]
     train_return: NDArray[np.float64]
     train_episodes: NDArray[np.float64]
-    """Episodes that `train_return` is the mean of; see `evorl.envs.episodes` for which count."""
+    """The number of episodes averaged in `train_return`; `evorl.envs.episodes` defines which count."""
     ended_episodes: NDArray[np.float64]
     train_length: NDArray[np.float64]
     """The mean number of steps of those episodes."""
@@ -35,17 +35,17 @@ class Counts:
 
 
 class Collecting(Protocol):
-    """Environments, or what collects in other processes: what agents did since the last call."""
+    """Collects experience, in environments of this process or in actor processes."""
 
     def pop_steps(self) -> NDArray[np.float64]:
-        """Return the transitions [P]."""
+        """Return the transitions [P] collected since the last call."""
 
     def pop_returns(self) -> Returns:
-        """Return the returns of episodes."""
+        """Return the statistics of the episodes since the last call."""
 
 
 def gather_metrics(learner: Learner, environments: Collecting, placement: Placement) -> Counts:
-    """Add up what the ranks counted since the last call; means of metrics and returns, NaN where there were none."""
+    """Reduce over ranks what was counted since the last call; means are NaN where nothing was counted."""
     learned = learner.metrics()
     reported = [*learned.sums.values(), *learned.counts.values()]
     local = np.stack([environments.pop_steps(), learned.updates, *environments.pop_returns(), *reported])
@@ -55,7 +55,7 @@ def gather_metrics(learner: Learner, environments: Collecting, placement: Placem
         means = {
             name: total / count for name, total, count in zip(learned.sums, totals[:half], totals[half:], strict=True)
         }
-        # Ranks that hold the same agents count the same joint updates.
+        # Ranks that hold replicas of an agent all count the same joint updates.
         updates /= placement.copies
         return Counts(steps, updates, returns / episodes, episodes, ended, lengths / episodes, means)
 
@@ -69,14 +69,15 @@ def generation_row(
     seconds: Mapping[str, float],
     config: AnyConfig,
 ) -> dict[str, Any]:
-    """Return the line of `metrics.jsonl`; lists have an entry for each agent, in the order of `agents`.
+    """Return the line of `metrics.jsonl`; lists have one entry per agent, in the order of `agents`.
 
-    `mutations` are in words, with numbers as training uses them; `hyperparameters` are what evolution perturbs.
+    `mutations` are in words, with values as training uses them; `hyperparameters` are the stored values, which
+    evolution perturbs.
     """
     fitness = [agent.fitness for agent in agents]
     known = [value for value in fitness if value is not None]
     training = seconds["training"]
-    # Reports of long runs decode a line only as far as `architectures`.
+    # Reports of long runs decode a line only up to `architectures`, so keep the order of keys.
     return {
         **progress,
         "elite_fitness": elite.score.mean if elite.score else None,
@@ -108,10 +109,9 @@ def generation_row(
 
 
 def evaluation_row(results: EpisodeResults, weights: Mapping[str, float], steps: int) -> dict[str, Any]:
-    """Return what a generation's line says of its evaluation, which took so many `steps` of all agents.
+    """Return the part of a generation's line on its evaluation, which took `steps` environment steps of all agents.
 
-    Where fitness is more than the return, `terms` has each agent's mean of everything that it is made of, and of the
-    return.
+    If fitness is more than the return, `terms` has each agent's mean of every fitness term and of the return.
     """
     row: dict[str, Any] = {"evaluation_steps": steps}
     if dict(weights) != {RETURN: 1.0}:
@@ -120,10 +120,10 @@ def evaluation_row(results: EpisodeResults, weights: Mapping[str, float], steps:
 
 
 def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any]]:
-    """Return the lines of `lineage.jsonl`: each agent and its parent."""
+    """Return the lines of `lineage.jsonl`: each agent with its parent, mutation and settings."""
     return [{"generation": generation, **agent.describe()} for agent in agents]
 
 
 def _list(values: NDArray[np.float64]) -> list[float | None]:
-    """Return numbers as JSON knows them: it has no NaN."""
+    """Convert to JSON numbers, with null for non-finite values."""
     return [float(value) if np.isfinite(value) else None for value in values]
