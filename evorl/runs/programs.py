@@ -1,4 +1,4 @@
-"""The programs that train: the demos, of which each algorithm has one."""
+"""The training programs: each algorithm is trained by one of the demos."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from evorl.types import UserError
 
 ONLINE = ROOT / "demos" / "online.py"
 ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
-"""What trains a run of an algorithm that learns from actor processes."""
+"""The program for algorithms that learn from actor processes."""
 
 
 class Main(Protocol):
-    """The `main` of a demo."""
+    """Signature of a demo's `main`."""
 
     def __call__(self, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run: ...
 
 
 def program_for(data: Mapping[str, Any]) -> Path:
-    """Return the demo that trains what these settings ask for; errors in them are for the demo to find."""
+    """Return the demo that trains with these settings, which it validates itself."""
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else section
     settings = SETTINGS.get(name) if isinstance(name, str) else None
@@ -33,7 +33,7 @@ def program_for(data: Mapping[str, Any]) -> Path:
 
 
 def main_of(program: Path) -> Main:
-    """Return the `main` of a program, to be called in this process. Raises UserError where there is none."""
+    """Import a program and return its `main`. Raises UserError if `program` is not a Python file."""
     spec = importlib.util.spec_from_file_location(f"evorl_demo_{program.stem}", program)
     if spec is None or spec.loader is None or not program.is_file():
         raise UserError(f"{program}: is no Python program")

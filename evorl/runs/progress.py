@@ -1,4 +1,4 @@
-"""The progress of a run, as its checkpoints hold it."""
+"""The progress of a run, as stored in its checkpoints."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from evorl.types import Agent, UserError
 
 @dataclass
 class Progress:
-    """The progress of a run. `generation` is the last one that was recorded, 0 before the first.
+    """The progress of a run. `generation` is the last one recorded, 0 before the first.
 
-    The last fields say how its newest checkpoint was made; `replay` is whether that holds all parts of the replay.
+    The fields from `ranks` on describe the setup at the newest checkpoint; `replay` is True if that contains all parts
+    of the replay.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -39,33 +40,33 @@ class Progress:
     vectorization: Words | None = None
     replay: bool = True
     shortened_by: Number | None = None
-    """The `training.max_steps` that left the last generation fewer steps than the others have, if any did."""
+    """The `training.max_steps` that cut the last generation short, or None."""
     drifts: Number = 0
-    """Generations after which ranks that should have held the same agents did not, and took those of rank 0."""
+    """The number of generations after which replicas differed between ranks and took the agents of rank 0."""
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
 
     def copy(self) -> Progress:
-        """Return the progress as it is now, which does not change with this one."""
+        """Return an independent snapshot."""
         return replace(self, elite=replace(self.elite))
 
     def note_setup(self, config: AnyConfig, placement: Placement) -> None:
-        """Note what a resumed run must share to be bit-exact."""
+        """Record the setup that must be unchanged for a resume to be bit-exact."""
         self.ranks, self.placement = placement.ranks.size, placement.kind
         self.vectorization = config.environment.vectorization
         self.made_with = made_with(placement.ranks.device)
 
     def is_solved(self, config: AnyConfig) -> bool:
-        """Return whether the target is reached, which may have been raised since."""
+        """Return True if the configuration's target is reached; it may have been raised since the checkpoint."""
         target, bound = config.training.target_fitness, self.elite.lower_bound
         return self.solved and target is not None and bound is not None and bound >= target
 
     def moved(self, config: AnyConfig, placement: Placement) -> bool:
-        """Return whether the environments were shared out among ranks, or vectorised, otherwise than here."""
+        """Return True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
         here = placement.ranks.size, placement.kind, config.environment.vectorization
         return (self.ranks, self.placement, self.vectorization) != here
 
     def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
-        """Yield in words what has changed since the setup was noted."""
+        """Yield a description of each change since the setup was recorded."""
         ranks, here, vectorization = placement.ranks.size, placement.kind, config.environment.vectorization
         if self.ranks != ranks:
             yield f"the number of ranks changed from {self.ranks} to {ranks}"
@@ -79,7 +80,7 @@ class Progress:
                 yield f"{name} changed from {value} to {versions.get(name)}"
 
     def contradiction(self) -> str | None:
-        """Return which of the numbers cannot be true of one run together, if any."""
+        """Describe an inconsistency between fields, or return None."""
         if (self.elite.generation or 0) > self.generation:
             return f"elite.generation {self.elite.generation} comes after generation {self.generation}"
         if self.agent_steps > self.global_steps:
@@ -87,7 +88,7 @@ class Progress:
         return None
 
     def contradicts(self, agents: Sequence[Agent]) -> str | None:
-        """Return why these agents cannot be of a run that has come so far, or None where they can."""
+        """Describe why these agents are inconsistent with this progress, or return None."""
         for agent in agents:
             if agent.id >= self.next_id:
                 return f"agent {agent.id} is not below next_id {self.next_id}"
@@ -100,7 +101,7 @@ PROGRESS = TypeAdapter(Progress)
 
 
 def progress_of(payload: bytes, where: str) -> Progress:
-    """Return the progress in a checkpoint's `state.json`; errors say `where` it is. Raises UserError."""
+    """Parse a checkpoint's `state.json`; errors name it as `where`. Raises UserError if it is invalid."""
     try:
         progress = PROGRESS.validate_json(payload)
     except ValidationError as error:
@@ -110,7 +111,7 @@ def progress_of(payload: bytes, where: str) -> Progress:
     given = json.loads(payload)
     for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Elite)):
         for each in fields(kind):
-            # A default stands for a run that begins, and would be false of one that has been trained.
+            # Defaults describe a new run, and would be wrong for one that has been trained.
             if each.name not in section:
                 raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
     if problem := progress.contradiction():

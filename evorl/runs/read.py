@@ -1,4 +1,4 @@
-"""Read what a run has written, also while it still trains. Axes: G generations, N rows."""
+"""Reading a run's files, including those of a run still in training. Axes: G generations, N rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from evorl.system.json_text import parse_json
 from evorl.types import UserError
 
 MAX_COLUMNS = 10_000
-"""Columns of a table; a file that others have changed could name one for each of its bytes."""
+"""The maximum number of columns of a table; a manipulated file could name almost one per byte."""
 
 
 class SummaryFile(TypedDict, total=False):
-    """The part of `summary.json` that commands compute with or print."""
+    """The keys of `summary.json` that commands use, with their types."""
 
     solved: bool | None
     best_fitness: Measured | None
@@ -40,7 +40,7 @@ class SummaryFile(TypedDict, total=False):
 
 
 class AgentFile(TypedDict, total=False):
-    """The part of `elite/agent.json` by which its ancestors are found."""
+    """The key of `elite/agent.json` used to find the elite's ancestors."""
 
     id: Number
 
@@ -50,10 +50,10 @@ SUMMARY, AGENT = TypeAdapter(SummaryFile), TypeAdapter(AgentFile)
 
 @dataclass(frozen=True)
 class RunOverview:
-    """The outcome of a run, for which its long files need not be read.
+    """The outcome of a run, read without its long files.
 
-    `last` is the newest line of `metrics.jsonl`, empty before there is one, `elite` describes the best agent so far.
-    `summary` says how the run ended; it is empty while the run trains, and where it was killed.
+    `last` is the newest line of `metrics.jsonl`, empty before there is one; `elite` describes the best agent so far.
+    `summary` says how the run ended; it is empty while the run trains, and after a kill.
     """
 
     path: Path
@@ -65,12 +65,12 @@ class RunOverview:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The contents of a run's directory: its tables are sequences of rows, which `columns` turns into arrays.
+    """The contents of a run's directory. Its tables are sequences of rows, which `columns` converts to arrays.
 
-    `metrics` has a row for each generation, `lineage` one for each agent and generation, in the order of the files.
-    They are kept by columns, 9 bytes for each number that is not the same in all rows: a sixth of the files' size.
-    `config` is the configuration as it was written, `elite` describes the best agent so far. `summary` says how the run
-    ended; it is empty while the run trains, and where it was killed.
+    `metrics` has one row per generation, `lineage` one per agent and generation, in file order. Both are stored by
+    column, with 9 bytes for each number that is not the same in all rows: a sixth of the files' size. `config` is the
+    configuration as written, `elite` describes the best agent so far. `summary` says how the run ended; it is empty
+    while the run trains, and after a kill.
     """
 
     path: Path
@@ -81,12 +81,12 @@ class RunRecord:
     summary: Row
 
     def metric(self, name: str) -> NDArray[np.float64]:
-        """Return a metric [G], such as `best_fitness`; NaN in generations that have no number of this name."""
+        """Return a scalar metric [G], such as `best_fitness`; NaN for generations without it."""
         return _table(self.metrics).numbers(name)
 
 
 def read_overview(path: Path) -> RunOverview:
-    """Return the outcome of the run in a directory. Raises UserError as `read_run` does."""
+    """Read the outcome of the run in a directory. Raises UserError like `read_run`."""
     config = read_config(path)
     try:
         last = JsonLines(path / "metrics.jsonl").last() or {}
@@ -98,9 +98,9 @@ def read_overview(path: Path) -> RunOverview:
 
 
 def read_run(path: str | Path) -> RunRecord:
-    """Return the contents of a run's directory; lines that are damaged or not yet whole are left out.
+    """Read a run's directory, skipping damaged and incomplete lines.
 
-    Raises UserError where there is no run, or a file of it cannot be read.
+    Raises UserError if there is no run, or one of its files cannot be read.
     """
     run = Path(path)
     config = read_config(run)
@@ -114,10 +114,10 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Return the rows of a table as columns [N] by name, sections as in `hyperparameters.gamma`.
+    """Convert a table to columns [N] by name, with nested keys dotted as in `hyperparameters.gamma`.
 
-    Columns of numbers are float64, with NaN where a row has none; all others hold objects. Raises UserError where rows
-    name more columns than a run has.
+    Numeric columns are float64, with NaN for missing values; all others have dtype object. Raises UserError if there
+    are more than 10,000 columns, which no run writes.
     """
     table = _table(rows)
     found = table.columns()
@@ -131,9 +131,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _object(path: Path, schema: TypeAdapter[Any]) -> Row:
-    """Return the object in a JSON file; empty where there is none, or no whole one.
+    """Read the object in a JSON file; empty if the file is missing, incomplete or not an object.
 
-    Raises UserError where a value is not of the type that the `schema` gives its key.
+    Raises UserError if a value does not have the type that `schema` gives for its key.
     """
     with contextlib.suppress(ValueError, FileNotFoundError):
         value = parse_json(read_bounded(path))

@@ -1,4 +1,4 @@
-"""The resumption of a run from its newest checkpoint that is whole on all hosts."""
+"""Resuming a run from the newest checkpoint that is intact on all hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evorl.types import Agent, UserError
 
 @dataclass(frozen=True)
 class RestoredRun:
-    """The contents of a checkpoint, the same on all ranks; `elite` is a file of one agent."""
+    """The contents of a checkpoint, the same on all ranks; `elite` is an encoded file of one agent, or empty."""
 
     progress: Progress
     agents: list[Agent]
@@ -36,9 +36,9 @@ class RestoredRun:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Finds the checkpoint to go on from, together with all ranks, and restores what it holds.
+    """Finds the checkpoint to resume from, collectively on all ranks, and restores its contents.
 
-    `environments` are those whose episodes run on from one generation into the next, if any do.
+    `environments` are those whose episodes continue from one generation into the next, or None.
     """
 
     config: AnyConfig
@@ -54,10 +54,10 @@ class Recovery:
         return self.host.directory.checkpoints
 
     def restore(self) -> RestoredRun | None:
-        """Return what the newest checkpoint holds that is whole on all hosts; None where there has never been one.
+        """Restore the newest checkpoint that is intact on all hosts; None if training starts from the beginning.
 
-        The directory is then what it was when that was made. Raises UserError where there are checkpoints and none is
-        whole; nothing has been changed then.
+        The directory is rolled back to that checkpoint. Raises UserError if there are checkpoints but none is intact;
+        the directory is then unchanged.
         """
         ranks, checkpoints = self.placement.ranks, self.checkpoints
         generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
@@ -91,12 +91,12 @@ class Recovery:
         return None
 
     def _is_too_short(self, progress: Progress) -> bool:
-        """Return whether the last generation would have had more steps, if the run had had its steps from the start."""
+        """Return True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
         limit = progress.shortened_by
         return limit is not None and self.config.training.max_steps > limit and not progress.is_solved(self.config)
 
     def _announce(self, again: int) -> str:
-        """Say which generation is trained `again`, if one is, and return what its checkpoint is called then."""
+        """Announce the generation to be trained `again`, if not 0; return the prefix for checkpoints set aside."""
         if again and self.placement.ranks.is_main:
             aside = self.checkpoints.path(again).name
             say(
@@ -106,7 +106,7 @@ class Recovery:
         return "shortened" if again else "damaged"
 
     def _listed(self) -> bytes:
-        """Return the generations with checkpoints. Raises UserError where they are gone, and not what they led to."""
+        """Return the generations with checkpoints, as JSON. Raises UserError if a trained run has lost them all."""
         directory, generations = self.host.directory, self.checkpoints.generations()
         if not generations and any(row["generation"] > 1 for row in directory.metrics.rows()):
             raise UserError(
@@ -116,7 +116,7 @@ class Recovery:
         return json_bytes(generations)
 
     def _problem(self, generation: int) -> str:
-        """Return why this host cannot resume from a generation. A host that has no checkpoints at all is new."""
+        """Return why this host cannot resume from a generation, or "". A host without any checkpoints is new."""
         checkpoints = self.checkpoints
         try:
             if self.placement.ranks.is_main:
@@ -132,7 +132,7 @@ class Recovery:
         return ""
 
     def _load(self, generation: int) -> RestoredRun:
-        """Return the main process's files of a checkpoint, validated, on all ranks. Raises UserError."""
+        """Load and validate the main process's files of a checkpoint, on all ranks. Raises UserError."""
         ranks, where = self.placement.ranks, self.checkpoints.path(generation)
         size = self.config.population.size
         state = ranks.from_main(lambda: self._read_state(generation), "the run's state")
@@ -142,18 +142,20 @@ class Recovery:
         return RestoredRun(progress, decode_agents(agents, str(where)), elite)
 
     def _read_state(self, generation: int) -> bytes:
-        """Return the file of the run's progress. Raises UserError where it is not that of this generation."""
+        """Return the contents of `state.json`. Raises UserError if it belongs to another generation."""
         payload, path = self.checkpoints.read(generation, STATE), self.checkpoints.path(generation) / STATE
         if progress_of(payload, str(path)).generation != generation:
             raise UserError(f"{path}: is of another generation")
         return payload
 
     def _read_elite(self, progress: Progress) -> bytes:
-        """Return the file of the elite, empty where there was none yet. Raises UserError."""
+        """Return the contents of the elite's file, empty if there was no elite yet. Raises UserError."""
         return self._read_agents(progress, ELITE, 1) if ELITE in self.checkpoints.files(progress.generation) else b""
 
     def _read_agents(self, progress: Progress, name: str, count: int) -> bytes:
-        """Return a file of so many agents. Raises UserError where they are others, or the algorithm cannot use them."""
+        """Return the contents of a file of `count` agents. Raises UserError if the number differs, or the agents fit
+        neither the algorithm nor the progress.
+        """
         generation = progress.generation
         payload, path = self.checkpoints.read(generation, name), str(self.checkpoints.path(generation) / name)
         agents = decode_agents(payload, path)
@@ -166,7 +168,7 @@ class Recovery:
         return payload
 
     def _load_replay(self, generation: int, progress: Progress) -> int:
-        """Give every rank its part of the replay; gives the number of parts that no host has. Raises UserError."""
+        """Restore every rank's part of the replay; return the number of missing parts. Raises UserError."""
         ranks, checkpoints = self.placement.ranks, self.checkpoints
         parts = [replay_file(rank) for rank in range(progress.ranks)] if progress.replay else []
         missing, problem = 0, ""
@@ -184,7 +186,7 @@ class Recovery:
         return int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
 
     def _load_environments(self, generation: int, progress: Progress) -> list[str]:
-        """Let every rank's environments go on with their episodes; say which cannot. Raises UserError."""
+        """Restore the running episodes of every rank; describe those that cannot continue. Raises UserError."""
         environments, ranks = self.environments, self.placement.ranks
         if environments is None:
             return []
@@ -210,7 +212,7 @@ class Recovery:
         ]
 
     def _warn_where_inexact(self, progress: Progress, missing: int, lost: Sequence[str]) -> None:
-        """Say why the run will not be what it would have been without the interruption, if it will not."""
+        """Warn if the resume is not bit-exact, with the reasons."""
         reasons = [*progress.changes_of_setup(self.config, self.placement), *lost]
         if self.config.actors is not None and not self.config.actors.lockstep:
             reasons.append("actors run freely")

@@ -1,4 +1,4 @@
-"""The trained agents of all ranks, and replicas of the population that have drifted apart."""
+"""Gathering the trained agents of all ranks, and detecting replicas of the population that have drifted apart."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from evorl.types import Agent
 
 
 def gather_agents(learner: Learner, placement: Placement) -> tuple[list[Agent], list[int]]:
-    """Return all trained agents, the same on every rank, and the ranks whose own were not those of rank 0.
+    """Return all trained agents, the same on every rank, and the ranks whose replicas differed from rank 0.
 
-    Where replicas have drifted apart, every rank takes the agents of rank 0.
+    If replicas have drifted apart, every rank takes the agents of rank 0.
     """
     ranks, payload = placement.ranks, encode_agents(learner.to_agents())
     if placement.is_sharded:
@@ -27,7 +27,7 @@ def gather_agents(learner: Learner, placement: Placement) -> tuple[list[Agent], 
 
 
 def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int) -> str:
-    """Return the warning for ranks that hold other agents than rank 0."""
+    """Format the warning for ranks whose replicas differ from rank 0."""
     others = sorted({peers[rank].cpu for rank in drifted} - {peers[0].cpu})
     cause = (
         f"{', '.join(others)} rounds otherwise than {peers[0].cpu}" if others else "although their CPUs are of a kind"

@@ -1,4 +1,4 @@
-"""What a run tells of itself: its header, its progress, its generations and its end. Axes: P agents, N episodes."""
+"""Reporting of a run: header, progress, generations and summary. Axes: P agents, N episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evorl.types import Agent
 
 
 class Reporter:
-    """Writes and says what becomes of a run, on the main process; on other ranks it does nothing."""
+    """Writes and prints a run's results on the main process; a no-op on other ranks."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Reporter:
         self._logger: Logger | None = None
 
     def begin(self, header: Sequence[str], interface: EnvSpec, agent_steps: int, elite: bytes) -> None:
-        """Say what begins, after `agent_steps`, and open the files; `elite` is the file that stands on disk."""
+        """Print the header and open the logger at `agent_steps`; `elite` is the content of the elite's file."""
         if not self._is_main:
             return
         for line in header:
@@ -59,12 +59,12 @@ class Reporter:
         self._logger = Logger(self._config, self._directory, self._warn_once, agent_steps, elite)
 
     def advance(self, steps: int, watched: Watched | None) -> None:
-        """Show so many more steps of each agent; trackers hear of those who are `watched`."""
+        """Advance the progress by `steps` of each agent; points of `watched` go to the trackers."""
         if self._logger is not None:
             self._logger.advance(steps, watched)
 
     def enter(self, phase: str) -> None:
-        """Show which phase of a generation the run is in."""
+        """Show the current phase of the generation."""
         if self._logger is not None:
             self._logger.enter(phase)
 
@@ -78,13 +78,14 @@ class Reporter:
         actors: Mapping[str, float] | None,
         archive: Archive,
     ) -> Stop | None:
-        """Write the lines of a generation that has been counted; `results` [P, N] are those of its evaluation.
+        """Log a finished generation; `results` [P, N] are those of its evaluation.
 
-        Return what a callback wants, if one wants the run to stop.
+        Returns the Stop of a callback, or None.
         """
         if self._logger is None:
             return None
-        # Where no episode ends no step is left out of the count, so a generation that is not shortened has them all.
+        # Only reset steps are not counted, and without an ended episode there are none: a generation that has fewer
+        # steps was cut short.
         if not counts.ended_episodes.any() and counts.steps.mean() >= self._horizon.steps * self._horizon.counted:
             self._warn_once(
                 "episodes",
@@ -106,5 +107,5 @@ class Reporter:
         return stop
 
     def end(self, summary: Row) -> str:
-        """Write and say how the run ended; gives what could not be written, if anything."""
+        """Write and print the summary; return the write error, empty on success."""
         return "" if self._logger is None else self._logger.close(summary)

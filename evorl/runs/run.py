@@ -1,4 +1,4 @@
-"""A run as its ranks live it together: begin, record, evolve, checkpoint, end. Axes: P agents, N episodes."""
+"""The lifecycle of a run on all ranks: begin, record, evolve, checkpoint, end. Axes: P agents, N episodes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
 class Run:
-    """The surroundings of the training loop that concern all ranks: files, evolution, progress and the end.
+    """The collective parts of a training run outside the training loop: files, evolution, progress and termination.
 
-    `agents` are the population that the next generation trains, the same on every rank: the initial one, or that of the
-    checkpoint from which a run is resumed. `generation` is the one that trains now, from 1. `summary` says how the run
-    ended, once it has. Only the main process writes and speaks, and calls `callbacks`.
+    `agents` are the population to train, the same on every rank: the initial population, or that of the checkpoint
+    from which the run is resumed. `generation` is the current generation, from 1. `summary` says how the run ended,
+    and is empty until then. Only the main process writes files, prints and calls `callbacks`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Run:
         stopwatch: Stopwatch,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """Claim the run's directory, and restore the newest checkpoint in it. Raises UserError, on all ranks."""
+        """Claim the run's directory and restore its newest checkpoint, if any. Raises UserError on all ranks."""
         self.config = config
         self.placement = placement
         self.ranks = placement.ranks
@@ -96,9 +96,9 @@ class Run:
         self._stopped = ""
         self._training_seconds = 0.0
         self._saved_steps = self.progress.agent_steps
-        """The steps of each agent that the newest checkpoint has."""
+        """The environment steps of each agent at the newest checkpoint."""
         self._steps_within = 0
-        """The steps of each agent in this generation, while it is not counted yet."""
+        """The environment steps of each agent in the current generation, until `record` counts them."""
         self._unsaved = ""
         self._before = self.progress.wall_clock_seconds
         self._began = time.perf_counter()
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Return whether there is nothing left to train, or a callback stops the run; all ranks agree."""
+        """True if the target is reached, the steps are used up, or a callback stopped the run; same on all ranks."""
         spent = self.progress.generation > 0 and self._generation.is_spent(self._steps_left)
         return self.progress.solved or spent or bool(self._stopped)
 
@@ -122,7 +122,7 @@ class Run:
         return derive_seed(self.config.seed, generation=self.generation, rank=self.ranks.rank, purpose=purpose)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return this rank's generator for one purpose in this generation."""
+        """Return this rank's random generator for one purpose in this generation, on its device."""
         rank, device = self.ranks.rank, self.ranks.device
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
@@ -152,9 +152,9 @@ class Run:
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
 
     def generations(self) -> Iterator[int]:
-        """Yield the numbers of the generations to train, until the target is reached or the steps are used up.
+        """Yield the generations to train, until `finished`.
 
-        The `horizon` of the last one is as short as the steps that are left.
+        Sets `horizon`, which is shorter for the last generation if fewer steps are left.
         """
         while not self.finished:
             self.horizon = self._generation.within(self._steps_left)
@@ -162,7 +162,10 @@ class Run:
             yield self.generation
 
     def steps(self, at_once: int = 1, watched: Watched | None = None) -> Iterator[int]:
-        """Yield one generation's vector steps, `at_once` where rollouts arrive; trackers hear of who is `watched`."""
+        """Yield the index of each vector step of a generation, in strides of `at_once` if rollouts arrive whole.
+
+        Points of `watched` go to the trackers.
+        """
         started = time.perf_counter()
         self._reporter.enter("training")
         each = self.config.environment.num_envs * self.placement.copies * at_once
@@ -174,7 +177,7 @@ class Run:
         self._reporter.enter("evaluation")
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
-        """Return all trained agents, on every rank: those of rank 0 where replicas have drifted apart."""
+        """Return all trained agents on every rank; if replicas have drifted apart, those of rank 0."""
         agents, drifted = gather_agents(learner, self.placement)
         if drifted:
             self.progress.drifts += 1
@@ -183,9 +186,9 @@ class Run:
         return agents
 
     def assign_fitness(self, trained: list[Agent], results: EpisodeResults, evaluator: Evaluator) -> None:
-        """Give each agent its fitness, the mean over its episodes, and let the best of them challenge the elite.
+        """Assign each agent its fitness, the mean over its episodes, and let the best challenge the elite.
 
-        The run is solved where the elite then reaches the target on fresh episodes.
+        The run is solved if the elite then reaches the target on fresh episodes.
         """
         self.progress.solved = self._archive.challenge(trained, results, evaluator, self.generation)
 
@@ -196,10 +199,10 @@ class Run:
         counts: Counts,
         actors: Mapping[str, float] | None = None,
     ) -> None:
-        """Count the generation and write its lines and curves, with its seconds up to here.
+        """Update the progress, log the generation to files and trackers, and call the callbacks.
 
-        `results` [P, N] are those of its evaluation, `actors` the figures of actor processes. The seconds of an
-        evolution appear in the next generation's lines. Raises UserError, on all ranks, for a mistake of a callback.
+        `results` [P, N] are those of its evaluation, `actors` the statistics of actor processes. The seconds spent on
+        evolution appear in the next generation's line. Raises UserError on all ranks if a callback misbehaves.
         """
         progress = self.progress
         self._steps_within = 0
@@ -217,13 +220,13 @@ class Run:
             return b"" if stop is None else stop.reason.encode() or b"a callback"
 
         self._stopped = self.ranks.from_main(written, "the main process's callbacks").decode()
-        # A signal may come when the next elite is chosen, and not yet on disk.
+        # The summary uses this snapshot: a signal may arrive when the next elite is chosen but not yet on disk.
         self._recorded = progress.copy()
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
-        """Return the next generation's agents: on the main process, and none on other ranks.
+        """Return the agents of the next generation on the main process, and an empty list on other ranks.
 
-        Raises UserError, on all ranks, where a fault has stopped every agent.
+        Raises UserError on all ranks if a fault has stopped every agent.
         """
         if all(agent.fault for agent in trained):
             faults = "; ".join(f"agent {agent.id}: {agent.fault}" for agent in trained[:4])
@@ -242,9 +245,9 @@ class Run:
         return evolved
 
     def checkpoint(self, evolved: list[Agent]) -> list[Agent]:
-        """Save the run with the main process's agents, and return them on all ranks, which reload them.
+        """Save a checkpoint with the main process's agents; reload and return them on all ranks.
 
-        A disk that fails is reported, and training goes on.
+        A failing disk is reported, and training continues.
         """
         self._reporter.enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
@@ -256,7 +259,7 @@ class Run:
         return agents
 
     def _lost(self) -> str:
-        """Return in words which steps an end in this moment would lose; nothing where a checkpoint has them all."""
+        """Describe the steps that would be lost if the run ended now; empty if the checkpoint has them all."""
         steps = self.progress.agent_steps + self._steps_within - self._saved_steps
         if not steps:
             return ""

@@ -1,4 +1,4 @@
-"""The summary of a run: what it came to, and how and why it ended."""
+"""The summary of a run: its result, and how and why it ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from evorl.system.user_code import described
 from evorl.types import RunFailed, UserError
 
 STOPPED = "stopped"
-"""The end of a run that a callback has stopped."""
+"""The value of `ended` for a run stopped by a callback."""
 
 
 def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
-    """Return what `summary.json` and the trackers keep of a run: `ended` says how in a word, `because` why, if told.
+    """Return the summary for `summary.json` and the trackers.
 
-    `progress` is that of the last generation that was recorded.
+    `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
     """
     score = progress.elite.score
     return {
@@ -39,7 +39,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
 
 
 def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
-    """Return in a word how a run ended: with an error, without its last checkpoint, by a callback, or as it should."""
+    """Return how a run ended: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
     if error is None:
         return "unsaved" if unsaved else STOPPED if stopped else "finished"
     if isinstance(error, KeyboardInterrupt):
@@ -48,9 +48,9 @@ def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
 
 
 def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
-    """Return in one line why a run ends, and leave this rank's reason to the others, unless one of them prints it."""
+    """Return in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
-        # A launcher ends all ranks once one has ended.
+        # A launcher kills all ranks once one has exited, so the reason may be another rank's.
         return ranks.last_words()
     known = isinstance(error, UserError | RunFailed)
     because = on_one_line(str(error) if known else described(error))

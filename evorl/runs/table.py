@@ -1,4 +1,4 @@
-"""A table of JSON objects that is kept by columns. Axes: N rows."""
+"""A column-oriented table of JSON objects. Axes: N rows."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 Row = dict[str, Any]
 ABSENT, FLOAT, INTEGER, POOLED, LIST, OBJECT = range(6)
-"""The kinds of cells."""
+"""Cell types."""
 EXACT = 2**53
-"""Integers up to here are floats without loss."""
+"""The largest magnitude up to which every integer is exact as a float."""
 DEEP = 50
-"""Levels of lists and objects that get columns; what lies deeper is kept as it is."""
+"""The nesting depth of lists and objects up to which values get columns; deeper ones are stored unchanged."""
 SHORT = 8
-"""Lists of so many integers and strings, such as layer sizes, are kept once for all rows that have the same."""
+"""The maximum length of lists of integers and strings, such as layer sizes, that equal rows share."""
 
 
 class Pool:
-    """Values that are no floats, such as strings: equal ones are kept once."""
+    """Interned non-numeric values, such as strings: equal ones are stored once."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
         self._places: dict[tuple[type, Any], int] = {}
 
     def place(self, kind: type, key: Any, value: Any) -> int:
-        """Return the place in `values` of a value of this type, which `key` tells from others."""
+        """Return the index in `values` of a value, adding it if new; `kind` and `key` identify equal values."""
         found = self._places.setdefault((kind, key), len(self.values))
         if found == len(self.values):
             self.values.append(value)
@@ -37,9 +37,9 @@ class Pool:
 
 
 class Column:
-    """The values of one key in all rows: 9 bytes for each cell, and none as long as all cells are the same.
+    """The values of one key in all rows: 9 bytes per cell, and none while all cells are equal.
 
-    An object's members are columns with a cell for each of its rows; the items of all lists are one column.
+    Each member of an object is a column of its own; the items of all lists form one column.
     """
 
     def __init__(self, pool: Pool, depth: int = 0) -> None:
@@ -54,7 +54,7 @@ class Column:
         self._ends = array("q")
 
     def put(self, row: int, value: Any) -> None:
-        """Set the cell of a row, which comes after all that are set."""
+        """Set the cell of `row`, which must come after all rows set so far."""
         if row > self._count:
             self._add(ABSENT, 0.0, row - self._count)
         kind = type(value)
@@ -85,7 +85,7 @@ class Column:
             self._add(POOLED, self._pool.place(kind, id(value), value))
 
     def get(self, row: int) -> tuple[int, Any]:
-        """Return the kind and the value of a row's cell."""
+        """Return the type and value of the cell of `row`."""
         if row >= self._count:
             return ABSENT, None
         kind, number = self._first if self._kinds is None else (self._kinds[row], self._numbers[row])
@@ -106,7 +106,7 @@ class Column:
         return ABSENT, None
 
     def leaves(self, name: str) -> Iterator[tuple[str, Column]]:
-        """Yield the columns that hold anything but objects, by their names, as in `hyperparameters.gamma`."""
+        """Yield the columns with values other than objects, under dotted names such as `hyperparameters.gamma`."""
         kinds = {self._first[0]} if self._kinds is None else set(self._kinds)
         if kinds - {ABSENT, OBJECT}:
             yield name, self
@@ -114,7 +114,7 @@ class Column:
             yield from column.leaves(f"{name}.{member}")
 
     def array(self, rows: int) -> NDArray[Any]:
-        """Return the cells [N] as numbers, NaN where there is none, or as objects where some are something else."""
+        """Return the cells [N] as float64 with NaN for missing ones, or as objects if some are not numbers."""
         numbers = self.numbers(rows)
         if numbers is None:
             values = np.empty(rows, dtype=object)
@@ -123,7 +123,7 @@ class Column:
         return numbers
 
     def numbers(self, rows: int, strict: bool = True) -> NDArray[np.float64] | None:
-        """Return the cells [N] as numbers, NaN where there is none; None where `strict` and some are something else."""
+        """Return the cells [N] as float64 with NaN for missing ones; None if `strict` and some are not numbers."""
         kinds, found = np.full(rows, ABSENT, dtype=np.uint8), np.full(rows, np.nan)
         if self._kinds is None:
             kinds[: self._count], found[: self._count] = self._first
@@ -157,7 +157,7 @@ class Column:
 
 
 class Table(Sequence[Row]):
-    """The rows of a file, read as a sequence of dicts and kept by columns."""
+    """A sequence of dicts, stored by column."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
         self._root = Column(Pool())
@@ -180,7 +180,7 @@ class Table(Sequence[Row]):
         return row
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another sequence has equal rows."""
+        """Compare row by row with any other sequence."""
         if not isinstance(other, Sequence):
             return NotImplemented
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
@@ -188,18 +188,18 @@ class Table(Sequence[Row]):
     __hash__ = None  # type: ignore[assignment]
 
     def columns(self) -> dict[str, Column]:
-        """Return the columns that hold values, by their names."""
+        """Return the columns that hold values, by their dotted names."""
         return dict(leaf for name, column in self._root.members.items() for leaf in column.leaves(name))
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """Return the numbers [N] of a key of the rows; NaN where a row has none."""
+        """Return the values [N] of a key as float64; NaN for rows without a number."""
         column = self._root.members.get(name)
         found = None if column is None else column.numbers(len(self), strict=False)
         return np.full(len(self), np.nan) if found is None else found
 
 
 def number(value: Any) -> float:
-    """Return a JSON value as a number, NaN where it is none."""
+    """Convert a JSON value to float; NaN if it is not a number or overflows."""
     with contextlib.suppress(OverflowError):
         return float(value) if isinstance(value, int | float) else np.nan
     return np.nan

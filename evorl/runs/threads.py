@@ -1,4 +1,4 @@
-"""The number of torch threads that compute in this process."""
+"""The number of torch compute threads of this process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from evorl.system.processes import usable_cores
 
 
 def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
-    """Let torch compute with as many threads as suit the observation; gives their number.
+    """Set and return the number of torch threads, chosen by the observation type unless given.
 
-    `wanted` is `run.threads`, `parts` what the agents' networks read, `ranks` the number of processes on this machine.
+    `wanted` is `run.threads`, `parts` the observation specs, `ranks` the number of ranks on this machine.
     """
     images = any(part.kind == "image" for part in parts.values())
     count = choose_threads(wanted or _set_by_user(), images, usable_cores(), ranks)
@@ -25,10 +25,10 @@ def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
 
 
 def choose_threads(wanted: int | None, images: bool, cores: int, ranks: int) -> int:
-    """Return the number of threads wanted, if any is; else 1, or for images an equal share of the cores.
+    """Return `wanted` if given; else 1, or an equal share of the cores for image observations.
 
-    Small products are done sooner than a second thread has begun, and where another program holds that thread's core
-    every one of them waits.
+    A small matrix product finishes before a second thread has started, and waits for that thread if another program
+    occupies its core.
     """
     if wanted is not None:
         return wanted
@@ -36,13 +36,13 @@ def choose_threads(wanted: int | None, images: bool, cores: int, ranks: int) -> 
 
 
 def _set_by_user() -> int | None:
-    """Return OMP_NUM_THREADS if the user has set it: where not, `accelerate launch` sets it for its processes."""
+    """Return OMP_NUM_THREADS if the user set it; otherwise `accelerate launch` sets it for its processes."""
     variables: Mapping[str, str] = os.environ
     if any(name in variables for name in LAUNCHED):
         try:
             variables = psutil.Process(os.getppid()).environ()
         except psutil.Error:
             return None
-    # OpenMP takes a list, of which the first number is for what is not nested.
+    # OpenMP accepts a list with one number per nesting level.
     first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(first) if first.isdecimal() and int(first) > 0 else None

@@ -1,4 +1,4 @@
-"""`evorl.train`: a training in a script or a notebook, by the program that trains from the command line."""
+"""`evorl.train`: training from a script or a notebook, with the same programs as the command line."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from evorl.types import UserError
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that has ended: its directory, and its summary as `summary.json` has it, which says how it ended."""
+    """A run that has ended: its directory `path`, and the contents of its `summary.json`."""
 
     path: Path
     summary: Mapping[str, Any]
 
     def load(self, *, agent: int | None = None, generation: int | None = None, seed: int = 0) -> LoadedAgent:
-        """Return the best agent, or another one, as `evorl.load` does; code that the configuration names may run."""
+        """Load the best agent, or another one, as `evorl.load` does, with custom code of the configuration allowed."""
         return load(self.path, agent=agent, generation=generation, allow_code=True, seed=seed)
 
     def read(self) -> RunRecord:
-        """Return metrics and lineage as tables, as `evorl.read_run` does."""
+        """Read the run's directory, with metrics and lineage as tables, as `evorl.read_run` does."""
         return read_run(self.path)
 
 
@@ -53,17 +53,18 @@ def train(
     callbacks: Sequence[Callback] = (),
     **overrides: Any,
 ) -> TrainedRun:
-    """Train a population and evolve it; return the run once it has ended, on every rank of the launch.
+    """Train and evolve a population; block until the run ends, and return it on every rank of the launch.
 
-    `config` is a shipped configuration such as `ppo`, a YAML file, or the settings themselves. `overrides` change them:
-    `population={"size": 8}` those keys of a section that it names, `**{"network.hidden_sizes": [64]}` one key.
-    `environment` may be a class of environments, or a function that makes one, if it stands at the top of a module or
-    of the script. The run knows it by the names of both, so whoever resumes or evaluates it must be able to import
-    them; what stands in a script or notebook can be resumed only by it, with `run={"name": NAME, "resume": "auto"}`.
-    `callbacks` are called with each `evorl.Generation`, on the main process, and may return an `evorl.Stop`.
+    `config` is the name of a shipped configuration such as `ppo`, a YAML file, or the settings themselves. `overrides`
+    change settings: `population={"size": 8}` changes the named keys of a section, `**{"network.hidden_sizes": [64]}`
+    a single key. `environment` may be an environment class or factory function defined at the top level of a module or
+    of the script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to
+    import it. An environment defined in a script or notebook can be resumed only from there, with
+    `run={"name": NAME, "resume": "auto"}`. `callbacks` are called with each `evorl.Generation`, on the main process,
+    and may return an `evorl.Stop`.
 
-    Raises UserError for mistakes, RunFailed where a process is lost, and KeyboardInterrupt after Ctrl-C; the run can be
-    resumed then.
+    Raises UserError for invalid input, RunFailed if a process is lost, and KeyboardInterrupt after Ctrl-C. After the
+    last two the run can be resumed.
     """
     given = assignments(_with_environment(overrides, environment))
     keep_freed_memory()
@@ -82,7 +83,7 @@ def train(
 
 
 def assignments(overrides: Mapping[str, Any]) -> list[str]:
-    """Return settings as the command line has them; a dotted key stands for all below it. Raises UserError."""
+    """Convert settings to `key.path=value` arguments; a mapping under a dotted key is one value. Raises UserError."""
     found: list[str] = []
     for key, value in overrides.items():
         if isinstance(value, Mapping) and value and "." not in key:
@@ -97,7 +98,7 @@ def _leaves(section: Mapping[str, Any]) -> list[str]:
 
 
 def _text(key: str, value: Any) -> str:
-    """Return a value as YAML on one line. Raises UserError for what a file could not hold."""
+    """Format a value as YAML on one line. Raises UserError if it cannot be represented."""
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:
@@ -105,7 +106,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a path, or a number or array of NumPy, as JSON has it. Raises TypeError for other objects."""
+    """Convert a path, or a NumPy scalar or array, for JSON. Raises TypeError for other objects."""
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):
@@ -114,7 +115,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[str, Any]:
-    """Return the settings with the environment; of a class or function, alone or as `id`, the name."""
+    """Add the environment to the settings; a class or function, alone or as `id`, is replaced by its name."""
     if environment is None:
         return dict(overrides)
     if isinstance(environment, Mapping) and callable(environment.get("id")):
@@ -123,10 +124,10 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
 
 
 def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path) -> Path:
-    """Return the file of a configuration; settings are written into one in `folder`. Raises UserError."""
+    """Return the path of a configuration file; settings are written to one in `folder`. Raises UserError."""
     if isinstance(config, str | Path):
         return configuration_file(str(config)).absolute()
-    # By this name the run's header calls what it does not find in a file of the person's.
+    # The run's header shows this file name as the origin of settings.
     path = folder / "your settings"
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")
     path.write_text(yaml.safe_dump(json.loads(_text("config", data)), sort_keys=False), encoding="utf-8")
@@ -134,7 +135,7 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path) -
 
 
 def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:
-    """Raise UserError where processes of actors would need what stands in a script, which they do not run."""
+    """Raise UserError if actor processes would need an environment defined in a script, which they do not run."""
     section = settings.get("environment", {})
     id = str(section.get("id", "") if isinstance(section, dict) else section)
     if id.startswith(SCRIPT) and program_for(settings) == ASYNCHRONOUS:
@@ -146,9 +147,10 @@ def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """End in order when this process is told to; Ctrl-C is Python's own in the end.
+    """Shut down cleanly on a signal; Ctrl-C is re-raised as KeyboardInterrupt.
 
-    Handlers belong to the main thread, and to nobody at a prompt: there a process that is stuck must not be ended.
+    Handlers can be installed only in the main thread. They are not installed at an interactive prompt, since they
+    would kill a process that is stuck.
     """
     if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
         yield

@@ -1,4 +1,4 @@
-"""The first agents of a run: new ones, or those that another run has trained."""
+"""The initial population of a run: new agents, or agents trained by another run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from evorl.types import Agent, UserError
 
 
 def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:
-    """Return the first generation, on all ranks: new agents, or those of `population.from`.
+    """Return the initial population on all ranks: new agents, or those of the run `population.from`.
 
-    Raises UserError, on all ranks, where that has none that the algorithm could train.
+    Raises UserError on all ranks if that run has no agents that the algorithm can train.
     """
     source = config.population.from_
     if source is None:
@@ -31,9 +31,9 @@ def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[
 
 
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
-    """Return agents of a run as first ones: in their order, from the first again where there are too few.
+    """Return agents of a run as an initial population: in order, repeated cyclically if there are too few.
 
-    They keep their weights, optimisers and hyperparameters, and what they have counted, such as their exploration.
+    They keep their weights, optimiser states, hyperparameters and counters, such as the exploration's.
     """
     where = f"population.from: {run}"
     try:
@@ -57,7 +57,7 @@ def _elite(run: Path) -> list[Agent]:
 
 
 def _newest(run: Path) -> list[Agent]:
-    """Return the agents of a run's newest checkpoint that is whole. Raises UserError where there is none."""
+    """Return the agents of a run's newest readable checkpoint. Raises UserError if there is none."""
     refuse_links_within(run)
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     problem = "there is none"

@@ -1,4 +1,4 @@
-"""What is asked before code is run that a run's directory names."""
+"""The permission check before running custom code that a run's configuration names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from evorl.types import UserError
 
 
 def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code") -> None:
-    """Raise UserError where a run's configuration names code of others to run, unless that is `allowed`.
+    """Raise UserError if a run's configuration names custom code to import, unless that is `allowed`.
 
-    The error says how to `allow` it.
+    `allow` is the option that the error message suggests.
     """
     for key, value in (("environment.id", config.environment.id), ("network.factory", config.network.factory or "")):
         if not allowed and ":" in value:

@@ -1,4 +1,4 @@
-"""Films of an agent that plays, written by PyAV. Axes: H rows, W columns."""
+"""Videos of an agent's episodes, encoded with PyAV. Axes: H rows, W columns."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from evorl.types import UserError
 
 Image = NDArray[np.uint8]
 CODECS = ("libx264", "libopenh264", "h264_nvenc", "mpeg4")
-"""In the order of preference; which there are depends on how PyAV was built."""
+"""Codecs in order of preference; availability depends on how PyAV was built."""
 FILM_STEPS = 5000
-"""Steps that the film of a run's best agent has at most, which others wait for. A game of Pong may take 3,000."""
+"""The maximum number of steps in a video of the elite, since other ranks wait for it. Pong may take 3,000 per game."""
 ENLARGED = 4
-"""Pixels for each pixel of a frame that is shown as the agent sees it."""
+"""The upscaling factor of frames shown as the agent observes them."""
 
 
 def check_encoder(what: str = "--video") -> None:
-    """Raise UserError where no film can be written, which `what` asks for."""
+    """Raise UserError if PyAV is missing; the message names the option `what` that needs it."""
     require("video", ["av"], what)
 
 
 def check_video(path: Path) -> None:
-    """Raise UserError where no film can be written to this file."""
+    """Raise UserError unless a video can be written to this path."""
     check_encoder()
     if path.suffix != ".mp4":
         raise UserError(f"--video: {path} must end in .mp4")
@@ -48,16 +48,16 @@ def check_video(path: Path) -> None:
 def play(
     agent: LoadedAgent, settings: Environment, seeds: Sequence[int], most: int | None, mode: str
 ) -> Generator[tuple[Image | None, float | None, float]]:
-    """Play one whole episode from each seed; yields after each step what is seen, the return so far and the frame rate.
+    """Play one full episode per seed, of at most `most` steps; yield (frame, return, frame rate) after each step.
 
-    The return is null until an episode ends. Nothing is seen in mode `human`, which shows a window of its own. Raises
-    UserError where the environment cannot be shown.
+    The return is None until the episode ends. The frame is None in render mode `human`, which opens a window. Raises
+    UserError if the environment cannot be rendered.
     """
     if mode == "rgb_array":
-        # SDL, which draws for Gymnasium, complains where there is no display.
+        # SDL, which renders for Gymnasium, fails without a display.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     shown, sees = _shown(settings, mode)
-    # A lost life ends no game, but FIRE follows it, as in evaluation.
+    # As in evaluation, a lost life does not end the game, but FIRE follows it.
     frames = stacked_frames(shown)
     vector = make_vector(shown.model_copy(update={"life_loss_ends": False}) if frames else shown, 1)
     try:
@@ -82,7 +82,7 @@ def play(
 
 
 def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
-    """Write images [H, W, 3], each with its frame rate, as a film; gives their number. Raises UserError for none."""
+    """Encode images [H, W, 3], each with its frame rate, as MP4; return their number. Raises UserError for none."""
     import av
 
     codec = next((name for name in CODECS if name in av.codecs_available), None)
@@ -105,7 +105,7 @@ def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:
 
 
 def film_elite(run: Path, generation: int) -> Path:
-    """Film one episode of a run's best agent after a generation, and return the file. Raises UserError, OSError."""
+    """Record one episode of a run's elite after a generation; return the video's path. Raises UserError, OSError."""
     agent, path = load(run, allow_code=True), run / "videos" / f"generation-{generation:06d}.mp4"
     refuse_links(path.parent)
     make_directory(path.parent)
@@ -120,7 +120,7 @@ Sees = Callable[[Any, Any], Image | None]
 
 
 def _shown(settings: Environment, mode: str) -> tuple[Environment, Sees]:
-    """Return the environment in this mode of rendering, and how it is seen."""
+    """Return the environment settings for this render mode, and the function that gets a frame."""
     settings = for_evaluation(settings)
     if stacked_frames(settings):
         return settings, _as_the_agent_sees
@@ -134,7 +134,7 @@ def _rendered(vector: Any, observation: Any) -> Image | None:
 
 
 def _as_the_agent_sees(vector: Any, observation: Any) -> Image:
-    """Return the newest frame of an Atari game."""
+    """Return the newest frame of an Atari observation, upscaled."""
     frame = np.asarray(observation)[0, -1]
     grey = frame if frame.ndim == 2 else frame.mean(-1).astype(np.uint8)
     return np.repeat(np.repeat(grey, ENLARGED, 0), ENLARGED, 1)[..., None].repeat(3, -1)

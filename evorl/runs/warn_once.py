@@ -1,4 +1,4 @@
-"""Warnings of what lasts, such as a full disk: given once, and again after it was over."""
+"""Warnings for persistent conditions, such as a full disk: once, and again only after the condition has cleared."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from evorl.types import EvorlWarning
 
 
 class WarnOnce:
-    """Warns of each subject once until that is reset. A process that is not to `speak` leaves it to another."""
+    """Warns once per subject until the subject is reset. Silent unless `speaks`: another process then warns."""
 
     def __init__(self, speaks: bool) -> None:
         self._speaks = speaks
         self._reported: set[str] = set()
 
     def __call__(self, subject: str, message: str) -> None:
-        """Warn, if nothing was reported of this subject yet."""
+        """Warn, unless this subject has been reported since its last reset."""
         if self._speaks and subject not in self._reported:
             self._reported.add(subject)
             warnings.warn(message, EvorlWarning, stacklevel=2)
 
     def reset(self, subject: str) -> None:
-        """Let the next trouble of this subject be reported again."""
+        """Clear the subject, so that its next occurrence is reported again."""
         self._reported.discard(subject)

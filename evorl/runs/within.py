@@ -1,4 +1,4 @@
-"""Points of curves from within a generation, which may take minutes."""
+"""Intermediate tracker points within a generation, which may take minutes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ class Watched(Protocol):
     """Collects experience: a rank's environments, or its actors."""
 
     def recent(self) -> Recent | None:
-        """Return means over the episodes that ended since the last call, and none where none did."""
+        """Return means over the episodes that ended since the last call, or None if none did."""
 
 
 class Within:
-    """Says at most every `interval` seconds how training goes: the speed, and the episodes of this rank."""
+    """Produces points at most every `interval` seconds: the speed, and the recent episodes of this rank."""
 
     def __init__(self, interval: float, step: int) -> None:
         self._interval = interval
         self.begin(step)
 
     def begin(self, step: int) -> None:
-        """Begin a generation at `step`, the environment steps of all agents so far."""
+        """Start a generation at `step`, the environment steps of all agents so far."""
         self._step = self._first = step
         self._began = self._said = 0.0
 
     def advance(self, steps: int, watched: Watched) -> tuple[int, Points] | None:
-        """Count `steps` more of all agents, and return where the run is with its points, if it is time for some."""
+        """Count `steps` more of all agents; return the step and its points if the interval has passed, else None."""
         now = time.perf_counter()
         if not self._began:
-            # Not when a generation begins, since evolution and a checkpoint come before its first step.
+            # Start the clock here, not in `begin`: evolution and a checkpoint come before the first step.
             self._began = self._said = now
             self._first = self._step + steps
         self._step += steps
