@@ -1,11 +1,11 @@
-"""Play the agents of runs in four ways from the same seeds, and append a line of JSON that says how far they agree.
+"""Check that four ways of running a trained agent agree on the same seeds; append one JSON line per run.
 
     python benchmarks/agreement.py [RUN ...] [--runs DIR] [--episodes 10] [--data benchmarks/data/agreement.jsonl]
 
-Without runs, every shipped configuration is trained for a moment first, in `--runs`. The four ways are `evorl
-evaluate`; `evorl.load(run).predict` in `gym.make`; the file of `evorl export`, by onnxruntime; and Stable-Baselines3's
-`evaluate_policy`, where that is installed. An exported agent is also asked in each step of the episodes of `predict`.
-Atari games are made by `gym.make_vec`, as in training.
+Without RUN arguments, every shipped configuration is first trained briefly in `--runs`. The four ways are `evorl
+evaluate`; `evorl.load(run).predict` in `gym.make`; the file of `evorl export` in onnxruntime; and Stable-Baselines3's
+`evaluate_policy`, if installed. The exported agent's actions are also compared in every step of the `predict` episodes.
+Atari games are created by `gym.make_vec`, as in training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Acts = Callable[[Any, State], tuple[Any, State]]
 
 
 class OneOfMany(gym.Env[Any, Any]):
-    """The only copy of a vector environment, as a single environment."""
+    """A vector environment with one copy, wrapped as a single environment."""
 
     def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:
         self.vector = vector
@@ -61,7 +61,7 @@ class OneOfMany(gym.Env[Any, Any]):
 
 
 def environment_of(agent: LoadedAgent) -> gym.Env[Any, Any]:
-    """Return one environment as the agent is evaluated in."""
+    """Create one environment with the agent's evaluation settings."""
     settings = for_evaluation(agent.config.environment)
     if settings.id.startswith("ALE/"):
         env: gym.Env[Any, Any] = OneOfMany(make_vector(settings, 1))
@@ -72,7 +72,7 @@ def environment_of(agent: LoadedAgent) -> gym.Env[Any, Any]:
 
 
 def played(env: gym.Env[Any, Any], seeds: list[int], act: Acts) -> list[float]:
-    """Return the return of an episode from each seed."""
+    """Play one episode per seed and return the episodic returns."""
     returns = []
     for seed in seeds:
         (observation, _), state, total, ended = env.reset(seed=seed), None, 0.0, False
@@ -85,7 +85,7 @@ def played(env: gym.Env[Any, Any], seeds: list[int], act: Acts) -> list[float]:
 
 
 class Exported:
-    """The exported file of an agent, which only onnxruntime reads."""
+    """An exported agent, run by onnxruntime alone."""
 
     def __init__(self, path: Path) -> None:
         self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -101,7 +101,7 @@ class Exported:
 
 
 def largest_difference(agent: LoadedAgent, exported: Exported, env: gym.Env[Any, Any], seeds: list[int]) -> float:
-    """Return the largest difference of actions in the episodes of `predict`; 1 and more where a choice differs."""
+    """Return the largest action difference in the episodes of `predict`; 1 or more if a discrete action differs."""
     largest = 0.0
 
     def both(observation: Any, states: State) -> tuple[Any, State]:
@@ -117,7 +117,7 @@ def largest_difference(agent: LoadedAgent, exported: Exported, env: gym.Env[Any,
 
 
 def by_stable_baselines(agent: LoadedAgent, env: gym.Env[Any, Any], seeds: list[int]) -> list[float] | None:
-    """Return the mean that `evaluate_policy` gives for one episode from each seed; null where it is not installed."""
+    """Return the return that `evaluate_policy` reports for one episode per seed; None if it is not installed."""
     if importlib.util.find_spec("stable_baselines3") is None:
         return None
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -133,7 +133,7 @@ def by_stable_baselines(agent: LoadedAgent, env: gym.Env[Any, Any], seeds: list[
 
 
 def compare(run: Path, episodes: int, seed: int) -> dict[str, Any]:
-    """Return how far the four ways of playing a run's best agent agree: differences of returns of the same seed."""
+    """Run a run's best agent in the four ways; return the largest differences of returns of the same seed."""
     evaluated = evaluate_elite(run, episodes, seed)
     agent, seeds = load(run), seeds_of(seed, episodes)
     file = run / "agent.onnx"
@@ -168,7 +168,7 @@ def _furthest(returns: list[float] | None, others: list[float]) -> float | None:
 
 
 def train(name: str, runs: Path) -> Path:
-    """Train a shipped configuration for a moment, if there is no such run, and return its directory."""
+    """Train a shipped configuration briefly unless its run exists, and return its directory."""
     run = runs / name
     if (run / "elite").is_dir():
         return run

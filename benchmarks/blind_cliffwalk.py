@@ -1,11 +1,11 @@
-"""Updates that DQN needs for the blind cliffwalk by uniform and by prioritised draws (arXiv 1511.05952, section 3.1).
+"""Updates that DQN needs on the blind cliffwalk with uniform and prioritised replay (arXiv 1511.05952, section 3.1).
 
     OMP_NUM_THREADS=1 python benchmarks/blind_cliffwalk.py [--states 14] [--seeds 1 2 3] [key=value ...]
 
-In each state one of two actions leads on and the other ends the episode; only the last step is rewarded. Agents act at
-random, so that of the steps in the replay one in 2^states or so is rewarded; it is filled before they learn. Printed
-are the updates after which the mean squared error of each agent's values of all states is below 1e-3, as in the paper,
-and null where it is not after `--updates`.
+In each state one of two actions advances and the other ends the episode; only the last step is rewarded. Agents act at
+random, so about one in 2^states transitions in the replay is rewarded; the replay is filled before learning starts.
+Prints for each agent the number of updates until the mean squared error of its values over all states is below 1e-3,
+as in the paper, or null if it is not after `--updates`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Info = dict[str, Any]
 
 
 class BlindCliffwalk(gym.Env[np.int64, np.int64]):
-    """A chain of states, in which the right action is 0 and 1 in turns."""
+    """A chain of states in which the right action alternates between 0 and 1."""
 
     def __init__(self, states: int) -> None:
         self.observation_space = gym.spaces.Discrete(states)
@@ -54,7 +54,7 @@ class BlindCliffwalk(gym.Env[np.int64, np.int64]):
 
 
 def updates_needed(states: int, most: int, settings: Sequence[str]) -> list[int | None]:
-    """Return for each agent the updates after which its values were right for the first time."""
+    """Return for each agent the number of updates until its values are first within tolerance, or None."""
     trainer = Trainer(load_config(settings, CONFIG))
     trainer.begin()
     agents, discount = len(trainer.policy.agents), trainer.config.algorithm.gamma

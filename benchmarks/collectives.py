@@ -1,10 +1,10 @@
-"""Count the collectives of a run and the bytes that each rank gives to them, for several numbers of ranks, as a table.
+"""Count the collectives of a run and the bytes that each rank contributes, for several numbers of ranks, as a table.
 
     OMP_NUM_THREADS=1 python benchmarks/collectives.py [--ranks 1 2 4 8] [--config FILE] [key=value ...]
 
-Each number of ranks trains three generations of CartPole by `demos/online.py`. Collectives of the updates are those of
-the training loop; all others belong to generations: metrics, fitness, agents, checkpoints and their digests. Exits with
-1 where a run fails or replicas have drifted apart.
+Each number of ranks trains three generations of CartPole with `demos/online.py`. Collectives of the training loop count
+towards updates; all others towards generations: metrics, fitness, agents, checkpoints and their digests. Exits with 1
+if a run fails or replicas have drifted apart.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def launched(ranks: int, config: str, overrides: Sequence[str]) -> int:
-    """Train with so many ranks and print a row of the table; return 1 where something is wrong."""
+    """Train with `ranks` ranks and print a row of the table; return 1 on a failure or drift, else 0."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "counted.json")
         accelerate = ["accelerate.commands.launch", "--config_file", str(ROOT / "configs/accelerate/accelerate.yaml")]
@@ -79,7 +79,7 @@ def launched(ranks: int, config: str, overrides: Sequence[str]) -> int:
 
 
 def count(file: Path, arguments: Sequence[str]) -> None:
-    """Train as this rank, and write on rank 0 what it gave to collectives."""
+    """Train as this rank with instrumented collectives; rank 0 writes the counts to `file`."""
     counts: Counter[str] = Counter()
     inside = False
 

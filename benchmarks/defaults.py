@@ -1,10 +1,11 @@
-"""Train shipped configurations with other defaults of evolution, and append a line of JSON for each run.
+"""Train shipped configurations with alternative defaults of evolution, and append one JSON line per run.
 
     python benchmarks/defaults.py --configs dqn a2c --arms small_moves larger_moves --seeds 1 2 3
     python benchmarks/defaults.py --table
 
-Runs that have a line are not repeated. Each run ends by its target or its budget, as `benchmarks/learning.py` trains
-it, with one process and one thread. `--table` compares the arms of each configuration by the steps until it is solved.
+Runs that have a line are not repeated. Each run is trained by `benchmarks/learning.py` with one process and one thread
+until it reaches its target or its budget is spent. `--table` compares the arms of each configuration by the steps to
+solve it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ DATA = ROOT / "benchmarks" / "data" / "defaults.jsonl"
 SMALL = {"grow": 1.2, "resample": 0.0}
 LARGER = {"grow": 2.0, "resample": 0.25}
 Arm = Callable[[AnyConfig], list[str]]
-"""Gives the settings of an arm for a configuration."""
+"""A function from a configuration to the overrides of an arm."""
 Found = dict[str, dict[str, dict[int, dict[str, Any]]]]
 """Runs by configuration, arm and seed."""
 
 
 def ranges(config: AnyConfig, moves: Mapping[str, float], least_rate: float | None = None) -> str:
-    """Return the setting of the configuration's ranges with these moves, and maybe another least learning rate."""
+    """Override the mutation moves of all ranges of the configuration, and optionally the minimum learning rate."""
     found = config.evolution.hyperparameters or {}
     changed = {name: {**range.model_dump(exclude={"shrink"}), **moves} for name, range in found.items()}
     if least_rate is not None:
@@ -44,12 +45,12 @@ def ranges(config: AnyConfig, moves: Mapping[str, float], least_rate: float | No
 
 
 def moving(moves: Mapping[str, float], *others: str) -> Arm:
-    """Return the arm with these moves and other settings."""
+    """Return the arm with these mutation moves and further overrides."""
     return lambda config: [ranges(config, moves), *others]
 
 
 def without(kind: str) -> Arm:
-    """Return the arm with small moves in which agents go on as they are instead of a kind of mutation."""
+    """Return the arm with small moves in which no mutation replaces a `kind` of mutation."""
 
     def settings(config: AnyConfig) -> list[str]:
         weights = config.evolution.mutation.weights()
@@ -60,7 +61,7 @@ def without(kind: str) -> Arm:
 
 
 def low(moves: Mapping[str, float]) -> Arm:
-    """Return the arm whose initial agents have a tenth of the learning rate, in a range that goes to a fiftieth."""
+    """Return the arm with a tenth of the initial learning rate, and a range that extends down to a fiftieth of it."""
 
     def settings(config: AnyConfig) -> list[str]:
         rate = config.algorithm.first_hyperparameters()["learning_rate"]
@@ -82,7 +83,7 @@ ARMS: Mapping[str, Arm] = {
 
 
 def read(data: Path) -> Found:
-    """Return the runs that have a line."""
+    """Read the completed runs."""
     found: Found = defaultdict(lambda: defaultdict(dict))
     for line in data.read_text().splitlines() if data.exists() else ():
         run = json.loads(line)
@@ -91,7 +92,7 @@ def read(data: Path) -> Found:
 
 
 def run_missing(configs: Sequence[str], arms: Sequence[str], seeds: Sequence[int], data: Path) -> None:
-    """Train what has no line, seed by seed, so that what is there is balanced whenever time ends."""
+    """Train the missing runs seed by seed, so that the data are balanced whenever the benchmark is stopped."""
     for seed in seeds:
         for name in configs:
             path = ROOT / "configs" / "training" / f"{name}.yaml"
@@ -109,26 +110,26 @@ def run_missing(configs: Sequence[str], arms: Sequence[str], seeds: Sequence[int
 
 
 def steps(runs: Mapping[int, Mapping[str, Any]]) -> np.ndarray:
-    """Return the steps of each agent, in whole thousands, until each run was solved; more than any where it was not.
+    """Return the steps per agent until each run was solved, in whole thousands; infinity if it was not.
 
-    Generations that end with an episode differ by a few steps, which are not to decide.
+    They are rounded since generations that end with an episode differ by a few steps, which should not decide.
     """
     return np.array([round(run["agent_steps"] / 1000) if run["solved"] else np.inf for run in runs.values()])
 
 
 def fewer(found: Found, configs: Sequence[str], arm: str, other: str) -> str:
-    """Return the probability, over configurations, that a run of one arm needs fewer steps than one of another."""
+    """Format the probability, over configurations, that a run of one arm needs fewer steps than one of another."""
     both = [name for name in configs if arm in found[name] and other in found[name]]
     if arm == other or not both:
         return ""
-    # Steps that are infinite have an order, which is all that is asked for.
+    # Infinite steps are fine: the statistic uses only the order.
     pair = ([-steps(found[name][which]) for name in both] for which in (arm, other))
     result = bootstrap(probability_of_improvement, *pair, rng=np.random.default_rng(0))
     return f"{result.value:.2f} ({result.low:.2f} to {result.high:.2f})"
 
 
 def table(found: Found) -> list[str]:
-    """Return a row for each arm: its runs, and how they compare with those with small and with larger moves."""
+    """Return one row per arm: its runs, and the comparisons with the arms of small and of larger moves."""
     rows = []
     for name, arms in found.items():
         for arm, runs in arms.items():

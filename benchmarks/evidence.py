@@ -1,10 +1,11 @@
-"""Train the arms of the protocol in docs/evidence.md, and append a line of JSON for each run.
+"""Train the arms of the protocol in docs/evidence.md, and append one JSON line per run.
 
     python benchmarks/evidence.py --runs runs/evidence [--data benchmarks/data/evidence.jsonl] [--until 18:30]
     python benchmarks/evidence.py --runs runs/evidence --data FILE --jobs lunar_lander-{burn_in,pool}-{9,10,11}
 
-Runs that have a line are not repeated, so that it can be ended and started again at any time. Each run is a process of
-its own, `demos/online.py` with one thread. Its agent is scored on fresh episodes, and so are all agents of a pool.
+Runs that have a line are not repeated, so the benchmark can be stopped and restarted at any time. Each run is a
+separate process of `demos/online.py` with one thread. Its best agent is scored on fresh episodes, and so are all agents
+of a pool.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ PROGRAM = ROOT / "demos" / "online.py"
 DATA = ROOT / "benchmarks" / "data" / "evidence.jsonl"
 EVORL = "import sys; from evorl.cli import main; sys.exit(main())"
 HELD_OUT = 100
-"""Fresh episodes on which the agent that a run hands out is scored."""
+"""The number of fresh episodes on which the final agent of a run is scored."""
 MEMBER_EPISODES = 20
-"""Fresh episodes for each agent of a pool: statistics of pools are means over many agents."""
+"""The number of fresh episodes per agent of a pool; few, since pool statistics are means over many agents."""
 HELD_OUT_SEED = 2**40
-"""Added to a run's seed, so that no other episodes begin from the seeds of those of the test."""
+"""Added to a run's seed, so that the test episodes share no seed with other episodes."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """An environment with its configuration, and the settings of all arms on it."""
+    """An environment: its configuration file, and the overrides common to all arms."""
 
     config: str
     settings: tuple[str, ...]
@@ -56,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Arm:
-    """What distinguishes runs of one kind, and how many seeds they have."""
+    """An experimental arm: its overrides and its number of seeds."""
 
     settings: tuple[str, ...]
     seeds: int
@@ -111,14 +112,14 @@ TASKS = {
 
 
 def mutations(**weights: float) -> str:
-    """Return the setting of the mutations' weights; those that are not given are zero."""
+    """Return the override of the mutation weights; those not given are zero."""
     kinds = ("none", "architecture", "parameters", "activation", "hyperparameters")
     return "evolution.mutation={" + ", ".join(f"{kind}: {weights.get(kind, 0)}" for kind in kinds) + "}"
 
 
 NO_SELECTION = "evolution.selection.name=none"
 AS_SHIPPED = ("evolution.initial=configured", "algorithm.learning_rate=5e-4")
-"""As ppo.yaml had it when the protocol was fixed."""
+"""The values in ppo.yaml when the protocol was fixed."""
 LOW = (
     "evolution.initial=configured",
     "algorithm.learning_rate=5e-5",
@@ -149,7 +150,7 @@ Job = tuple[str, str, int]
 
 
 def plan() -> Iterator[Job]:
-    """Yield the runs in their order: seed by seed over all arms, so that what is there at any time is balanced."""
+    """Yield the runs seed by seed over all arms, so that the data are balanced at any time."""
     most = max(arm.seeds for arm in ARMS.values())
     stages = [
         [("cartpole", arm) for arm in ("low", "low_pool", "low_small_moves", "low_rare_moves")],
@@ -166,13 +167,13 @@ def plan() -> Iterator[Job]:
 
 
 def job_of(name: str) -> Job:
-    """Return the run that a directory's name stands for."""
+    """Parse a run's name TASK-ARM-SEED."""
     task, arm, seed = name.split("-")
     return task, arm, int(seed)
 
 
 def train(job: Job, directory: Path) -> dict[str, Any]:
-    """Return the line of one run: how it was made, its course, and the scores of what it came to."""
+    """Train one run and return its line: provenance, cost, learning curves and held-out scores."""
     task, arm, seed = job
     name = f"{task}-{arm}-{seed}"
     run = directory / name
@@ -212,10 +213,10 @@ def train(job: Job, directory: Path) -> dict[str, Any]:
 
 
 def course(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """Return what became of the run generation by generation.
+    """Return the learning curves of a run, with one value per generation.
 
-    `steps` and `evaluation_steps` are those of all agents so far, `incumbent` is the run's own estimate of the mean
-    return of the agent that it would hand out: those of its episodes that confirmed it, at most 20.
+    `steps` and `evaluation_steps` are cumulative over all agents. `incumbent` is the run's own estimate of the mean
+    return of its current elite, over the at most 20 episodes that confirmed it.
     """
     evaluated = 0
     result: dict[str, list[float | None]] = defaultdict(list)
@@ -230,9 +231,9 @@ def course(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return of each kind of mutation how many children it made, and what mean share of their generation they beat.
+    """Return for each kind of mutation the number of children, and the mean fraction of their generation they beat.
 
-    Ties count half. The initial agents, those that go on as they are and copies from the archive do not count.
+    Ties count half. Initial agents, unchanged survivors and copies from the archive do not count.
     """
     generations: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     for line in lines:
@@ -251,7 +252,7 @@ def births(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def held_out(run: Path, seed: int) -> dict[str, float]:
-    """Return mean, deviation and extremes of the winner's returns on fresh episodes."""
+    """Return mean, standard deviation, minimum and maximum of the best agent's returns on fresh episodes."""
     arguments = ["evaluate", str(run), "--episodes", str(HELD_OUT), "--seed", str(HELD_OUT_SEED + seed), "--json"]
     command = [sys.executable, "-c", EVORL, *arguments]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -259,7 +260,7 @@ def held_out(run: Path, seed: int) -> dict[str, float]:
 
 
 def score_members(run: Path, seed: int) -> list[float]:
-    """Return the mean return of each agent of the last generation on fresh episodes, the same for all."""
+    """Return the mean return of each agent of the last generation on fresh episodes, with the same seeds for all."""
     config = validate(read_yaml(run / "config.yaml"), SETTINGS)
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     last = checkpoints.generations()[-1]
@@ -287,7 +288,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
-    """Append a line in one write, so that a file never has a part of one but where the disk failed."""
+    """Append a JSON line in a single write, so that only a disk failure can leave a partial line."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, (json.dumps(line) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Seconds of one evolution: select, mutate, write the checkpoint with a full replay, reload. Prints one JSON line.
+"""Time of one evolution: select, mutate, write the checkpoint with a full replay, reload. Prints one JSON line.
 
 OMP_NUM_THREADS=1 python benchmarks/evolution.py population.size=16
 """

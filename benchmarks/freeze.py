@@ -1,11 +1,11 @@
-"""Fingerprint what training computes: run this before and after a change that should not move any number.
+"""Fingerprint the results of training: run this before and after a change that should not alter any number.
 
     OMP_NUM_THREADS=1 python benchmarks/freeze.py [--output freeze.txt] [--jobs 2] [CONFIGURATION ...]
 
-Every shipped configuration trains for two short generations: on one rank, and on two ranks with replicated and with
-sharded agents where it allows that. Actors run in lockstep, since their order is not reproducible otherwise. A line of
-the output has digests of the agents (parameters, Adam's moments, targets), of the stored experience, of the lineage and
-of the metrics without times. The same revision gives the same lines on the same machine.
+Every shipped configuration trains for two short generations: on one rank, and on two ranks with replicated and sharded
+agents where supported. Actors run in lockstep, since their order is not reproducible otherwise. Each output line has
+digests of the agents (parameters, Adam's moments, target networks), the stored experience, the lineage, and the metrics
+without times. The same revision gives the same lines on the same machine.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from evorl.runs.launch import load_config, run_program
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
 TIMES = ("wall_clock_seconds", "env_steps_per_second", "updates_per_second", "seconds", "made_with", "actors")
-"""Metrics of speed and of the machine, and how long rollouts waited."""
+"""Excluded metrics: times, speeds, machine details, and statistics of actors."""
 LIMIT = 300
-"""Seconds for one run."""
+"""The time limit of a run in seconds."""
 Layout = tuple[int, str]
 ALONE: Layout = (1, "replicated")
 
 
 def short_run(name: str) -> list[str]:
-    """Settings that make a shipped configuration a run of two short generations."""
+    """Return the overrides that shorten a shipped configuration to two short generations."""
     config = load_config([], CONFIGS / f"{name}.yaml")
     rollout = getattr(config.algorithm, "rollout_steps", 0) * config.environment.num_envs
     steps = max(1024, 2 * rollout)
@@ -53,14 +53,14 @@ def short_run(name: str) -> list[str]:
 
 
 def layouts(name: str) -> list[Layout]:
-    """Return the numbers of ranks and placements that a configuration takes."""
+    """Return the pairs of number of ranks and placement that a configuration supports."""
     config = load_config([], CONFIGS / f"{name}.yaml")
     both: list[Layout] = [(2, "replicated"), (2, "sharded")]
     return [ALONE, *(both if config.population.placement == "replicated" else both[1:])]
 
 
 def fingerprint(folder: Path, name: str, layout: Layout) -> str:
-    """Train, and return the line of a configuration and layout; the program's last words where it fails."""
+    """Train a configuration in a layout and return its output line, or the last error lines if it fails."""
     ranks, placement = layout
     case = f"{name} {ranks} {placement}"
     run = folder / case.replace(" ", "-")
@@ -81,7 +81,7 @@ def fingerprint(folder: Path, name: str, layout: Layout) -> str:
 
 
 def tensors(paths: Iterable[Path]) -> str:
-    """Return the digest of the tensors of files, by name."""
+    """Return a digest of all tensors in the files, sorted by name within each file."""
     state = hashlib.sha256()
     for path in paths:
         for name, value in sorted(load_file(path).items()):
@@ -91,7 +91,7 @@ def tensors(paths: Iterable[Path]) -> str:
 
 
 def rows(path: Path) -> str:
-    """Return the digest of a file of JSON lines without what differs from run to run."""
+    """Return a digest of a JSON Lines file without the keys in `TIMES`."""
     state = hashlib.sha256()
     for line in path.read_text(encoding="utf-8").splitlines():
         row: dict[str, Any] = {key: value for key, value in json.loads(line).items() if key not in TIMES}

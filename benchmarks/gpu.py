@@ -1,20 +1,20 @@
-"""Check training on a GPU in one command of at most nine minutes; on a machine without one, the same at small sizes.
+"""Check training on a GPU in one command of at most nine minutes; without a GPU, run the same checks at small sizes.
 
     python benchmarks/gpu.py [--output gpu.json] [--parts train losses cost compile pong] [--jobs 5]
 
-The parts, each in processes of its own, so that one that fails leaves the others their results:
+The parts run in separate processes, so that a failure does not affect the others:
 
-- `train`: every shipped configuration for two short generations, on two ranks as well for three of them (NCCL where
-  there are two GPUs), and three of them twice with the same seed: exit codes, last lines of failures, whether all
-  losses are finite and both runs the same.
-- `losses`: the same 16 updates of the same agents on the CPU and on the GPU, for every algorithm whose batches this
-  process can record: the largest relative difference of the reported losses. Losses that draw random numbers are
-  marked: each device draws its own.
-- `cost`: milliseconds of an update and of acting for populations of 1 to 256, with vectors and with images.
+- `train`: every shipped configuration for two short generations; three of them also on two ranks (NCCL if there are two
+  GPUs), and again with the same seed. Reports exit codes, the last lines of failures, whether all losses are finite,
+  and whether repeated runs are identical.
+- `losses`: the same 16 updates of the same agents on the CPU and on the GPU, for every algorithm whose batches can be
+  recorded in this process. Reports the largest relative difference of the logged losses. Losses that draw random
+  numbers are marked, since each device has its own generator.
+- `cost`: milliseconds per update and per action step for populations of 1 to 256, with vector and image observations.
 - `compile`: the same updates with `training.compile`, which captures CUDA graphs.
-- `pong`: PPO on Pong for three minutes: environment steps of all agents per second, and the return in training.
+- `pong`: PPO on Pong for three minutes. Reports environment steps per second of all agents, and the training return.
 
-Results go to a JSON file as they come, and a table is printed in the end.
+Results are written to a JSON file as they arrive, and each part's table is printed when it ends.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from evorl.types import Agent, Batch, Tensors
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
 PARTS = ("train", "losses", "cost", "compile", "pong")
 TWICE = ("dqn", "ppo", "ppo_atari")
-"""Configurations that run again with the same seed, and on two ranks."""
+"""Configurations that are also repeated with the same seed, and run on two ranks."""
 COSTS = {
     "dqn, vectors": ("dqn", ("network.hidden_sizes=[32,32]", "algorithm.batch_size=128", "replay.learning_starts=256")),
     "dqn, two layers of 256": (
@@ -97,7 +97,7 @@ def machine() -> Row:
 
 
 def run_part(part: str, names: Sequence[str], sizes: Sequence[int], jobs: int, seconds: float) -> list[Row]:
-    """Run the processes of a part, several at once where they measure no time."""
+    """Run the processes of a part, in parallel if they do not measure time."""
     if part == "train":
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
             chosen = [name for name in TWICE if name in names]
@@ -148,7 +148,7 @@ def train(folder: Path, name: str, ranks: int, suffix: str) -> Row:
 
 
 def run(command: Sequence[str], limit: float) -> tuple[int, str]:
-    """Run a command, ended with its group after `limit` seconds: its exit code (124 then) and what it printed."""
+    """Run a command, killing its process group after `limit` seconds; return the exit code (then 124) and output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(
@@ -169,7 +169,7 @@ def run(command: Sequence[str], limit: float) -> tuple[int, str]:
 
 
 def alone(one: str, sizes: Sequence[int]) -> Row:
-    """Run one case of a part in a process of its own, and return its row."""
+    """Run one case of a part in a separate process, and return its row."""
     command = [sys.executable, __file__, "--one", one, "--sizes", *map(str, sizes)]
     code, output = run(command, 120)
     lines = output.strip().splitlines()
@@ -180,7 +180,7 @@ def alone(one: str, sizes: Sequence[int]) -> Row:
 
 
 def recorded(name: str, settings: Sequence[str], count: int) -> tuple[Trainer, list[Batch]]:
-    """Train until `count` batches were due, and return them as they were drawn."""
+    """Train until `count` batches have been drawn, and return the trainer and copies of the batches."""
     trainer = Trainer(load_config([*settings, "tracking.backends=[]"], CONFIGS / f"{name}.yaml"))
     batches: list[Batch] = []
     update = trainer.learner.update
@@ -249,7 +249,7 @@ def losses(name: str) -> Row:
 
 
 def tiled(batch: Batch, agents: int) -> Batch:
-    """Give each of so many agents the batch of the first one."""
+    """Repeat the first agent's batch for `agents` agents."""
     return moved(batch, lambda value: value[:1].expand(agents, *value.shape[1:]).contiguous())
 
 
@@ -260,7 +260,7 @@ def waited(device: torch.device) -> float:
 
 
 def milliseconds(step: Callable[[], object], device: torch.device, budget: float = 1.5) -> float:
-    """Time a call by the median of blocks, after a warm-up."""
+    """Return the median time of a call in ms, over blocks of 5 calls after a warm-up."""
     for _ in range(3):
         step()
     times: list[float] = []
@@ -273,7 +273,7 @@ def milliseconds(step: Callable[[], object], device: torch.device, budget: float
 
 
 def cost(case: str, sizes: Sequence[int]) -> Row:
-    """Time updates and acting of populations of several sizes on batches of the same content."""
+    """Time updates and acting for several population sizes, with the same batch for every agent."""
     name, settings = COSTS[case]
     trainer, (batch, *_) = recorded(name, [*settings, "population.size=1", "evolution.selection.size=1"], 1)
     device, algorithm, row = trainer.ranks.device, trainer.policy.algorithm, Row(case=case)
@@ -292,7 +292,7 @@ def cost(case: str, sizes: Sequence[int]) -> Row:
 
 
 def compiled(name: str) -> Row:
-    """Time updates of four agents, eager and compiled, and compare their gradients."""
+    """Time updates of four agents, eager and compiled, and compare the parameters after four updates."""
     config = load_config([], CONFIGS / f"{name}.yaml")
     settings = ["population.size=1", "evolution.selection.size=1", "environment.num_envs=2"]
     settings += SMALL_REPLAY if isinstance(config.algorithm, ReplayedSettings) else []
@@ -318,7 +318,7 @@ def compiled(name: str) -> Row:
 
 
 def pong(seconds: float) -> Row:
-    """Train PPO on Pong for so long, and read what the run has written."""
+    """Train PPO on Pong for `seconds`, and return its last metrics."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "evorl", "train", "ppo_atari", f"run.directory={folder}", "run.name=pong"]
         command += ["tracking.backends=[]", "evaluation.episodes=1", "evaluation.confirmation_episodes=0"]

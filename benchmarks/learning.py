@@ -1,9 +1,9 @@
-"""Train a configuration with several seeds, evaluate each elite on fresh episodes, and print a line of JSON for each.
+"""Train a configuration with several seeds, evaluate each elite on fresh episodes, and print one JSON line per seed.
 
     python benchmarks/learning.py [key=value ...] [--config FILE] [--processes 2] --seeds 1 2 3
 
-Seconds are those of the whole command, imports included. A fall is a generation whose best agent is more than 100 below
-the best of the generation before. Updates are those of one agent in the mean, staleness is in updates.
+Seconds are wall-clock time of the whole command, imports included. A fall is a generation whose best agent is more than
+100 below the best of the previous generation. Updates are the mean per agent; staleness is in updates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EVALUATE = "import sys; from evorl.cli import main; sys.exit(main())"
 
 
 def train(config: Path, seed: int, processes: int, overrides: Sequence[str], directory: Path) -> dict[str, Any]:
-    """Return how one run ended, what it took and what its elite is worth over 100 fresh episodes."""
+    """Train one seed; return its outcome, its cost, and the elite's score over 100 fresh episodes."""
     settings = [f"seed={seed}", f"run.directory={directory}", f"run.name=seed-{seed}", "tracking.backends=[]"]
     launcher = [] if processes == 1 else [*LAUNCHER, "--num_processes", str(processes)]
     program = program_for(override(read_yaml(config), overrides))

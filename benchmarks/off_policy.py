@@ -1,11 +1,12 @@
-"""Throughput of SAC and TD3 populations beside Stable-Baselines3 agents that train one after the other, in turns.
+"""Throughput of SAC and TD3 populations compared with Stable-Baselines3 agents trained one after another.
 
     OMP_NUM_THREADS=1 python benchmarks/off_policy.py --peer V/bin/python [--rounds 3] [--seconds 16] [key=value ...]
 
-Every agent has two hidden layers of 256, batches of 256 and one update for each step of Pendulum. For each system the
-agents' environment steps per second, which are their updates too, of each round; the share is that of the arithmetic
-that batched products of [agents, 256, 256] reach alone in the same minute. V is the environment of
-`benchmarks/baselines/sb3_off_policy.py`. Seconds are those of each process on its one core, whatever else runs.
+Every agent has two hidden layers of 256, batches of 256 and an update-to-data ratio of 1 on Pendulum. Systems take
+turns. For each system and round, prints the agents' environment steps per second, which equal updates per second. The
+share is relative to the arithmetic rate that batched products of [agents, 256, 256] alone reach in the same minute. V
+is the virtual environment of `benchmarks/baselines/sb3_off_policy.py`. Times are CPU seconds of each single-threaded
+process, independent of other load.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ OBSERVATION, ACTION = 3, 1
 ACTOR = OBSERVATION * UNITS + UNITS * UNITS
 CRITICS = 2 * ((OBSERVATION + ACTION) * UNITS + UNITS * UNITS)
 PASSES = {
-    # Forward for what follows, for the actor and for the temperature, and backward; forward twice and backward, and
-    # forward and backward to the action.
+    # Actor: forward for the target, the actor loss and the temperature loss, and backward. Critics: forward for target
+    # and loss and backward, and forward and backward to the action.
     "sac": 5 * ACTOR + 6 * CRITICS,
-    # The actor learns in every second update.
+    # The actor is updated in every second update.
     "td3": (1 + 3 / 2) * ACTOR + (4 + 2 / 2) * CRITICS,
 }
-"""Multiplications of one update of an agent for each transition of its batch, without heads."""
+"""Multiplications of one update of an agent per transition of its batch, without heads."""
 SETTINGS = (
     "environment={id: Pendulum-v1, num_envs: 1}", f"network.hidden_sizes=[{UNITS},{UNITS}]",
     f"algorithm.batch_size={BATCH}", "algorithm.learn_step=1", "algorithm.split_batches=false",
@@ -41,7 +42,7 @@ SETTINGS = (
 
 
 def peak(dtype: torch.dtype) -> float:
-    """Return the multiplications and additions per second of batched products alone, in the fastest of some rounds."""
+    """Return the floating-point operations per second of batched products alone, in the fastest of 5 rounds."""
     x, y = (torch.randn(AGENTS, UNITS, UNITS).to(dtype) for _ in range(2))
     fastest, count = float("inf"), 50
     for _ in range(5):
@@ -53,7 +54,7 @@ def peak(dtype: torch.dtype) -> float:
 
 
 def rate(command: list[str]) -> float:
-    """Return the agent steps per CPU second that a benchmark prints."""
+    """Run a benchmark and return the agent steps per CPU second that it prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout.splitlines()[-1])["agent_env_steps_per_cpu_s"])
 

@@ -1,17 +1,17 @@
-"""Train a population on what actor processes do, and evolve it, on every process that Accelerate starts.
+"""Train a population on experience from actor processes, and evolve it, on every process that Accelerate starts.
 
     accelerate launch --config_file configs/accelerate/accelerate.yaml demos/asynchronous.py [--config FILE]
         [key=value ...]
 
-This is the whole training loop; copy it and change it. Each rank learns and has actors: processes that act with all of
-its agents, each in environments of its own, while it learns. In a generation
+This is the complete training loop, written to be copied and changed. Each rank is a learner with its own actors:
+processes that act with all of its agents, each in its own environments, while the rank learns. In each generation
 
-1. this rank's agents become a policy, which its actors follow, and a learner, whose stacks learn;
-2. actors send what they did, through memory that they share with the rank, with the version of their parameters;
-3. the learner updates all agents with each batch that is due, and actors are given the new parameters;
-4. all agents play the same evaluation episodes, which make their fitness (`evolution.fitness`: the mean return);
+1. this rank's agents are stacked into a policy, which its actors follow, and a learner, which trains them;
+2. actors send rollouts through shared memory, tagged with the version of their parameters;
+3. the learner updates all agents with each batch that is due, and publishes the new parameters to the actors;
+4. all agents play the same evaluation episodes, which determine their fitness (`evolution.fitness`: the mean return);
 5. the generation's metrics are written, and the main process selects and mutates agents;
-6. the run is checkpointed with the next generation's agents, which the other ranks reload.
+6. a checkpoint is saved with the next generation's agents, which the other ranks reload.
 """
 
 import sys
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
         Run(config, placement, algorithm, experience, actors, stopwatch, callbacks) as run,
     ):
         for generation in run.generations():
-            # Between generations agents are plain values; now this rank's agents become stacks that train as one.
+            # Agents are separate records between generations. Stacking them trains this rank's agents as one batch.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)

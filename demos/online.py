@@ -2,14 +2,14 @@
 
     accelerate launch --config_file configs/accelerate/accelerate.yaml demos/online.py [--config FILE] [key=value ...]
 
-This is the whole training loop; copy it and change it. In a generation
+This is the complete training loop, written to be copied and changed. In each generation
 
-1. this rank's agents become a policy, whose stacks act, and a learner, whose stacks learn;
+1. this rank's agents are stacked into a policy, which acts, and a learner, which trains them;
 2. all environments step together, and every transition is stored;
-3. the learner updates all agents with each batch that is due, and the experience hears what became of it;
-4. all agents play the same evaluation episodes, which make their fitness (`evolution.fitness`: the mean return);
+3. the learner updates all agents with each batch that is due, and the experience observes the result;
+4. all agents play the same evaluation episodes, which determine their fitness (`evolution.fitness`: the mean return);
 5. the generation's metrics are written, and the main process selects and mutates agents;
-6. the run is checkpointed with the next generation's agents, which the other ranks reload.
+6. a checkpoint is saved with the next generation's agents, which the other ranks reload.
 """
 
 import sys
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
         Run(config, placement, algorithm, experience, environments, stopwatch, callbacks) as run,
     ):
         for generation in run.generations():
-            # Between generations agents are plain values; now this rank's agents become stacks that train as one.
+            # Agents are separate records between generations. Stacking them trains this rank's agents as one batch.
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)

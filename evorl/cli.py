@@ -1,4 +1,4 @@
-"""`evorl`: train, and look at what a run has left behind; `evorl.commands` has a file for each command."""
+"""The `evorl` command line; `evorl.commands` has one module per command."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from evorl.commands.overview import HELP, overview
 
 
 def main() -> int:
-    """Run the console script."""
+    """Run the `evorl` console script and return its exit code."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in HELP:
         print(overview())
         return 0
-    # Here, since torch takes seconds, which nobody who asks for help should wait.
+    # Imported late: importing torch takes seconds, and `--help` should not wait for it.
     from evorl.commands.command import run_command
     from evorl.runs.launch import run_program
 

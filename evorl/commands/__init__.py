@@ -1,4 +1,4 @@
-"""The commands of `evorl`: one file each, which is imported when its command is called."""
+"""The commands of `evorl`: one module each, imported when the command is called."""
 
 from collections.abc import Mapping
 
@@ -20,4 +20,4 @@ COMMANDS: Mapping[str, str] = {
     "resume": "go on with a run, further than it went if so asked",
     "replay": "train one agent on the schedule of a run's best one, as seed=N says",
 }
-"""What each command is for; `COMMAND` in the file of the same name says what it takes, and runs it."""
+"""Help text of each command; `COMMAND` in the module of the same name defines its arguments and runs it."""

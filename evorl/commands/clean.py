@@ -1,4 +1,4 @@
-"""`evorl clean`: remove what only a resumed run would need."""
+"""`evorl clean`: remove a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from evorl.types import UserError
 
 
 def clean(run: Path, remove_them: bool) -> str:
-    """Say how much room a run's checkpoints take; with `remove_them` they are gone then. Raises UserError."""
+    """Describe the size of a run's checkpoints, in MB, and remove them if `remove_them`. Raises UserError."""
     check_run(run)
     if is_locked(run):
         raise UserError(f"{run}: is still training")
     checkpoints = run / "checkpoints"
     size = size_of(checkpoints)
     if remove_them:
-        # Nobody may begin to resume from what is being removed.
+        # Hold the lock, so that no process starts to resume from checkpoints that are being removed.
         lock = Lock(run, wait=0.0)
         try:
             remove(checkpoints)

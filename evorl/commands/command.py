@@ -1,4 +1,4 @@
-"""What a command is, and the arguments that several of them take."""
+"""The definition of a command, and arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evorl.types import UserError
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `arguments` adds what it takes to a parser, `run` does what was asked. Raises UserError, OSError."""
+    """A command: `arguments` adds its arguments to a parser, `run` executes it. Raises UserError, OSError."""
 
     run: Callable[[argparse.Namespace], None]
     arguments: Callable[[argparse.ArgumentParser], None]
@@ -28,14 +28,14 @@ class Command:
 
 
 def command_named(name: str) -> Command:
-    """Return a command. Raises UserError where there is none of this name."""
+    """Import a command by name. Raises UserError if there is none of this name."""
     check_name("evorl", name, COMMANDS)
     found: Command = importlib.import_module(f"evorl.commands.{name}").COMMAND
     return found
 
 
 def parser_of(name: str) -> Parser:
-    """Return the parser of a command's arguments. Raises UserError where there is no such command."""
+    """Return the argument parser of a command. Raises UserError if there is no such command."""
     command = command_named(name)
     examples = "\n".join(f"  {example}" for example in command.examples)
     parser = Parser(
@@ -49,7 +49,7 @@ def parser_of(name: str) -> Parser:
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Run the command that a command line asks for. Raises UserError."""
+    """Parse a command line and run its command. Raises UserError."""
     name, *rest = arguments or ["--help"]
     if name in HELP:
         print(overview())
@@ -63,13 +63,13 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the directory of a run whose configuration may name code."""
+    """Add the run's directory and `--allow-code`."""
     parser.add_argument("run", type=Path, help="the run's directory")
     parser.add_argument("--allow-code", action="store_true", help="let the run's configuration name code to run")
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the settings that replace those of a file."""
+    """Add `key.path=value` arguments, which override settings."""
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
 
 

@@ -1,4 +1,4 @@
-"""`evorl completion`: what a shell needs to complete commands, their options and the names of algorithms."""
+"""`evorl completion`: shell scripts that complete commands, their options and the names of algorithms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evorl.config.shipped import shipped_names
 
 @dataclass(frozen=True)
 class Completed:
-    """A command: what it is for, its options with their help, and names that it takes beside files."""
+    """The completions of a command: its purpose, its options with their help, and names it takes besides files."""
 
     name: str
     purpose: str
@@ -24,12 +24,12 @@ class Completed:
 
     @property
     def words(self) -> str:
-        """Return all that can be completed of it, as shells write it."""
+        """All options and names, quoted for a shell and joined by spaces."""
         return " ".join(map(shlex.quote, (*self.options, *self.names)))
 
 
 def completed(name: str) -> Completed:
-    """Return what can be completed of a command, as its parser has it."""
+    """Collect the completions of a command from its argument parser."""
     options: dict[str, str] = {}
     names: list[str] = []
     for action in parser_of(name)._actions:
@@ -40,7 +40,7 @@ def completed(name: str) -> Completed:
 
 
 def bash() -> str:
-    """Return a script for bash."""
+    """Return the completion script for bash."""
     cases = "\n".join(f"        {each.name}) words={shlex.quote(each.words)} ;;" for each in map(completed, COMMANDS))
     return f"""_evorl() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} words=
@@ -58,7 +58,7 @@ complete -o filenames -F _evorl evorl
 
 
 def zsh() -> str:
-    """Return a script for zsh."""
+    """Return the completion script for zsh."""
     named = "\n".join(f"        {shlex.quote(f'{name}:{purpose}')}" for name, purpose in COMMANDS.items())
     cases = "\n".join(f"        {each.name}) compadd -- {each.words} ;;" for each in map(completed, COMMANDS))
     return f"""#compdef evorl
@@ -84,7 +84,7 @@ fi
 
 
 def fish() -> str:
-    """Return a script for fish."""
+    """Return the completion script for fish."""
     lines = [
         f"complete -c evorl -n __fish_use_subcommand -f -a {name} -d {shlex.quote(purpose)}"
         for name, purpose in COMMANDS.items()

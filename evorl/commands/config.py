@@ -1,4 +1,4 @@
-"""`evorl config`: the whole configuration that a command line stands for, and what its keys mean."""
+"""`evorl config`: the complete configuration of a command line, with the meaning of its keys."""
 
 from __future__ import annotations
 

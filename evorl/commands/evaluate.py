@@ -27,14 +27,14 @@ from evorl.runs.trust import refuse_code
 from evorl.system.console import digits
 
 PURPOSE = "evaluation of the elite"
-"""A purpose of its own keeps these episodes apart from all that the run has seen, also with the run's seed."""
+"""A separate purpose makes these episodes differ from all episodes of the run, even with the run's seed."""
 
 
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
-    """Return the returns of a run's best agent on fresh episodes, without exploration. Raises UserError.
+    """Evaluate a run's best agent on fresh episodes, without exploration. Raises UserError.
 
-    `returns` are in the order of `seeds_of`, `std` is their sample standard deviation. Where fitness is more than the
-    return, `terms` has the mean of each other term.
+    In the result, `returns` are in the order of `seeds_of`, and `std` is their sample standard deviation. If fitness is
+    more than the return, `terms` has the mean of each of its terms.
     """
     data, agent = load_elite(run)
     config = validate(data, SETTINGS)
@@ -67,7 +67,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
 
 
 def seeds_of(seed: int, episodes: int) -> list[int]:
-    """Return the seeds of the episodes that `seed` stands for."""
+    """Derive the episodes' environment seeds from `seed`."""
     rng = numpy_generator(seed, generation=0, rank=0, purpose=PURPOSE)
     return [int(number) for number in rng.integers(2**31, size=episodes)]
 

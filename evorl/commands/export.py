@@ -13,7 +13,7 @@ from evorl.runs.loaded import LoadedAgent, load
 
 
 def facts_of(loaded: LoadedAgent) -> dict[str, str]:
-    """Return what a file says of its agent."""
+    """Return the metadata to store in the agent's ONNX file."""
     return {
         "environment": loaded.config.environment.id,
         "algorithm": loaded.config.algorithm.name,

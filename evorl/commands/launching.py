@@ -1,4 +1,4 @@
-"""Command lines that start a training program on one process or, by Accelerate's launcher, on several."""
+"""Command lines that start a training program on one process or, with Accelerate's launcher, on several."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 
 def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
-    """Return the command that starts a program, the first of these arguments, on so many processes."""
+    """Return the command that starts the program `arguments[0]` on a number of processes."""
     if processes == 1:
         return [sys.executable, *arguments]
-    # Without -P a `yaml.py` in the working directory, which may be a stranger's run, would be imported for yaml.
+    # Without -P, a `yaml.py` in the working directory, which may be an untrusted run, would be imported as yaml.
     launcher = [sys.executable, "-P", str(LOCAL_LAUNCHER), "--config_file", str(ACCELERATE)]
     return [*launcher, "--num_processes", str(processes), *arguments]
 
 
 def program_for(named: Path, config: AnyConfig) -> Path:
-    """Return the program that a command line names, or the demo for the algorithm. Raises UserError where it is not."""
+    """Return the program `named`, or by default the algorithm's demo. Raises UserError if the file does not exist."""
     program = ASYNCHRONOUS if named == ONLINE and config.actors is not None else named
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")
@@ -38,7 +38,7 @@ def program_for(named: Path, config: AnyConfig) -> Path:
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Add a run's directory, settings to change, and how a program is started for it."""
+    """Add the run's directory, `key.path=value` overrides, `--processes` and `--program`."""
     add_run(parser)
     add_overrides(parser)
     parser.add_argument("--processes", type=count, help="default: as many as before")
@@ -46,7 +46,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def processes_for(run: Path, asked: int | None) -> int:
-    """Return how many processes were asked for, or as many as a run had. Raises UserError for more than cores."""
+    """Return the number `asked` for, else the run's. Raises UserError if the run's number exceeds the usable cores."""
     ranks, cores = asked or _ranks_of(run), usable_cores()
     if ranks > cores and asked is None:
         raise UserError(
@@ -57,7 +57,7 @@ def processes_for(run: Path, asked: int | None) -> int:
 
 
 def _ranks_of(run: Path) -> int:
-    """Return the ranks that made the newest checkpoint; it is verified later, by those who resume from it."""
+    """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume."""
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     for generation in reversed(checkpoints.generations()):
         with contextlib.suppress(UserError):

@@ -1,4 +1,4 @@
-"""`evorl lineage`: the ancestors of a run's best agent, and what made each of its parent."""
+"""`evorl lineage`: the ancestors of a run's best agent, and the mutation that produced each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADINGS = ("agent", "generations", "fitness", "what made it")
 
 
 def rows_of(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[tuple[str, ...]]:
-    """Return a row for each agent of an ancestry, the initial one first."""
+    """Return one table row per agent of a lineage, the initial one first."""
     rows: list[tuple[str, ...]] = []
     for number, group in groupby(stages, key=lambda stage: stage.id):
         own = list(group)

@@ -15,20 +15,20 @@ from evorl.system.files import is_locked, size_of
 from evorl.types import UserError
 
 WIDEST = 80
-"""Letters of a cell beside the run's name."""
+"""The maximum number of characters in a cell, except the run's name."""
 HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state", "size")
 
 
 def rows_of(directory: Path) -> list[tuple[str, ...]]:
-    """Return what is listed of each run in a directory, oldest first. Raises OSError."""
+    """Return one table row per run in a directory, oldest first. Raises OSError."""
     began = {path: _began(path) for path in directory.iterdir() if not path.is_symlink()}
     known = sorted((time, path) for path, time in began.items() if time is not None)
-    # One endless word would push all other runs' columns off the line.
+    # One very long value would push the columns of all other runs off the screen.
     return [(path.name, *(on_one_line(cell, WIDEST) for cell in _row(path)[1:])) for _, path in known]
 
 
 def _began(path: Path) -> float | None:
-    """Return when a run's configuration was written, 0 where nobody may look, and None where there is no run."""
+    """Return the modification time of a run's configuration, 0 if it is not accessible, None if there is no run."""
     try:
         status = (path / "config.yaml").stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -57,7 +57,7 @@ def _row(path: Path) -> tuple[str, ...]:
 
 
 def state_of(run: RunOverview) -> str:
-    """Return in words what has become of a run."""
+    """Return a run's state: `training`, `begun`, `killed`, `solved`, or how its summary says it ended."""
     if is_locked(run.path):
         return "training"
     if not run.summary:

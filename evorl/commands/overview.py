@@ -1,4 +1,4 @@
-"""The help of all commands together, which needs none of what they import."""
+"""The help of all commands, without importing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLES = (
 
 
 def overview() -> str:
-    """Return what `evorl --help` prints."""
+    """Return the text of `evorl --help`."""
     width = max(map(len, COMMANDS))
     return "\n".join(
         [

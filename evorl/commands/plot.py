@@ -1,4 +1,4 @@
-"""`evorl plot`: a picture of a run, or of several with their mean and its interval."""
+"""`evorl plot`: a plot of a run, or of several with their mean and its confidence interval."""
 
 from __future__ import annotations
 

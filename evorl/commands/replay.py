@@ -1,4 +1,4 @@
-"""`evorl replay`: train one agent on the schedule of a run's best one."""
+"""`evorl replay`: train a single agent with the hyperparameter schedule of a run's best agent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from evorl.system.files import write_atomically
 def replay_command(
     run: Path, overrides: Sequence[str], program: Path, processes: int | None, constant: bool, allow_code: bool = False
 ) -> list[str]:
-    """Return the command that trains one agent on the schedule of a run's best one, or with its last settings.
+    """Return the command that trains one agent with the schedule of a run's best agent.
 
-    Its configuration is written into the run's directory. Says what is not as it was for the winner. Raises UserError
-    where there is no such schedule.
+    If `constant`, the agent uses the best agent's last settings throughout. Writes the configuration into the run's
+    directory, and prints how training differs from the original. Raises UserError if there is no such schedule.
     """
     data, _ = load_elite(run)
     config = validate(data, SETTINGS)

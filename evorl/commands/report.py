@@ -1,4 +1,4 @@
-"""`evorl report`: one HTML page about a run, or about several that it compares."""
+"""`evorl report`: a self-contained HTML report on a run, or a comparison of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evorl resume`: go on with a run."""
+"""`evorl resume`: resume a run from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from evorl.runs.trust import refuse_code
 def resume_command(
     run: Path, overrides: Sequence[str], program: Path, processes: int | None, allow_code: bool = False
 ) -> list[str]:
-    """Return the command that resumes a run, on as many processes as it had. Raises UserError where none may."""
+    """Return the command that resumes a run, by default on as many processes as it had.
+
+    Raises UserError if the overrides change a setting that a resumed run may not change.
+    """
     check_run(run)
     directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]

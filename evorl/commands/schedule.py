@@ -1,4 +1,4 @@
-"""`evorl schedule`: what a run's best agent was in each generation."""
+"""`evorl schedule`: the hyperparameter schedule of a run's best agent, generation by generation."""
 
 from __future__ import annotations
 

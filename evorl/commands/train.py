@@ -1,4 +1,4 @@
-"""`evorl train`: train a population on one process or, by Accelerate's launcher, on several."""
+"""`evorl train`: train a population on one process or, with Accelerate's launcher, on several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evorl.runs.programs import main_of, program_for
 
 
 def program_arguments(words: Sequence[str], seed: int | None, name: str | None) -> list[str]:
-    """Return the arguments of the training program for what stands on the command line. Raises UserError."""
+    """Convert the command line to the arguments of the training program. Raises UserError."""
     file, given = file_and_assignments(words)
     given += [] if seed is None else [f"seed={seed}"]
     given += [] if name is None else [f"run.name={json.dumps(name, ensure_ascii=False)}"]
@@ -37,7 +37,7 @@ def _run(parsed: argparse.Namespace) -> None:
     if parsed.processes == 1:
         main_of(program)(arguments)
         return
-    # Before several processes find the same mistake, and their launcher adds a traceback for each.
+    # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
     check(read_config(Path(arguments[1]), arguments[2:]))
     command = launch_command([str(program), *arguments], parsed.processes)
     os.execv(command[0], command)

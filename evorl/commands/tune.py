@@ -1,4 +1,4 @@
-"""`evorl tune`: train several seeds of one configuration, and say what they come to together."""
+"""`evorl tune`: train several seeds of one configuration and summarise their results."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from evorl.system.console import aligned, digits, say
 from evorl.types import RunFailed, UserError
 
 PIECE = 0.5
-"""Seconds between two looks at whether all have ended."""
+"""Seconds between checks whether all runs have ended."""
 HEADINGS = ("seed", "run", "best", "episodes", "steps", "seconds", "state")
 
 
 @dataclass
 class Processes:
-    """The trainings that run at a time; those that are told to end do so by themselves, with what they have kept."""
+    """The training processes in progress; on SIGTERM they shut down cleanly and keep their checkpoints."""
 
     running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
     over: bool = False
 
     def train(self, number: int, command: Sequence[str]) -> int:
-        """Run a training, with its seed before each of its lines; gives its exit code, 1 where it was not begun."""
+        """Run a training process, its output lines prefixed by its seed; return its exit code, 1 if not started."""
         with self.lock:
             if self.over:
                 return 1
-            # Before the working directory, so that none of its files is imported instead.
+            # The package comes first on the path, so that no other `evorl` is imported instead.
             path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
             process = subprocess.Popen(
                 command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -59,7 +59,7 @@ class Processes:
         return code
 
     def end(self) -> None:
-        """Tell all trainings to end, and let none begin."""
+        """Terminate all training processes and prevent new ones."""
         with self.lock:
             self.over = True
             for process in self.running:
@@ -67,12 +67,12 @@ class Processes:
 
 
 def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int) -> dict[int, int]:
-    """Return the exit code of each seed's command; so many `jobs` run at a time."""
+    """Run each seed's command, `jobs` at a time; return the exit codes by seed."""
     processes = Processes()
     with ThreadPoolExecutor(jobs) as pool:
         begun = {number: pool.submit(processes.train, number, command) for number, command in commands}
         try:
-            # In pieces: a signal that another thread receives does not end a wait.
+            # Poll: a signal that another thread receives does not interrupt a wait.
             while wait(begun.values(), PIECE).not_done:
                 pass
             return {number: future.result() for number, future in begun.items()}
@@ -82,7 +82,7 @@ def train_each(commands: Sequence[tuple[int, Sequence[str]]], jobs: int) -> dict
 
 
 def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
-    """Return a row for each seed's run, and what they come to together: the best agents' mean, and who is solved."""
+    """Format one row per seed, then the mean over seeds of the best agents' scores and the number solved."""
     rows, best, solved, targets = [], [], 0, 0
     for number, path in runs:
         record = read_overview(path)
@@ -111,7 +111,7 @@ def _together(best: Sequence[float], solved: int, targets: int, number: int) -> 
 
 
 def _seed_or_word(text: str) -> int | str:
-    """Return a seed, or a word that stands behind the seeds. Raises ValueError for a number that is no seed."""
+    """Parse a seed, or keep a word that follows the seeds. Raises an error for a number out of range."""
     return text if not text.lstrip("-").isdecimal() else seed(text)
 
 

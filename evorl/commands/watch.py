@@ -1,4 +1,4 @@
-"""`evorl watch`: look at an agent that plays, in a window or in a film."""
+"""`evorl watch`: show an agent's episodes, in a window or as a video."""
 
 from __future__ import annotations
 

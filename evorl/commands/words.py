@@ -1,4 +1,4 @@
-"""The words by which command lines name a configuration: an algorithm or a file, and settings to change."""
+"""Positional arguments that name a configuration: an algorithm or a file, and settings to change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from evorl.config.shipped import configuration_file, shipped_names
 from evorl.types import UserError
 
 WORDS = "words"
-"""Where a parser keeps them."""
+"""Their name in the parser's namespace."""
 
 
 def add_words(parser: argparse.ArgumentParser) -> None:
-    """Add what names a configuration."""
+    """Add the positional arguments that name a configuration."""
     parser.add_argument(
         WORDS,
         nargs="*",
@@ -24,7 +24,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
 
 
 def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the file that words name, and the settings that they change. Raises UserError."""
+    """Split words into the configuration file and the `key.path=value` assignments. Raises UserError."""
     named = [word for word in words if "=" not in word]
     if len(named) > 1:
         raise UserError(f"one algorithm or file at a time, and not {' and '.join(map(repr, named[:3]))}")

@@ -1,1 +1,1 @@
-"""Agents as files for other programs: ONNX, and model pages."""
+"""Export of agents: ONNX files, and model pages on the Hugging Face Hub."""

@@ -1,4 +1,4 @@
-"""The card of a model: what a run's best agent is, how good, and how it came about."""
+"""The model card of a run's best agent: its score, usage, lineage and settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PICTURE = "lineage.png"
 
 
 def card(run: Drawn, settings: Mapping[str, Any], files: Sequence[str]) -> str:
-    """Return the card of a run, in Markdown with the head that model pages read.
+    """Return the model card of a run, in Markdown with the YAML metadata that the Hugging Face Hub reads.
 
-    `settings` are the configuration as it may be shown, `files` the names of what lies beside the card.
+    `settings` are the shareable settings, `files` the names of the other files on the page.
     """
     environment, algorithm = str(run.setting("environment.id")), str(run.setting("algorithm.name"))
     best = run.described_best
@@ -55,7 +55,7 @@ def _head(run: Drawn, environment: str, algorithm: str) -> dict[str, Any]:
     }
     if last.elite_fitness is not None:
         task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
-        # Here model pages have the standard deviation of returns, by which leaderboards of the Hub rank.
+        # By convention +/- is the standard deviation of returns here: the Hub's leaderboards rank by it.
         metric = {"type": "mean_reward", "value": f"{last.elite_fitness:.2f} +/- {last.elite_std or 0:.2f}"}
         result = {"task": task, "dataset": {"name": environment, "type": environment}, "metrics": [metric]}
         head["model-index"] = [{"name": f"{algorithm}-{environment}", "results": [result]}]
@@ -83,6 +83,6 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return words that Markdown and HTML take as they are, on one line."""
+    """Escape text for Markdown and HTML, on one line, truncated to 200 characters."""
     escaped = "".join(f"&#{ord(letter)};" if letter in "|<>&[]()!`*_#\\" else letter for letter in text[:200])
     return " ".join(escaped.split())

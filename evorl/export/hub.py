@@ -1,4 +1,4 @@
-"""A run's best agent as a model page of the Hugging Face Hub."""
+"""Publishing a run's best agent as a model page on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONAL = ("agent.onnx",)
 
 
 def check_hub() -> None:
-    """Raise UserError unless the packages and the key are there that a model page needs."""
+    """Raise UserError unless the packages of the `hub` extra and a Hub token are available."""
     require("hub", ("huggingface_hub", "matplotlib"), "a push")
     import huggingface_hub
 
@@ -32,10 +32,10 @@ def check_hub() -> None:
 
 
 def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
-    """Write what a model page holds of a run to an empty folder, and return the names of its files.
+    """Write the files of a run's model page to an empty folder, and return their names.
 
-    `evorl.load` reads the folder as it does a run. Settings that `tracking.exclude` names are left out. Raises
-    UserError where there is no run, or no agent in it.
+    `evorl.load` can load the folder like a run. Settings listed in `tracking.exclude` are left out. Raises UserError
+    if there is no run, or it has no elite yet.
     """
     drawn = load(run)
     if not (run / FILES[0]).is_file():
@@ -55,10 +55,7 @@ def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
 
 
 def push(folder: Path, name: str, private: bool) -> str:
-    """Upload a folder as the model page called `name`, which is made if there is none, and return its address.
-
-    Raises UserError where that fails.
-    """
+    """Upload a folder to the model page `name`, created if missing, and return its URL. Raises UserError on failure."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

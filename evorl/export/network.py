@@ -1,6 +1,6 @@
-"""One agent as a module: from observations as the environment gives them to actions as it takes them.
+"""A single agent as a torch module that maps raw observations to actions in the environment's format.
 
-Axes: B observations, K numbers for each of N units of the recurrent state. The stack axis of one agent is inside.
+Axes: B batch of observations, K values for each of N units of the recurrent state. The stack axis is internal.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
 
 @dataclass(frozen=True)
 class Reading:
-    """Say how an input becomes a part of the observation: the `first` of its categories, and which numbers are seen."""
+    """Preprocessing of an input: subtract the `first` category, then select the indices `seen`; None skips a step."""
 
     first: Tensor | None
     seen: Tensor | None
 
 
 class ActingAgent(nn.Module):
-    """An agent that acts without exploration, in its true sizes and without padding.
+    """An agent that acts deterministically, with its networks unpadded.
 
-    Inputs are the parts of an observation [B, ...], the mask of actions [B, A] where there can be one, and where there
-    is one the recurrent state [B, K, N], zero where an episode begins. Outputs are actions [B, ...] and the next state.
+    Inputs are the parts of an observation [B, ...], the action mask [B, A] if actions can be masked, and for recurrent
+    agents the state [B, K, N], zero at the start of an episode. Outputs are the actions [B, ...] and, for recurrent
+    agents, the next state.
     """
 
     def __init__(
         self, agent: Agent, algorithm: Algorithm, space: gym.Space[Any], indices: Sequence[int] | None = None
     ) -> None:
-        """Take an agent that has learned from observations of a `space`, or from numbers at these `indices` of them."""
+        """`space` is the observation space the agent was trained on; `indices` select the entries it observes."""
         super().__init__()
         self.algorithm = algorithm
         self.stack = unpadded(agent, algorithm)
@@ -59,18 +60,18 @@ class ActingAgent(nn.Module):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Return the names of the inputs, in their order."""
+        """The names of the inputs of `forward`, in order."""
         return (*map(_input, self.parts), *([MASK] if self.masked else []), *([STATE] if self.state_shape[0] else []))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return the names of the outputs, in their order."""
+        """The names of the outputs of `forward`, in order."""
         return (ACTION, NEXT_STATE) if self.state_shape[0] else (ACTION,)
 
     def given(
         self, observation: Any, mask: NDArray[np.bool_] | None, state: NDArray[np.float32] | None
     ) -> list[Tensor]:
-        """Return the inputs for a batch of observations of the space, as the environment gives them."""
+        """Convert a batch of raw observations, the action mask and the recurrent state to inputs of `forward`."""
         raw = flattened(observation)
         found = [torch.from_numpy(np.asarray(raw[name], dtype=TYPES[part.dtype])) for name, part in self.parts.items()]
         if self.masked:
@@ -82,7 +83,7 @@ class ActingAgent(nn.Module):
         return found
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return what `outputs` names for what `inputs` names."""
+        """Map the tensors named by `inputs` to those named by `outputs`."""
         given = dict(zip(self.inputs, inputs, strict=True))
         observation = {name: self._read(name, given[_input(name)]).unsqueeze(0) for name in self.parts}
         if self.masked:
@@ -113,7 +114,7 @@ class ActingAgent(nn.Module):
 
 
 def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
-    """Return a stack of one agent, whose networks have its own sizes."""
+    """Return a stack of one agent, with its networks allocated at their own sizes."""
     networks = {}
     for name, spec in algorithm.networks.items():
         layout = Layout(agent.architectures[name], ((agent.architectures[name].activation or "", 0, 1),))
@@ -121,7 +122,7 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
         memory = torch.zeros(shapes.numel(1))
         network = StackedNetwork.allocate(spec.network, layout, shapes, 1, memory)
         network.load([agent.tensors[name]])
-        # The norm by shares of units, as exporters do not know the fused one.
+        # Compute norms from the shares of units: ONNX export does not support the fused kernel.
         counted = network.buffers.matrices(shapes.matrices)
         networks[name] = network.computing_with(network.tensors | {key: shares(counted[key]) for key in shapes.masks})
     hyperparameters = {name: torch.tensor([value]) for name, value in agent.hyperparameters.items()}
@@ -130,12 +131,12 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
 
 
 def _input(part: str) -> str:
-    """Return the name of the input that is a part; ONNX has no names that begin with a digit, as those of tuples do."""
+    """Return the input name of a part; ONNX names cannot begin with a digit, as those of tuple spaces do."""
     return f"{WHOLE}.{part}" if part[:1].isdigit() else part
 
 
 def flattened(observation: Any, name: str = "") -> dict[str, Any]:
-    """Return the parts of an observation by name, as they are: `camera`, `arm.angles`, or `observation`."""
+    """Flatten a nested observation to its unmodified parts by name: `camera`, `arm.angles`, or `observation`."""
     if isinstance(observation, Mapping | tuple):
         found: dict[str, Any] = {}
         children = observation.items() if isinstance(observation, Mapping) else enumerate(observation)

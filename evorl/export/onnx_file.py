@@ -1,4 +1,4 @@
-"""An agent as an ONNX file, which is compared with what the agent predicts before it is left anywhere.
+"""ONNX export of an agent, verified against the agent's `predict` before the file is written.
 
 Axes: B observations, A actions.
 """
@@ -25,18 +25,18 @@ from evorl.types import UserError
 
 OPSET = 17
 BATCH, STEPS = 16, 4
-"""Observations, and steps of recurrent agents, on which a file is compared with its agent."""
+"""Batch size, and number of steps for recurrent agents, with which a file is verified."""
 TOLERANCE = 1e-5
 Arrays = list[NDArray[Any]]
 
 
 def check_packages() -> None:
-    """Raise UserError unless the packages are there that write and try ONNX files."""
+    """Raise UserError unless the packages of the `onnx` extra are installed."""
     require("onnx", ("onnx", "onnxruntime"), "an export")
 
 
 def in_float32(loaded: LoadedAgent) -> LoadedAgent:
-    """Return the same agent, multiplying in float32, where it has learned in bfloat16: no runtime has that on CPUs."""
+    """Return an agent trained in bfloat16 as one that computes in float32: no runtime supports bfloat16 on CPUs."""
     if not loaded.config.network.bf16:
         return loaded
     network = loaded.config.network.model_copy(update={"bf16": False})
@@ -45,9 +45,9 @@ def in_float32(loaded: LoadedAgent) -> LoadedAgent:
 
 
 def write_onnx(loaded: LoadedAgent, output: Path, facts: Mapping[str, str]) -> float:
-    """Write an agent with `facts` about it, and return by how much it differs from what `predict` gives.
+    """Export an agent with `facts` as metadata, and return the largest difference from `predict` (see `compare`).
 
-    Raises UserError, and leaves no file, where that is more than 1e-5.
+    Raises UserError, and writes no file, if that exceeds 1e-5.
     """
     check_packages()
     indices = loaded.config.environment.observation_indices
@@ -66,7 +66,7 @@ def _exported(acting: ActingAgent, example: tuple[Any, Any, list[torch.Tensor]],
     buffer, names = io.BytesIO(), (*acting.inputs, *acting.outputs)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        # By tracing, which takes what is computed as it is, for any number of observations.
+        # Export by tracing (dynamo=False), with a dynamic batch axis.
         torch.onnx.export(
             acting,
             tuple(example[2]),
@@ -85,21 +85,21 @@ def _exported(acting: ActingAgent, example: tuple[Any, Any, list[torch.Tensor]],
 
 
 def session_of(payload: bytes) -> Any:
-    """Return a session of onnxruntime, on one thread. Raises UserError where it cannot read the file."""
+    """Return a single-threaded onnxruntime session. Raises UserError if it cannot load the file."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     try:
         return onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # Its errors have no common class of their own.
+    except Exception as error:  # onnxruntime's errors have no common base class.
         raise UserError(f"onnxruntime cannot read the file: {str(error)[:300]}") from error
 
 
 def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
-    """Return the largest difference of a file's outputs from what `predict` gives, relative to numbers above 1.
+    """Return the largest difference between the file's outputs and `predict`: absolute, or relative for values above 1.
 
-    Observations are drawn from their space, one alone and several together; a recurrent agent sees some in turn.
+    Observations are sampled from the space, with batch sizes 1 and 16; a recurrent agent plays 4 steps.
     """
     session, largest = session_of(payload), 0.0
     for batch in (1, BATCH):
@@ -112,7 +112,7 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
             action, after = loaded.predict(observation, state, action_mask=mask)
             wanted = {ACTION: action}
             if after is not None:
-                # Loaded agents have room for more units.
+                # The state of a loaded agent is padded to more units.
                 wanted[NEXT_STATE] = after[..., : acting.state_shape[1]]
             named = {name: value.numpy() for name, value in zip(acting.inputs, inputs, strict=True)}
             got = dict(zip(acting.outputs, session.run(None, named), strict=True))
@@ -124,13 +124,13 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
 def _given(
     acting: ActingAgent, loaded: LoadedAgent, batch: int, rng: np.random.Generator
 ) -> tuple[Any, NDArray[np.bool_] | None, list[torch.Tensor]]:
-    """Return random observations [B, ...], a mask [B, A] if there is one, and the inputs that they are."""
+    """Sample observations [B, ...] and, if actions are masked, a mask [B, A]; also return them as module inputs."""
     loaded.observation_space.seed(int(rng.integers(2**31)))
     observation = _together(loaded.observation_space, [loaded.observation_space.sample() for _ in range(batch)])
     mask = None
     if acting.masked:
         mask = rng.random((batch, acting.masked)) < 0.7
-        # Something is allowed in every choice.
+        # At least one action must be valid.
         mask |= ~mask.any(1, keepdims=True)
     return observation, mask, acting.given(observation, mask, None)
 

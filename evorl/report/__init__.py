@@ -1,1 +1,1 @@
-"""Reports of runs: pages and pictures of what `evorl.runs` has written."""
+"""Reports of runs: HTML pages and plots of the files that `evorl.runs` writes."""

@@ -1,4 +1,4 @@
-"""Several runs together: those that differ only in their seeds are one group, with a mean and an interval.
+"""Comparison of runs: those that differ only in the seed form a group, with a mean and a confidence interval.
 
 Axes: S seeds, N steps.
 """
@@ -18,7 +18,7 @@ from evorl.report.generation import Generation
 from evorl.report.statistics import Interval, interval, thinned
 
 APART = ("seed", "run", "tracking", "checkpoint")
-"""Settings that runs of one group may differ in."""
+"""Settings, or sections, in which the runs of a group may differ."""
 Floats = NDArray[np.float64]
 
 MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
@@ -29,16 +29,16 @@ MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration, with a `label` that tells it from others."""
+    """Runs of one configuration, with a `label` that distinguishes it from other groups."""
 
     label: str
     runs: tuple[Drawn, ...]
 
     def curve(self, measure: str) -> tuple[Floats, list[Interval]]:
-        """Return steps [N] and the interval over seeds at each of them, as far as all runs went.
+        """Return steps [N] and the confidence interval over seeds at each, up to the end of the shortest run.
 
-        Between generations it goes in a straight line. A run that ended because it was solved keeps its
-        best agent, so for `best` it counts to the end of the longest.
+        Values are interpolated linearly between generations. A run that ended because it was solved keeps its best
+        agent, so for `best` the curve extends to the end of the longest run.
         """
         curves = [points(run, measure) for run in self.runs]
         first = max(steps[0] for steps, _ in curves)
@@ -51,7 +51,7 @@ class Group:
 
 
 def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
-    """Return steps [N] and a measure [N] of a run's generations, without those that have none."""
+    """Return steps [N] and values [N] of a measure, for the generations of a run that have a value."""
     _, of = MEASURES[measure]
     known = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
     points = thinned(known) or [(run.generations[0].agent_steps, float("nan"))]
@@ -60,7 +60,7 @@ def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
 
 
 def groups(runs: Sequence[Drawn]) -> list[Group]:
-    """Return the runs by their configurations, in the order in which these come first."""
+    """Group runs by configuration, in order of first appearance."""
     kinds: dict[str, list[Drawn]] = {}
     for run in runs:
         kept = {name: value for name, value in run.config.items() if name not in APART}

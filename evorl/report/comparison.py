@@ -1,4 +1,4 @@
-"""Figures of several runs together, as plotly reads them."""
+"""Plotly figures that compare several runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evorl.report.style import GROUPS
 
 
 def comparison(groups: Sequence[Group], measure: str) -> Figure:
-    """Return a measure of groups of runs over steps: each seed's, their mean, and its 95 % interval."""
+    """Plot a measure over steps for each group: every seed, their mean, and its 95 % confidence interval."""
     traces = [trace for place, group in enumerate(groups) for trace in _traces(group, measure, place)]
     words = MEASURES[measure][0]
     layout = {"xaxis": {"title": {"text": STEPS}}, "yaxis": {"title": {"text": words}}, "legend": {"y": -0.18}}
@@ -54,7 +54,7 @@ def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int
 
 
 def _known(values: Sequence[float | None]) -> list[float | None]:
-    """Return values as JSON knows them: it has no NaN."""
+    """Replace NaN by None, since JSON has no NaN."""
     return [None if value is None or value != value else float(value) for value in values]
 
 

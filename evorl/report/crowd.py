@@ -1,7 +1,7 @@
-"""A run of so many agents that a picture cannot show each: quantiles of all, a sample, and the lines of descent.
+"""Aggregates of a run with too many agents to draw each: quantiles, a sample, and the lines of descent.
 
 Everything is read from `metrics.jsonl`, once as a stream and then at a few generations. Axes: G generations, N lives
-(an agent in a generation is one life), K generations that are shown, Q quantiles.
+(a life is one agent in one generation), K shown generations, Q quantiles.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from evorl.types import Architecture
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SHOWN = 250
-"""Generations at which quantiles, the winner's path and samples are drawn."""
+"""The number of generations at which quantiles, the elite's lineage and samples are drawn."""
 SAMPLE = 1_000
-"""Agents that are drawn one by one among the quantiles."""
+"""The number of agents drawn individually on top of the quantiles."""
 CHANGES = 300
-"""Changes on the winner's path that are listed, the newest ones."""
+"""The number of newest mutations in the elite's lineage that are listed."""
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of the agents of a generation."""
+    """The hyperparameters, architectures and mutations of the agents of a generation."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 
@@ -50,10 +50,11 @@ SETTINGS = TypeAdapter(Settings)
 
 @dataclass(frozen=True)
 class Crowd:
-    """The aggregates of a run's agents: of each quantity the quantiles [K, Q] at the steps of `shown` generations.
+    """Aggregates of a run's agents: `bands` has the quantiles [K, Q] of each quantity at the `shown` generations.
 
-    Quantities are `fitness`, `hyperparameters.NAME` and `units.NETWORK`. `sample` are lives drawn at random at those
-    generations, `path` the winner's ancestors there, `changed` the newest of the `changes` mutations on its way.
+    Quantities are `fitness`, `hyperparameters.NAME` and `units.NETWORK`. `sample` holds lives sampled at random from
+    those generations, `path` the elite's ancestors there, and `changed` the newest of the `changes` mutations in the
+    elite's lineage.
     """
 
     lives: int
@@ -68,9 +69,9 @@ class Crowd:
 
 
 def read_crowd(metrics: JsonLines, elite: Any) -> tuple[list[Generation], Crowd]:
-    """Return the generations of a run and the aggregates of their agents; `elite` is the number of its best agent.
+    """Read the generations of a run and the aggregates of their agents; `elite` is the id of its best agent.
 
-    Raises ValidationError, KeyError and ValueError for lines that no run writes.
+    Raises ValidationError, KeyError or ValueError for invalid lines.
     """
     generations, offsets, lives = read_lives(metrics)
     count = len(generations)
@@ -94,7 +95,7 @@ def read_crowd(metrics: JsonLines, elite: Any) -> tuple[list[Generation], Crowd]
 
 
 def _place(lives: Lives, place: int | None, agent: Any) -> int:
-    """Return the life of an agent in a generation, -1 where there is none."""
+    """Return the index of an agent's life in the generation at index `place`, or -1."""
     if place is None or not isinstance(agent, int):
         return -1
     start, end = lives.starts[place : place + 2]
@@ -111,7 +112,7 @@ def _at(
     path: Mapping[int, int],
     changed: Sequence[int],
 ) -> dict[str, Any]:
-    """Return what is read again: settings at the shown generations, and the mutations of these lives in full."""
+    """Second pass: read settings at the `shown` generations, and the full mutations of the lives in `changed`."""
     at_changes = dict(zip(lives.generation(np.array(changed, dtype=np.int64)).tolist(), changed, strict=True))
     rng = np.random.default_rng(0)
     bands: dict[str, list[Floats]] = defaultdict(list)
@@ -165,12 +166,12 @@ def _at(
 
 
 def units_of(architectures: Mapping[str, Architecture]) -> dict[str, float]:
-    """Return the hidden units of each network."""
+    """Return the total number of hidden units of each network."""
     return {name: float(sum(one.hidden_sizes)) for name, one in architectures.items()}
 
 
 def _columns(section: str, agents: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return the values of each key over agents."""
+    """Return the values of each key over agents, under `SECTION.KEY`."""
     found: dict[str, list[float]] = defaultdict(list)
     for agent in agents:
         for name, value in agent.items():
@@ -179,7 +180,7 @@ def _columns(section: str, agents: Sequence[Mapping[str, float]]) -> dict[str, l
 
 
 def _effects(lives: Lives) -> dict[tuple[str, str], Floats]:
-    """Return the changes of fitness from parents to children by kind of mutation, and by hyperparameter."""
+    """Return the fitness changes from parent to child, by kind of mutation and by mutated hyperparameter."""
     children = np.flatnonzero((lives.origin >= 0) & (lives.id != lives.id[lives.origin]))
     change = lives.fitness[children] - lives.fitness[lives.origin[children]]
     children, change = children[np.isfinite(change)], change[np.isfinite(change)]

@@ -1,4 +1,4 @@
-"""A run as reports draw it. Its files may be a stranger's, so types and sizes are checked here."""
+"""The data of a run for reports. Its files may be untrusted, so types and sizes are validated here."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from evorl.system.files import reason
 from evorl.types import UserError
 
 MOST_LIVES = 4_000
-"""Agents over all generations that are drawn one by one; of longer runs a `Crowd` is drawn."""
+"""The maximum number of lives (agents over all generations) drawn individually; beyond it a `Crowd` is drawn."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A run: its generations, what each agent was in each of them, and the ancestors of its best agent.
+    """A run: its generations, the record of each agent in each of them (`lives`), and the elite's lineage (`winner`).
 
-    Where there are too many agents to see, `crowd` aggregates them, `lives` is a sample, and `winner` only has the
-    generations that are shown.
+    If there are too many agents to draw, `crowd` aggregates them, `lives` is a sample, and `winner` has only the shown
+    generations.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Drawn:
 
     @property
     def steps(self) -> dict[int, int]:
-        """Return the environment steps of each agent at the end of each generation."""
+        """Environment steps per agent at the end of each generation, by generation."""
         return {row.generation: row.agent_steps for row in self.generations}
 
     @property
     def best(self) -> Score | None:
-        """Return the score of the best agent; None where there is none."""
+        """The score of the best agent, or None."""
         last = self.generations[-1]
         if last.elite_fitness is None:
             return None
@@ -55,21 +55,21 @@ class Drawn:
 
     @property
     def described_best(self) -> str:
-        """Return the mean of the best agent with its standard error and episodes."""
+        """The best agent's mean ± standard error and number of episodes, as text."""
         return "–" if self.best is None else self.best.described(fresh=self.confirms)
 
     @property
     def confirms(self) -> bool:
-        """Return whether the best agent's score is of episodes that did not select it."""
+        """True if the best agent's score comes from episodes that did not select it."""
         return bool(self.setting("evaluation.confirmation_episodes") != 0)
 
     @cached_property
     def use(self) -> Callable[[str, float], float]:
-        """Gives a hyperparameter, by name, as training used it."""
+        """The function (name, stored value) -> value that training used."""
         return reader_of(self.config)
 
     def parents(self) -> dict[tuple[int, int], Stage]:
-        """Return by (generation, agent) what each agent was made from: itself a generation earlier, or its parent."""
+        """Return each life's predecessor by (generation, agent): the same agent a generation earlier, or its parent."""
         known = {(life.generation, life.id): life for life in self.lives}
         found = {}
         for life in self.lives:
@@ -81,9 +81,9 @@ class Drawn:
         return found
 
     def setting(self, path: str) -> Any:
-        """Return a setting by its path, such as `environment.id`; none where there is no such setting.
+        """Return a setting by its dotted path, such as `environment.id`, or None if there is no such setting.
 
-        The configuration is not validated, so that a number that cannot be drawn is none either.
+        Non-finite numbers also give None, since the configuration is not validated.
         """
         value: Any = self.config
         for name in path.split("."):
@@ -92,7 +92,7 @@ class Drawn:
 
 
 def load(path: Path) -> Drawn:
-    """Return the run in directory `path`. Raises UserError where there is none, or none that can be drawn."""
+    """Read the run in directory `path` for drawing. Raises UserError if it is unreadable or has no generation yet."""
     overview = read_overview(path)
     lineage, metrics = JsonLines(path / "lineage.jsonl"), JsonLines(path / "metrics.jsonl")
     try:
@@ -116,12 +116,12 @@ def load(path: Path) -> Drawn:
 
 
 def born_by(life: Stage, parent: Stage | None) -> str:
-    """Return the kind of mutation that a life begins with; `none` where it is that of the same agent as before."""
+    """Return the kind of mutation that created a life; `none` if it continues the same agent."""
     return "none" if parent is not None and parent.id == life.id else life.mutation.kind
 
 
 def _winner(drawn: Drawn, elite: Any) -> list[Stage]:
-    """Return the ancestors of the elite and itself, from the first on."""
+    """Return the lineage of the elite, from its first ancestor to itself."""
     known = {(life.generation, life.id): life for life in drawn.lives}
     parents = drawn.parents()
     life = known.get((drawn.generations[-1].elite_generation or 0, elite))

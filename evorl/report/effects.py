@@ -1,7 +1,7 @@
-"""The effect of mutations on fitness: what children reach, less what their parents had reached.
+"""The effect of mutations on fitness: the child's fitness minus its parent's.
 
-Parents are selected for their fitness, which is partly luck, so children fall back towards the mean whatever was done
-to them. Only children whose parents were selected in the same way can be compared with each other.
+Parents are selected for their fitness, which is partly luck, so their children regress to the mean whatever the
+mutation. Only children whose parents were selected in the same way can be compared with each other.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from evorl.report.statistics import Interval, interval
 
 @dataclass(frozen=True)
 class Effect:
-    """The `changes` of fitness over the generations that began with one `kind` of mutation of one `target`.
+    """The fitness `changes` from parent to child for one `kind` of mutation of one `target`.
 
-    A generation of training lies between parent and child, so a mutation's effect is its mean less that of no mutation.
+    A generation of training lies between parent and child, so the effect of a mutation is its mean minus that of
+    children without mutation.
     """
 
     kind: str
@@ -35,15 +36,15 @@ class Effect:
 
     @property
     def improved(self) -> float:
-        """Return the share of children that were better than their parents."""
+        """The fraction of children that were better than their parents."""
         return float(np.mean(np.asarray(self.changes) > 0))
 
 
 def effects(run: Drawn) -> list[Effect]:
-    """Return the effects of all mutations of a run: first by their kinds, then of each hyperparameter.
+    """Return the effects of all mutations of a run, by kind and, for hyperparameters, also by name.
 
-    The kind `none` holds the children that were not mutated. Agents that went on as themselves are in no kind: the
-    elite is the best of its generation, so it falls back further than the parents of children do.
+    The kind `none` holds the children that were not mutated. Agents that survived unchanged are excluded: the elite is
+    the best of its generation, so it regresses further than the parents of children do.
     """
     if run.crowd is not None:
         return _ordered(run.crowd.effects)
@@ -63,6 +64,6 @@ def effects(run: Drawn) -> list[Effect]:
 
 
 def _ordered(found: Mapping[tuple[str, str], Sequence[float] | NDArray[np.float64]]) -> list[Effect]:
-    """Return effects by kind, then by target; first what the others are compared with."""
+    """Sort by kind, then by target, with the baseline `none` first."""
     ordered = sorted(found.items(), key=lambda item: (item[0][0] != "none", item[0]))
     return [Effect(kind, target, changes) for (kind, target), changes in ordered]

@@ -1,4 +1,4 @@
-"""What a page says of runs in words and numbers; all of it is escaped where it is put into the page."""
+"""The texts and numbers of a report page; the page escapes all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
 
 
 def badges(run: Drawn) -> list[tuple[str, str, str]]:
-    """Return what stands at the top of a run's page: a number, what it is, and what to add."""
+    """Return the headline figures of a run's page, each as (value, caption, note)."""
     last = run.generations[-1]
     target = run.setting("training.target_fitness")
     best, _, more = run.described_best.partition(" ")
@@ -33,7 +33,7 @@ def badges(run: Drawn) -> list[tuple[str, str, str]]:
 
 
 def state(run: Drawn) -> str:
-    """Return in a word how a run ended."""
+    """Return a run's final state, such as `solved` or `stopped (SIGINT)`."""
     if not run.summary:
         return "not ended"
     if run.summary.get("solved") is True:
@@ -43,7 +43,7 @@ def state(run: Drawn) -> str:
 
 
 def run_facts(run: Drawn) -> list[Fact]:
-    """Return what a run was."""
+    """Return the main settings of a run, with its ranks and final state."""
     last = run.generations[-1]
     names = (
         ("environment", "environment.id"), ("algorithm", "algorithm.name"), ("agents", "population.size"),
@@ -56,15 +56,15 @@ def run_facts(run: Drawn) -> list[Fact]:
 
 
 def environment_facts(run: Drawn) -> list[Fact]:
-    """Return with what a run was made."""
+    """Return the software versions and hardware of a run, with the main packages first."""
     made = run.generations[-1].made_with
     return [(name[:40], made[name][:80]) for name in sorted(made, key=lambda name: (name not in PACKAGES, name))]
 
 
 def path_rows(run: Drawn) -> list[dict[str, Any]]:
-    """Return the steps of the winner's path: who it was, what that reached, and what changed.
+    """Return one row per stage of the elite's lineage: generation, agent, fitness and mutation.
 
-    Of a long run these are the newest changes on it.
+    For a long run, these are only the newest mutations.
     """
     rows = []
     path = run.winner if run.crowd is None else run.crowd.changed
@@ -78,7 +78,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
 
 
 def path_heading(run: Drawn) -> str:
-    """Return what `path_rows` are, in words."""
+    """Return the heading of the table of `path_rows`."""
     if run.crowd is None:
         return f"All {len(run.winner)} generations of it"
     shown, changes = len(run.crowd.changed), run.crowd.changes
@@ -86,7 +86,7 @@ def path_heading(run: Drawn) -> str:
 
 
 def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:
-    """Return what mutations did, a row for each kind."""
+    """Return one table row per mutation effect."""
     return [
         {
             "name": effect.target or look(effect.kind).words,
@@ -102,7 +102,7 @@ def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:
 
 
 def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return a row for each group of runs: what its seeds reached."""
+    """Return one table row per group of runs, with the results of its seeds."""
     rows = []
     for group in groups:
         best = [run.generations[-1].elite_fitness for run in group.runs]
@@ -125,12 +125,12 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def ends(mean: Interval) -> str:
-    """Return an interval in words."""
+    """Format a confidence interval as "low to high"."""
     return "one only" if mean.low is None or mean.high is None else f"{mean.low:+.1f} to {mean.high:+.1f}"
 
 
 def short(number: float) -> str:
-    """Return a number in three significant digits."""
+    """Format a number with three significant digits and a unit prefix."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"
@@ -138,7 +138,7 @@ def short(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them."""
+    """Format seconds in s, min or h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

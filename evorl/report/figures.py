@@ -1,6 +1,6 @@
-"""Figures of one run, as plotly reads them: traces and a layout. Words from a run's files are escaped here.
+"""Plotly figures of one run: traces and a layout. Text from a run's files is HTML-escaped here.
 
-`$ink` stands for the colour of text, which the page chooses with its scheme.
+`$ink` is a placeholder for the text colour, which the page sets by its colour scheme.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from evorl.system.console import digits
 Figure = dict[str, Any]
 INK = "$ink"
 BAND = "rgba(152,162,173,0.3)"
-"""The colour of `PLAIN`, through which bands can be seen that lie above each other."""
+"""The colour of `PLAIN`, translucent so that overlapping bands remain visible."""
 STEPS = "environment steps of each agent"
 TINY = 1e-3
-"""Shares of time that no bar is drawn for."""
+"""Fractions of time below which no bar is drawn."""
 
 
 def returns(run: Drawn) -> Figure:
-    """Return the fitness of all agents over steps, coloured by mutation, with the winner's path through them."""
+    """Plot the fitness of all agents over steps, coloured by mutation, with the elite's lineage."""
     traces = _agents(run, "fitness", lambda life: life.fitness)
     traces.append(_winner(run, lambda life: life.fitness))
     rows = thinned([row for row in run.generations if row.elite_fitness is not None])
@@ -52,7 +52,10 @@ def returns(run: Drawn) -> Figure:
 
 
 def schedule(run: Drawn) -> Figure | None:
-    """Return the hyperparameters on the winner's path that changed there, over steps, above all others' values."""
+    """Plot the hyperparameters that changed in the elite's lineage over steps, on top of all other agents' values.
+
+    Returns None if none changed.
+    """
     path, steps = run.winner, run.steps
     names = [name for name in (path[0].hyperparameters if path else ()) if _varies(path, name)]
     if not names:
@@ -65,7 +68,7 @@ def schedule(run: Drawn) -> Figure | None:
         others = [(steps[life.generation], value_of(life, name, run)) for life in run.lives]
         own = [(0, value_of(path[0], name, run))]
         own += [(steps[life.generation], value_of(life, name, run)) for life in path]
-        # A mutation comes before the generation that it shows in.
+        # A mutation takes effect at the start of its generation, hence "vh" steps below.
         if run.crowd is None:
             traces.append({**_points(others, name), **axes})
         else:
@@ -90,9 +93,9 @@ def schedule(run: Drawn) -> Figure | None:
 
 
 def tree(run: Drawn) -> Figure:
-    """Return the family tree: a row of agents for each generation, children beside their parents.
+    """Plot the family tree: a column of agents per generation, children near their parents.
 
-    Of a run with too many agents these are the lines of descent of the winner and of some others.
+    For a run with too many agents, plot the lines of descent of the elite and of some others.
     """
     if run.crowd is not None:
         return _descent(run, run.crowd.tree)
@@ -144,7 +147,7 @@ def tree(run: Drawn) -> Figure:
 
 
 def architectures(run: Drawn) -> Figure:
-    """Return the hidden units of each agent's networks over steps."""
+    """Plot the hidden units of each agent's networks over steps."""
     networks = list(run.lives[0].architectures)
     traces: list[Figure] = []
     layout: Figure = {"grid": {"rows": len(networks), "columns": 1, "pattern": "independent"}}
@@ -164,7 +167,10 @@ def architectures(run: Drawn) -> Figure:
 
 
 def effects_figure(found: Sequence[Effect]) -> Figure | None:
-    """Return the changes of fitness that came with each kind of mutation: every one, their mean and its interval."""
+    """Plot the fitness changes of each kind of mutation, with their mean and its confidence interval.
+
+    Returns None if there are no effects.
+    """
     if not found:
         return None
     traces: list[Figure] = []
@@ -202,12 +208,12 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
 
 
 def shares(run: Drawn) -> Figure:
-    """Return the shares of a run's time."""
+    """Plot the shares of a run's wall-clock time by phase, in %."""
     total: dict[str, float] = {}
     for row in run.generations:
         for name, seconds in row.seconds.items():
             total[name] = total.get(name, 0.0) + seconds
-    # The loop's seconds hold those of its parts.
+    # The time of the training loop includes that of its parts.
     loop = total.pop("training", 0.0)
     outside = ("evaluation", "evolution", "checkpoint")
     inside = sum(seconds for name, seconds in total.items() if name not in outside)
@@ -235,7 +241,7 @@ def shares(run: Drawn) -> Figure:
 
 
 def speed(run: Drawn) -> Figure:
-    """Return the environment steps per second of all agents over steps."""
+    """Plot the environment steps per second of all agents over steps."""
     rows = thinned(run.generations)
     trace = {
         "type": "scatter",
@@ -251,12 +257,12 @@ def speed(run: Drawn) -> Figure:
 
 
 def _agents(run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Figure]:
-    """Return traces of a quantity of all agents: each of them, or quantiles and a sample where there are too many."""
+    """Return the traces of a quantity for all agents, or quantiles and a sample if there are too many."""
     return _lives(run, value) if run.crowd is None else [*_bands(run.crowd, quantity), *_sample(run, value)]
 
 
 def _bands(crowd: Crowd, quantity: str) -> list[Figure]:
-    """Return traces of the quantiles of a quantity over the agents of each shown generation."""
+    """Return the traces of a quantity's quantiles over the agents of each shown generation."""
     values = crowd.bands[quantity]
     known = [place for place, row in enumerate(values) if np.isfinite(row).all()]
     steps = [crowd.shown[place].agent_steps for place in known]
@@ -281,7 +287,7 @@ def _bands(crowd: Crowd, quantity: str) -> list[Figure]:
 
 
 def _sample(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
-    """Return a trace for each kind of mutation: agents of the sample, which began with it."""
+    """Return one trace of sampled agents per kind of mutation."""
     steps = run.steps
     found: dict[Look, list[Stage]] = {}
     for life in run.lives:
@@ -303,7 +309,7 @@ def _sample(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
 
 
 def _descent(run: Drawn, descent: Tree) -> Figure:
-    """Return the lines of descent: a line leaves that of its ancestors, and goes on in a lane of its own."""
+    """Plot the lines of descent; each line branches off its ancestors' line into its own lane."""
     x: dict[bool, list[float | None]] = {True: [], False: []}
     y: dict[bool, list[float | None]] = {True: [], False: []}
     for node, up in enumerate(descent.up):
@@ -354,12 +360,12 @@ def _descent(run: Drawn, descent: Tree) -> Figure:
 
 
 def _some(values: Sequence[float] | NDArray[np.float64]) -> list[float]:
-    """Return values as marks, of very many evenly spaced ones by rank."""
+    """Return the values to mark; if there are more than `POINTS`, a subset evenly spaced by rank."""
     return list(values if len(values) <= POINTS else thinned(np.sort(values).tolist()))
 
 
 def _lives(run: Drawn, value: Callable[[Stage], float | None]) -> list[Figure]:
-    """Return a trace for each kind of mutation: lines from what an agent was made from to itself."""
+    """Return one trace per kind of mutation, with a line from each life's predecessor to itself."""
     parents, steps = run.parents(), run.steps
     found: dict[Look, tuple[list[Any], list[Any], list[str]]] = {}
     for life in run.lives:
@@ -426,7 +432,7 @@ def _edges(kind: Look, pairs: Sequence[tuple[Stage, Stage]], place: Mapping[tupl
 
 
 def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
-    """Return a height for each agent: in each generation by those of their parents, so that few lines cross."""
+    """Return the vertical position of each life, ordered in each generation by the parents' to reduce crossings."""
     parents = run.parents()
     lanes: dict[tuple[int, int], float] = {}
     for generation in dict.fromkeys(life.generation for life in run.lives):
@@ -463,7 +469,7 @@ def _points(values: Sequence[tuple[int, float | None]], name: str) -> Figure:
 
 
 def value_of(life: Stage, name: str, run: Drawn) -> float | None:
-    """Return a hyperparameter of an agent as training used it; None where it has none of this name."""
+    """Return the value of a hyperparameter as training used it, or None if the agent has none of this name."""
     value = life.hyperparameters.get(name)
     return None if value is None else run.use(name, value)
 

@@ -1,4 +1,4 @@
-"""A line of `metrics.jsonl`, as far as reports show it. It may be a stranger's, so types and sizes are checked."""
+"""The schema of a `metrics.jsonl` line for reports. The file may be untrusted, so types and sizes are validated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 
 @dataclass(frozen=True)
 class Generation:
-    """A line of `metrics.jsonl`, as far as reports show it."""
+    """The fields of a `metrics.jsonl` line that reports use."""
 
     __pydantic_config__ = ConfigDict(extra="ignore")
 

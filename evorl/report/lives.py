@@ -1,4 +1,4 @@
-"""All agents of a long run in all generations, as arrays. Axes: N lives (an agent in a generation is one life),
+"""All agents of a long run in all generations, as arrays. Axes: N lives (a life is one agent in one generation),
 G generations, P agents of a generation.
 """
 
@@ -16,7 +16,7 @@ from evorl.report.generation import GENERATION, Generation
 from evorl.runs.history import JsonLines, Row
 
 RECENT = 64
-"""Generations in which a parent is looked up at once; older ones are searched."""
+"""The number of newest generations with a hash index for parent lookup; older ones are searched linearly."""
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -28,17 +28,17 @@ LISTS: Mapping[str, set[type]] = {
     "parent_generations": {int, type(None)},
     "mutations": {str},
 }
-"""The lists [P] of a line of `metrics.jsonl` that are read, and the types of their items."""
+"""The lists [P] that are read from a line of `metrics.jsonl`, with the allowed types of their items."""
 NEEDED = (*Generation.__dataclass_fields__, *LISTS)
 
 
 @dataclass(frozen=True)
 class Lives:
-    """All lives of a run as arrays [N], in the order of the files: 28 bytes for each.
+    """All lives of a run as arrays [N], in file order, with 28 bytes per life.
 
-    `origin` is the life that each was made from, that of the same agent a generation earlier or of its parent, -1 where
-    there is none. `mutation` is a place in `mutations`, which have a kind and a target. A generation's lives begin at
-    `starts` [G + 1].
+    `origin` is the index of a life's predecessor: the same agent a generation earlier, or its parent; -1 if there is
+    none. `mutation` indexes `mutations`, pairs of kind and target. `starts` [G + 1] has the index of each generation's
+    first life, and N at the end.
     """
 
     id: Ints
@@ -49,11 +49,11 @@ class Lives:
     starts: Ints
 
     def generation(self, lives: Ints) -> Ints:
-        """Return the places of these lives' generations."""
+        """Return the generation index, from 0, of each of these lives."""
         return np.searchsorted(self.starts, lives, side="right") - 1
 
     def ancestors(self, life: int) -> Ints:
-        """Return a life and all that it came from, the first one first."""
+        """Return the lineage of a life as indices, from its first ancestor to itself."""
         path = []
         while life >= 0:
             path.append(life)
@@ -62,9 +62,9 @@ class Lives:
 
 
 def read_lives(metrics: JsonLines) -> tuple[list[Generation], list[int], Lives]:
-    """Return the generations of a run, where their lines begin in the file, and all lives.
+    """Read the generations of a run, the byte offsets of their lines, and all lives.
 
-    Raises ValueError and KeyError for lines that no run writes.
+    Raises ValueError or KeyError for invalid lines.
     """
     generations, offsets, reading = [], [], _Reading()
     for offset, row in metrics.members_at(NEEDED):
@@ -75,7 +75,7 @@ def read_lives(metrics: JsonLines) -> tuple[list[Generation], list[int], Lives]:
 
 
 class _Reading:
-    """The lives of the generations that have been read so far."""
+    """Accumulates lives, one generation at a time."""
 
     def __init__(self) -> None:
         self._ids: list[Ints] = []
@@ -88,7 +88,7 @@ class _Reading:
         self._places: dict[int, int] = {}
 
     def add(self, generation: int, lists: Mapping[str, list[Any]]) -> None:
-        """Add a generation. Raises ValueError where its lists [P] have different lengths, or hold what is no number."""
+        """Add a generation. Raises ValueError if its lists [P] differ in length or a fitness is not finite."""
         agents, start, count = lists["agents"], self._starts[-1], len(lists["agents"])
         if any(len(values) != count for values in lists.values()):
             raise ValueError(f"generation {generation} has lists of different lengths")
@@ -115,7 +115,7 @@ class _Reading:
         self._starts.append(start + count)
 
     def lives(self) -> Lives:
-        """Return all lives."""
+        """Concatenate all generations."""
         return Lives(
             id=np.concatenate(self._ids),
             fitness=np.concatenate(self._fitness),
@@ -126,7 +126,7 @@ class _Reading:
         )
 
     def _older(self, generation: int, agent: int | None) -> int:
-        """Return the life of an agent in an earlier generation, -1 where there is none."""
+        """Return the index of an agent's life in an earlier generation, or -1."""
         if generation in self._recent:
             return self._recent[generation].get(-1 if agent is None else agent, -1)
         place = self._places.get(generation)
@@ -137,7 +137,7 @@ class _Reading:
 
 
 def _list(row: Row, name: str) -> list[Any]:
-    """Return a list of a line. Raises ValueError where it is none, or has items of other types."""
+    """Return a list of a line. Raises ValueError if it is not a list or has items of other types."""
     values = row[name]
     if not isinstance(values, list) or not set(map(type, values)) <= LISTS[name]:
         raise ValueError(f"{name} of generation {row['generation']} is no list of what a run writes there")
@@ -145,7 +145,7 @@ def _list(row: Row, name: str) -> list[Any]:
 
 
 class _Codes(dict[str, int]):
-    """Numbers for texts, in the order in which these come first."""
+    """Consecutive integer codes for texts, assigned in order of first appearance."""
 
     def __missing__(self, text: str) -> int:
         self[text] = len(self)
@@ -153,6 +153,6 @@ class _Codes(dict[str, int]):
 
 
 def _mutation(text: str) -> tuple[str, str]:
-    """Return the kind and the target of a mutation's text up to its colon, as in `kind (target`."""
+    """Split a mutation's text before its colon, such as `kind (target`, into kind and target."""
     kind, _, target = text.partition(" (")
     return kind, target.removesuffix(")")

@@ -1,4 +1,4 @@
-"""One HTML page about one or several runs, which holds all that it shows and asks no network for anything."""
+"""A self-contained HTML page about one or several runs, which needs no network."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PACKAGES = ("jinja2", "plotly")
 
 
 def check_packages() -> None:
-    """Raise UserError unless the packages are there that draw pages."""
+    """Raise UserError unless the packages of the `report` extra are installed."""
     require(EXTRA, PACKAGES, "a report")
 
 
 def page(runs: Sequence[Drawn]) -> str:
-    """Return the page about these runs, at least one: for several, they are compared first."""
+    """Render the HTML page about one or more runs; several are first compared with each other."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -54,7 +54,7 @@ def page(runs: Sequence[Drawn]) -> str:
 
 
 def embedded(value: Any) -> str:
-    """Return JSON that may stand inside a script element: nothing in it can end that element."""
+    """Encode as JSON that is safe inside a script element: no character in it can close the element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -95,7 +95,7 @@ def _plotly() -> Any:
 
 
 def _markup(text: str) -> Any:
-    """Return text that is no run's, or was made safe, and shall stand in the page as it is."""
+    """Mark text as safe to insert unescaped: it is not from a run, or has been escaped."""
     import markupsafe
 
     return markupsafe.Markup(text)

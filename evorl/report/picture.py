@@ -1,4 +1,4 @@
-"""Pictures for papers and READMEs, by matplotlib: one run with its agents, or several with their intervals."""
+"""Matplotlib plots for papers and READMEs: one run with its agents, or several with confidence intervals."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ THIN, THICK = 1.0, 2.2
 
 
 def check_output(path: Path) -> None:
-    """Raise UserError unless pictures can be drawn, and in the format that a file's name asks for."""
+    """Raise UserError unless matplotlib is installed and the file's suffix is a supported format."""
     require("plot", ("matplotlib",), "a plot")
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
 
 
 def draw(runs: Sequence[Drawn], output: Path, measure: str, hyperparameter: str | None) -> None:
-    """Write a picture of these runs, at least one.
+    """Plot one or more runs to a file.
 
-    One run is drawn with all its agents, above a `hyperparameter` of theirs; several as their `measure`, by groups.
+    A single run is drawn with all its agents, and a `hyperparameter` below if given; several are compared in groups by
+    `measure`. Raises UserError if no agent has the hyperparameter.
     """
     from matplotlib.figure import Figure
 
@@ -45,7 +46,7 @@ def draw(runs: Sequence[Drawn], output: Path, measure: str, hyperparameter: str 
     else:
         _agents(figure, runs[0], hyperparameter)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # The font draws a box for each.
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # Missing glyphs are drawn as boxes.
         with replacing(output) as file:
             figure.savefig(file, dpi=120, format=output.suffix.removeprefix("."))
 
@@ -82,7 +83,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
 
 
 def _drawn(axis: Any, run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Look]:
-    """Draw a quantity of all agents and the winner's path, and return the looks of all of them."""
+    """Draw a quantity of all agents and the elite's lineage; return the looks used, for the legend."""
     found = _lives(axis, run, value) if run.crowd is None else _crowd(axis, run, run.crowd.bands[quantity], value)
     own = [(run.steps[life.generation], value(life)) for life in run.winner]
     known = [(x, y) for x, y in own if y is not None]
@@ -93,7 +94,7 @@ def _drawn(axis: Any, run: Drawn, quantity: str, value: Callable[[Stage], float 
 def _crowd(
     axis: Any, run: Drawn, bands: NDArray[np.float64], value: Callable[[Stage], float | None]
 ) -> dict[Look, None]:
-    """Draw quantiles [K, Q] of all agents and the agents of the sample."""
+    """Draw the quantiles [K, Q] of all agents, and the sampled agents; return the looks used."""
     assert run.crowd is not None
     x = [row.agent_steps for row in run.crowd.shown]
     quantiles = bands.T
@@ -110,7 +111,7 @@ def _crowd(
 
 
 def _lives(axis: Any, run: Drawn, value: Callable[[Stage], float | None]) -> dict[Look, None]:
-    """Draw a line from what each agent was made from to itself, and return the looks of all of them."""
+    """Draw a line from each life's predecessor to itself; return the looks used."""
     parents, steps = run.parents(), run.steps
     found: dict[Look, None] = {}
     for life in run.lives:
@@ -154,5 +155,5 @@ def _tidy(axis: Any) -> None:
 
 
 def _plain(words: str) -> str:
-    """Return words on one line that matplotlib does not read as mathematics."""
+    """Put text on one line and escape `$`, which matplotlib would parse as mathtext."""
     return on_one_line(words, 120).replace("$", "\\$")

@@ -1,4 +1,4 @@
-"""Means and their intervals, of few numbers."""
+"""Means of small samples with Student's t confidence intervals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
 
 POINTS = 1_000
-"""Points of a curve; more would lie beside each other in one pixel."""
+"""The maximum number of points of a curve; more would fall into the same pixel."""
 Item = TypeVar("Item")
 
 
 class Interval(NamedTuple):
-    """The mean of so many numbers, and its 95 % interval, which is none for a single number."""
+    """Sample size, mean and its 95 % confidence interval, which is None for a single value."""
 
     number: int
     mean: float
@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
 
 def quantile(freedom: int) -> float:
-    """Return Student's t quantile of 0.975 (beyond the table by its expansion, Abramowitz & Stegun 1964, 26.7.5)."""
+    """Return Student's t quantile of 0.975; beyond the table by the expansion of Abramowitz & Stegun 1964, 26.7.5."""
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -36,7 +36,7 @@ def quantile(freedom: int) -> float:
 
 
 def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
-    """Return the mean of values [N], at least one, and the interval that covers the true mean in 95 % of cases."""
+    """Return the mean of values [N], N >= 1, and its 95 % confidence interval (Student's t)."""
     count, mean = len(values), float(np.mean(values))
     if count < 2:
         return Interval(count, mean, None, None)
@@ -45,6 +45,6 @@ def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
 
 
 def thinned(points: Sequence[Item]) -> Sequence[Item]:
-    """Return at most `POINTS` of these, evenly spaced, with the last one."""
+    """Return at most `POINTS` evenly spaced items, including the last one."""
     stride = max(1, -(-len(points) // POINTS))
     return points[(len(points) - 1) % stride :: stride]

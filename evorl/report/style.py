@@ -1,4 +1,4 @@
-"""The looks of pictures: colours that colour-blind readers can tell apart (Okabe & Ito 2008), and shapes."""
+"""Plot styles: a colour-blind-safe palette (Okabe & Ito 2008), and marker shapes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Look(NamedTuple):
-    """Say how what began with one kind of mutation is drawn: words, colour, symbols of plotly and matplotlib."""
+    """The style of a kind of mutation: label, colour, plotly `symbol` and matplotlib `marker`."""
 
     words: str
     colour: str
@@ -24,9 +24,9 @@ LOOKS = {
     "activation": Look("activation", "#009e73", "star", "*"),
 }
 GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Colours of groups of runs, taken in turn."""
+"""Colours of groups of runs, used cyclically."""
 
 
 def look(kind: str) -> Look:
-    """Return how a kind of mutation is drawn; one that a user added looks unlike all others."""
+    """Return the style of a kind of mutation; user-defined kinds share a separate style."""
     return LOOKS.get(kind, Look(kind, "#56b4e9", "cross", "X"))

@@ -1,4 +1,4 @@
-"""The lines of descent of a long run: the winner's, and those of agents that lived at a few times."""
+"""The lines of descent of a long run: the elite's, and those of agents sampled at a few generations."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from evorl.report.generation import Generation
 from evorl.report.lives import Lives
 
 LAST = 40
-"""Agents of the last generation whose lines are drawn."""
+"""The number of agents of the last generation whose lines are drawn."""
 TIMES, EACH = 30, 8
-"""Earlier generations, and the agents of each, whose lines are drawn."""
+"""The number of earlier generations, and of agents in each, whose lines are drawn."""
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes [M] of lines of descent: ends and forks. `up` is the node that each line comes from, -1 for the first ones.
+    """Nodes [M] of the lines of descent: roots, forks and leaves. `up` is the index of a node's parent, -1 for roots.
 
-    `id` and `fitness` are those of a node's agent, `generation` and `lane` its place; `trunk` says which nodes are on
-    the winner's path.
+    `id` and `fitness` are those of a node's agent, `generation` and `lane` its position; `trunk` marks the nodes in the
+    elite's lineage.
     """
 
     id: list[int]
@@ -36,7 +36,10 @@ class Tree:
 
 
 def tree_of(lives: Lives, winner: int, generations: Sequence[Generation]) -> Tree:
-    """Return the lines of descent of the winner, of agents of the last generation and of agents at earlier times."""
+    """Return the lines of descent of the elite, and of evenly spaced agents of the last and some earlier generations.
+
+    `winner` is the elite's life, or -1.
+    """
     origin, starts = lives.origin, lives.starts
     count = len(starts) - 1
     ends = {winner} - {-1}
@@ -72,14 +75,14 @@ def tree_of(lives: Lives, winner: int, generations: Sequence[Generation]) -> Tre
 
 
 def _next(life: int, origin: Ints, at: dict[int, int]) -> int:
-    """Return the first node on the way from a life to its ancestors, -1 where there is none."""
+    """Return the nearest node in the lineage of a life, itself included, or -1."""
     while life >= 0 and life not in at:
         life = int(origin[life])
     return at.get(life, -1)
 
 
 def _lanes(up: Sequence[int], trunk: Sequence[bool], when: Sequence[int]) -> list[float]:
-    """Return a height for each node: 0 on the trunk; other lines take the nearest lanes that are free in their time."""
+    """Return the lane of each node: 0 on the trunk; other lines take the nearest lanes free over their generations."""
     below: dict[int, list[int]] = defaultdict(list)
     for node, parent in enumerate(up):
         below[parent].append(node)
@@ -106,7 +109,7 @@ def _lanes(up: Sequence[int], trunk: Sequence[bool], when: Sequence[int]) -> lis
 
 
 def _free(taken: dict[int, list[tuple[int, int]]], size: int, begin: int, end: int) -> int:
-    """Return the lane nearest to the trunk from which so many are free in this time, outwards, on either side."""
+    """Return the lane nearest to the trunk, on either side, from which `size` lanes outwards are free in the period."""
     distance = 1
     while True:
         for sign in (1, -1):

@@ -1,4 +1,4 @@
-"""Trackers of curves."""
+"""Experiment trackers: Weights & Biases and TensorBoard."""
 
 from evorl.runs.trackers.base import Row, Tracker
 from evorl.runs.trackers.record import History, Record

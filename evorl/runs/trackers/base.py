@@ -1,4 +1,4 @@
-"""The protocol of trackers."""
+"""The interface of experiment trackers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Row = Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """A destination of a run's metrics."""
+    """An experiment tracker that receives a run's metrics."""
 
     def log(self, record: Record) -> None:
-        """Add a generation; generations and steps only grow."""
+        """Log a generation; generations and steps are increasing."""
 
     def log_within(self, step: int, points: Points) -> None:
-        """Add points of the population from within a generation, about `step`."""
+        """Log population metrics from within a generation, at approximately `step`."""
 
     def log_video(self, step: int, path: Path) -> None:
-        """Add the film of a new best agent, which was found at `step`."""
+        """Log the video of a new elite, found at `step`."""
 
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
-        """Note how the run ended and who came from whom, and close."""
+        """Log the summary and the lineage, and close the tracker."""

@@ -1,4 +1,4 @@
-"""The paths of living agents through their ancestors: what curves of agents are made of."""
+"""The lineages of living agents, from which the curves of agents are drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evorl.runs.trackers.record import AgentRecord, Record
 
 
 class Node(NamedTuple):
-    """An agent in one generation, which ended at `step`."""
+    """An agent in one generation, which ended at environment step `step`."""
 
     generation: int
     step: int
@@ -17,13 +17,14 @@ class Node(NamedTuple):
 
 
 RECENT = 50
-"""Generations whose agents may still have children: all of them are kept, of older ones only ancestors."""
+"""The number of newest generations of which all agents are kept, since they may still become parents; of older
+generations only ancestors are kept."""
 
 
 class Paths:
-    """The agents so far, by their ids. An agent that was born late has a curve all the same: that of its ancestors.
+    """The agents so far, by id. The curve of an agent begins with that of its ancestors.
 
-    Agents that left no descendants are forgotten, so memory grows with generations and not with all agents.
+    Agents without descendants are dropped, so memory grows with the number of generations, not of agents.
     """
 
     def __init__(self) -> None:
@@ -40,18 +41,18 @@ class Paths:
             self._forget(record.generation - RECENT)
 
     def living(self) -> dict[int, list[Node]]:
-        """Return the path of each agent of the newest generation, from an initial agent to itself."""
+        """Return the lineage of each agent of the newest generation, from an initial agent to itself."""
         return {agent: self._path(agent) for agent in self._living}
 
     def parent(self, node: Node) -> Node | None:
-        """Return the parent of an agent as it was when the child was made of it, if it is known."""
+        """Return the parent of an agent in the generation in which the child was created, or None if not known."""
         before = node.agent.parent_generation or node.generation - 1
         older = [one for one in self._nodes.get(node.agent.parent or 0, ()) if one.generation <= before]
         return older[-1] if node.agent.parent is not None and older else None
 
     def _forget(self, generation: int) -> None:
-        """Forget nodes up to a generation from which no agent descends that has lived since."""
-        kept: dict[int, int] = {}  # The newest generation that is needed of each agent.
+        """Drop nodes up to `generation` that have no descendants in later generations."""
+        kept: dict[int, int] = {}  # The newest generation needed of each agent.
         for nodes in self._nodes.values():
             node: Node | None = nodes[-1]
             if nodes[-1].generation <= generation:
@@ -76,6 +77,6 @@ class Paths:
 
 
 def thinned(path: list[Node], most: int) -> list[Node]:
-    """Return at most so many nodes of a path, evenly spaced, with its last one."""
+    """Return at most `most` evenly spaced nodes of a path, including the last one."""
     stride = -(-len(path) // most)
     return path[(len(path) - 1) % stride :: stride]

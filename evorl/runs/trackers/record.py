@@ -1,4 +1,4 @@
-"""What trackers are told of a generation: numbers of the population and of each agent, by names that the field uses."""
+"""The records passed to trackers: metrics of the population and of each agent, under standard names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from evorl.records import Mutation
 
 Points = Mapping[str, float]
-"""Numbers by names such as `losses/q_loss`: the part before the slash groups charts."""
+"""Scalars by name, such as `losses/q_loss`; the part before the slash groups charts."""
 
 
 @dataclass(frozen=True)
 class AgentRecord:
-    """One agent in one generation: its `points`, and who it was made from by which `mutation`, in words."""
+    """One agent in one generation: its `points`, its parent, and the `mutation` that created it, in words."""
 
     id: int
     parent: int | None = None
@@ -29,7 +29,7 @@ class AgentRecord:
 class Record:
     """One generation, which ended after `step` environment steps of all agents.
 
-    `points` are those of the population: where agents have a number of the same name, its mean.
+    `points` are the metrics of the population; for metrics of agents, the mean over agents.
     """
 
     generation: int
@@ -39,9 +39,9 @@ class Record:
 
 
 History = Iterable[Record]
-"""The generations of a run before it was resumed, in their order; they can be iterated several times."""
+"""The generations of a run before it was resumed, in order; can be iterated several times."""
 
 
 def with_words(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line of `lineage.jsonl` as tables show it: what a mutation changed in words."""
+    """Return a line of `lineage.jsonl` with its mutation described in words."""
     return {**row, "mutation": str(Mutation(**row["mutation"]))}

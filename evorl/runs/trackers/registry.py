@@ -1,4 +1,4 @@
-"""The registry of trackers that a configuration can name."""
+"""The registry of trackers available as `tracking.backends`."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
     "wandb": WeightsAndBiases,
     "tensorboard": TensorBoard,
 }
-"""From the configuration, the run's directory and what a resumed run recorded before to the tracker, which logs of that
-what it lacks and forgets what came after it."""
+"""Factories (configuration, run directory, history) -> tracker. On resume, a tracker logs the part of the history that
+it lacks and discards what it logged after it."""

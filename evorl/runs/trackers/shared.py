@@ -1,4 +1,4 @@
-"""The settings that are shared with trackers."""
+"""The settings that are sent to trackers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evorl.types import UserError
 
 
 def shared_settings(config: AnyConfig) -> dict[str, Any]:
-    """Return all settings but those that `tracking.exclude` names. Raises UserError where it names none."""
+    """Return all settings except those in `tracking.exclude`. Raises UserError if that names an unknown setting."""
     settings: dict[str, Any] = config.model_dump(mode="json")
     for path in config.tracking.exclude:
         *sections, key = path.split(".")

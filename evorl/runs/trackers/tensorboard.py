@@ -1,4 +1,4 @@
-"""TensorBoard: the same curves, one line for each agent, and the lineage as text."""
+"""TensorBoard: curves of the population, one line per agent, and the lineage as text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from evorl.system.files import refuse_links
 from evorl.types import EvorlWarning
 
 EVERY_GENERATION = "time/training"
-"""A number that every generation has, by which those that are already there are known."""
+"""A scalar that every generation logs; identifies the generations already in the event files."""
 MOST_AGENTS = 500
-"""Agents that get a line; TensorBoard reads a directory for each."""
+"""The maximum number of agents with a line; TensorBoard reads one directory per agent."""
 
 
 class TensorBoard:
-    """Event files below `tensorboard/` in the run's directory. Raises ImportError without the extra.
+    """Writes event files below `tensorboard/` in the run's directory. Raises ImportError without the extra.
 
-    TensorBoard draws a line for each directory: the population's is `tensorboard/` itself, and those of agents are
-    below it. An agent's line begins where its parent's was when it was born, with the mutation as a text.
+    TensorBoard draws one line per directory: the population's is `tensorboard/` itself, agents have directories below
+    it. An agent's line begins at its parent's point when it was created, with the mutation logged as text.
     """
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
@@ -42,7 +42,7 @@ class TensorBoard:
         for record in history:
             last = record.step
             first = last if first is None and last not in known else first
-        # TensorBoard forgets everything from here on: it is logged again below, or about to be re-run after resume.
+        # Purge everything from here on: it is logged again below, or trained again after the resume.
         begin = last + 1 if first is None else first
         self._writer = SummaryWriter(str(self._events), purge_step=begin)
         self._step = last
@@ -50,7 +50,7 @@ class TensorBoard:
         self._paths = Paths()
         self._agents: dict[int, Any] = {}
         self._born = 0
-        # Agents' files are short, and are all written anew: some may be of agents that are never born again.
+        # Rewrite all agents' files, which are short: some may belong to agents that the resumed run never creates.
         for path in self._events.glob("agent-*"):
             refuse_links(path)
             shutil.rmtree(path)
@@ -98,7 +98,7 @@ class TensorBoard:
             self._agents[agent].flush()
 
     def _begin(self, node: Node) -> bool:
-        """Begin an agent's line, and return whether there is room for one."""
+        """Open an agent's writer; return False if the maximum number of lines is reached."""
         self._born += 1
         if self._born > MOST_AGENTS:
             if self._born == MOST_AGENTS + 1:
@@ -113,12 +113,12 @@ class TensorBoard:
         return True
 
     def _note(self, name: str, text: str) -> None:
-        # One step beyond the last generation, so that a run that goes on from there replaces it.
+        # One step beyond the last generation, so that a resumed run replaces it.
         self._writer.add_text(name, text, self._step + 1)
 
 
 def _steps(events: Path) -> set[int]:
-    """Return the steps at which generations ended that event files already hold."""
+    """Return the end steps of the generations already in the event files."""
     if not events.is_dir():
         return set()
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]

@@ -1,4 +1,4 @@
-"""All trackers of a run: one that fails is dropped."""
+"""The collection of a run's trackers, which drops those that fail."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evorl.system.user_code import place
 from evorl.types import EvorlWarning
 
 GRACE = 5.0
-"""Seconds beyond `tracking.timeout`, in which a tracker that keeps to it can say what is missing."""
+"""Seconds beyond `tracking.timeout` before a tracker is abandoned, so that it can first report its own timeout."""
 
 
 class Trackers:
-    """All of a run's trackers. One that fails is dropped with one warning; training goes on."""
+    """All trackers of a run. One that fails is dropped with a warning; training continues."""
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
         self._deadline = config.tracking.timeout + GRACE
@@ -32,19 +32,19 @@ class Trackers:
                 self._drop(name, error)
 
     def log(self, record: Record) -> None:
-        """Add one generation."""
+        """Log a generation."""
         self._each(lambda tracker: tracker.log(record))
 
     def log_within(self, step: int, points: Points) -> None:
-        """Add points from within a generation."""
+        """Log population metrics from within a generation."""
         self._each(lambda tracker: tracker.log_within(step, points))
 
     def log_video(self, step: int, path: Path) -> None:
-        """Add the film of a new best agent."""
+        """Log the video of a new elite."""
         self._each(lambda tracker: tracker.log_video(step, path))
 
     def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
-        """Close all trackers, and leave behind those that take too long."""
+        """Close all trackers, abandoning those that take too long."""
         self._each(lambda tracker: _within(self._deadline, lambda: tracker.finish(summary, lineage)))
 
     def _each(self, use: Callable[[Tracker], None]) -> None:
@@ -61,7 +61,7 @@ class Trackers:
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Do `work` in a thread that is left behind after so many seconds. Raises what it raised, or TimeoutError."""
+    """Run `work` in a thread that is abandoned after `seconds`. Re-raises its exception, or raises TimeoutError."""
     failed: list[Exception] = []
 
     def attempt(over: threading.Event) -> None:

@@ -26,33 +26,34 @@ from evorl.types import EvorlWarning, UserError
 Mode = Literal["online", "offline", "disabled", "shared"]
 SERVICE = "api.wandb.ai"
 LOST = ("HandleAbandonedError", "MailboxClosedError")
-"""Errors of W&B's own when its helper process ends while an answer is awaited."""
+"""Names of W&B errors raised when its helper process dies while a reply is pending."""
 FORMERLY = ("forge.coreweave.com",)
-"""Hosts that serve what was known as `SERVICE`."""
+"""New hosts of the service formerly at `SERVICE`."""
 RUN_ID = re.compile(r"[a-z0-9]{1,64}")
 INTERNALS = ("time/", "actors/")
-"""What W&B opens no charts for, as for means over agents; it can be asked for them all the same."""
+"""Metrics hidden by default in W&B, like means over agents; charts of them can be added by hand."""
 SHOWN = ("actors/staleness", "actors/queue_depth")
 
 
 class WeightsAndBiases:
-    """One W&B run for a run directory, whose steps are environment steps, however often the run is taken up again.
+    """One W&B run per run directory, over environment steps, however often the run is resumed.
 
-    Names are those that the field uses: `charts/episodic_return`, `losses/q_loss`. A chart of each quantity of agents
-    has a line for each of them.
+    Metrics have standard names such as `charts/episodic_return` and `losses/q_loss`. Each metric of agents has a chart
+    with one line per agent.
 
-    Without a key it is an offline one, which `wandb sync` uploads later; it never asks. An offline run gets a directory
-    from each process, and the newest holds the whole history, since uploading one replaces what was there.
+    Without an API key the run is offline and can be uploaded later with `wandb sync`; there is never a prompt. Each
+    process writes its own offline directory, and the newest contains the whole history, since uploading one replaces
+    what was there.
     """
 
     def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
-        # Half a second that only programs which use it should pay.
+        # Imported late: it takes half a second.
         import wandb
 
         self._wandb = wandb
         self._settings = shared_settings(config)
-        # W&B obeys a `wandb/settings` in the working directory, which may be that of a stranger's run: the host named
-        # there would be sent the user's key. What `wandb login` and the environment say is read all the same.
+        # W&B reads `wandb/settings` in the working directory, which may be an untrusted run: it would send the user's
+        # key to the host named there. Settings of `wandb login` and of the environment still apply.
         with contextlib.chdir(Path.cwd().anchor):
             address = str(wandb.setup().settings.base_url)
         settings = config.tracking
@@ -65,9 +66,9 @@ class WeightsAndBiases:
             entity=settings.entity,
             name=directory.name,
             id=run_id(directory),
-            # An offline run with such metrics would be appended to what an earlier upload left, and that doubled.
+            # Resuming an offline run would append to an earlier upload and duplicate its history.
             resume=None if mode == "offline" else "allow",
-            # W&B's helper process keeps the working directory of the program's first run.
+            # Absolute, since W&B's helper process keeps the working directory of the program's first run.
             dir=str(directory.resolve()),
             mode=mode,
             tags=list(settings.tags),
@@ -88,7 +89,7 @@ class WeightsAndBiases:
         self._takes_tables = True
         self._defined: set[str] = set()
         self._run.define_metric("global_steps", hidden=True)
-        # W&B may be ahead of the checkpoint; it keeps what it has of the generations that are re-run after resume.
+        # W&B may be ahead of the checkpoint; it keeps its points of the generations that are trained again.
         self._first = self._next = self._run.starting_step
         for record in history:
             self.log(record)
@@ -122,7 +123,7 @@ class WeightsAndBiases:
         data = [[cell(row[column]) for column in LINEAGE] for row in map(with_words, lineage)]
         with self._without_lost_service():
             try:
-                # In the summary, since a point of its own would take the step of a generation that may yet be run.
+                # Use the summary: logging a point would consume the step of a generation that may still be trained.
                 self._run.summary["lineage"] = self._wandb.Table(columns=list(LINEAGE), data=data)
                 self._run.summary.update(dict(summary))
                 self._keep_elite()
@@ -131,7 +132,7 @@ class WeightsAndBiases:
 
     @contextlib.contextmanager
     def _without_lost_service(self) -> Iterator[None]:
-        """Let go of W&B's helper process where it is lost: W&B itself would print a traceback when Python exits."""
+        """Tear down W&B if its helper process is lost: otherwise it prints a traceback when Python exits."""
         try:
             yield
         except Exception as error:
@@ -141,7 +142,7 @@ class WeightsAndBiases:
             raise
 
     def _log_tables(self, record: Record) -> None:
-        """Add tables and charts to what is logged next. This process sends them itself, so they may fail alone."""
+        """Add tables and charts to the next logged step. They are uploaded separately, so they can fail alone."""
         lineage = self._wandb.Table(columns=list(LINEAGE), data=self._tables.lineage())
         points = {"lineage": lineage, **charts(self._tables, record)}
         try:
@@ -152,13 +153,13 @@ class WeightsAndBiases:
             warnings.warn(what, EvorlWarning, stacklevel=2)
 
     def _log(self, step: int, points: Mapping[str, Any]) -> None:
-        """Log points at a step beyond all others: those within a generation are at about the step that they tell."""
+        """Log points at a W&B step beyond all others, so that points within a generation may be shifted slightly."""
         self._run.log({**points, "global_steps": step}, step=max(step, self._next), commit=True)
         self._next = max(step, self._next) + 1
 
     def _name(self, name: str) -> str:
-        """Return the key of a number of the population, which W&B has then heard of."""
-        # The plain names of some belong to the charts of all agents.
+        """Return the W&B key of a population metric, defining it on first use."""
+        # The plain names of these metrics are used by the charts of all agents.
         key = f"{name}_mean" if name.startswith(MEANS) else name
         hidden = name.startswith((*MEANS, *INTERNALS)) and name not in SHOWN
         if key not in self._defined:
@@ -167,12 +168,12 @@ class WeightsAndBiases:
         return key
 
     def _keep_elite(self) -> None:
-        """Upload the best agent with its configuration."""
+        """Upload the elite with its configuration as an artifact."""
         elite = self._directory / "elite"
         if not elite.is_dir():
             return
         artifact = self._wandb.Artifact(f"{run_id(self._directory)}-elite", type="model")
-        # `add_dir` would say so on the terminal.
+        # `add_dir` would print to the terminal.
         for path in sorted(elite.iterdir()):
             artifact.add_file(str(path))
         with artifact.new_file("config.yaml") as file:
@@ -181,7 +182,7 @@ class WeightsAndBiases:
 
 
 def run_id(directory: Path) -> str:
-    """Return the W&B id of the run in `directory`: drawn once, and kept in its `tracking.json`."""
+    """Return the W&B id of the run in `directory`, drawn at random once and stored in its `tracking.json`."""
     path = directory / "tracking.json"
     try:
         kept = json.loads(read_bounded(path))["wandb"]
@@ -194,7 +195,7 @@ def run_id(directory: Path) -> str:
         reason = f"it holds no id ({type(error).__name__})"
     if reason:
         warnings.warn(f"{path}: {reason}; W&B gets a new run, with the whole history", EvorlWarning, stacklevel=2)
-    # An agent of a sweep waits for the run whose id it gave.
+    # A sweep agent waits for the run with the id that it passed.
     given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
     drawn = given if RUN_ID.fullmatch(given) else secrets.token_hex(8)
     write_json(path, {"wandb": drawn})
@@ -202,21 +203,21 @@ def run_id(directory: Path) -> str:
 
 
 def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:
-    """Return the mode of W&B: what is asked for, else W&B's own variable, else online where there is a key."""
+    """Return the W&B mode: `asked` unless `auto`, else WANDB_MODE, else online if there is an API key."""
     if asked != "auto":
         return asked
     variable = os.environ.get("WANDB_MODE")
     if variable:
-        return "offline" if variable == "dryrun" else cast("Mode", variable)  # W&B refuses what it does not know.
+        return "offline" if variable == "dryrun" else cast("Mode", variable)  # W&B rejects unknown modes.
     return "online" if _has_key(address) else "offline"
 
 
 def _has_key(address: str) -> bool:
-    """Return whether W&B could log in without asking: from the environment, or from what `wandb login` wrote."""
+    """Return True if W&B can log in without a prompt, from the environment or from `wandb login`."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(address).hostname or ""
-    # W&B's own service has another address since version 0.31, where a key for the old one is valid too.
+    # W&B's own service has a new address since version 0.31, where a key for the old one is also valid.
     hosts = [host, SERVICE] if host.removeprefix("api.") in FORMERLY else [host]
     try:
         kept = netrc.netrc(os.environ.get("NETRC"))

@@ -1,7 +1,7 @@
-"""Charts of Weights & Biases that show all agents: one for each quantity, with one line for each agent.
+"""Weights & Biases charts of all agents: one chart per metric, with one line per agent.
 
-W&B draws one line for each run, so these are its custom charts. All of them read one table, whose rows are the living
-agents and their ancestors: each line is how an agent came to be what it is, and ends in its id and its last mutation.
+W&B's standard charts draw one line per run, so these are custom charts. All of them read one table, whose rows are the
+living agents and their ancestors: each line is the lineage of an agent, labelled with its id and its last mutation.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ TABLE = "agents"
 SPECIFICATION = "wandb/lineseries/v0"
 OWN = ("global_steps", "line", "generation", "agent", "mutation")
 MEANS = ("losses/", "hyperparameters/", "architecture/")
-"""Quantities whose means over agents are not shown beside the charts of all agents."""
+"""Metrics whose means over agents are hidden, since there are charts of all agents."""
 MOST_ROWS = 2_000
-"""Rows of a table: all lines of a chart have so many points together."""
+"""The maximum number of rows of a table, and so of points in a chart over all lines."""
 EACH = 50
-"""Generations that all get their tables; from then on one does that is 5 % later than the last that did."""
+"""Up to this generation tables are uploaded every time; later only if the generation is 5 % beyond the last upload."""
 
 LINEAGE = ("generation", "id", "parent", "mutation", "fitness", "architectures", "hyperparameters")
 
 
 class AgentTables:
-    """The tables of a run so far."""
+    """The W&B tables of a run: the lineage, and the curves of agents."""
 
     def __init__(self) -> None:
         self._paths = Paths()
@@ -43,17 +43,17 @@ class AgentTables:
         del self._lineage[:-MOST_ROWS]
 
     def are_due(self, generation: int) -> bool:
-        """Return whether this generation gets tables: uploading all of them grows with the square of their number."""
+        """Return True if this generation uploads tables: uploading every time would cost quadratically many rows."""
         due = generation <= EACH or generation >= 1.05 * self._last
         self._last = generation if due else self._last
         return due
 
     def lineage(self) -> list[list[Any]]:
-        """Return the newest lines of the lineage, with the columns `LINEAGE`."""
+        """Return the newest rows of the lineage, with the columns `LINEAGE`."""
         return self._lineage
 
     def curves(self) -> tuple[tuple[str, ...], list[list[Any]]]:
-        """Return columns and rows of the agents' curves."""
+        """Return the column names and the rows of the agents' curves."""
         living = self._paths.living()
         each = max(2, MOST_ROWS // max(1, len(living)))
         lines = {_label(path): thinned(path, each) for path in living.values()}
@@ -68,12 +68,12 @@ class AgentTables:
 
 
 def charts(tables: AgentTables, record: Record) -> dict[str, Any]:
-    """Return a chart for each quantity of the agents in `record`, by its key."""
+    """Return one chart per metric of the agents in `record`, by W&B key."""
     import wandb
     from wandb.plot.custom_chart import CustomChart, CustomChartSpec
 
     class OfOneTable(CustomChartSpec):
-        """A custom chart that reads the table which all of them share."""
+        """A custom chart that reads the table shared by all charts."""
 
         @property
         def table_key(self) -> str:
@@ -91,7 +91,7 @@ def charts(tables: AgentTables, record: Record) -> dict[str, Any]:
 
 
 def cell(value: Any) -> Any:
-    """Return settings as a table's cell shows them."""
+    """Format settings for a table cell."""
     if not isinstance(value, Mapping):
         return value
     return ", ".join(f"{key}=({cell(v)})" if isinstance(v, Mapping) else f"{key}={v}" for key, v in value.items())
