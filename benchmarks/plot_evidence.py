@@ -1,4 +1,4 @@
-"""Print the tables of docs/evidence.md from the lines that benchmarks/evidence.py wrote, and draw its figure.
+"""Print the tables of docs/evidence.md from the data of benchmarks/evidence.py, and draw its figure.
 
 python benchmarks/plot_evidence.py [--data benchmarks/data/evidence.jsonl] [--figure docs/evidence.png]
 """
@@ -33,9 +33,9 @@ ENDS = {
     "lunar_lander": (-181.37, 200.0),
     "cartpole_dqn": (22.14, 475.0),
 }
-"""The mean returns of a random policy and of a solved task, which are 0 and 1 as scores."""
+"""The mean returns of a random policy and of a solved task, which define the scores 0 and 1."""
 PRIMARY = ("cartpole", "acrobot", "lunar_lander")
-"""The tasks over which the primary comparison is made."""
+"""The tasks of the primary comparison."""
 COMPARED = (
     ("low", "low_pool"),
     ("low", "low_small_moves"),
@@ -63,35 +63,35 @@ COLOURS = {
 }  # fmt: skip
 Line = Mapping[str, Any]
 Runs = Mapping[tuple[str, str], Sequence[Line]]
-"""Lines by their task and arm."""
+"""Lines of runs by task and arm."""
 
 
 def normalised(values: Any, task: str) -> Array:
-    """Return mean returns as scores."""
+    """Normalise mean returns to scores: 0 for a random policy, 1 for a solved task."""
     low, high = ENDS[task]
     return (np.asarray(values, dtype=float) - low) / (high - low)
 
 
 def score(line: Line) -> float:
-    """Return the score of the agent that a run handed out, on the episodes of the test."""
+    """Return the held-out score of a run's final agent."""
     return float(normalised(line["held_out"]["mean"], line["task"]))
 
 
 def used(line: Line) -> Array:
-    """Return the steps of all agents up to the end of each generation, those of evaluation included."""
+    """Return the cumulative steps of all agents at the end of each generation, evaluation included."""
     steps: Array = np.array([line["steps"], line["evaluation_steps"]], dtype=float).sum(0)
     return steps
 
 
 def area(line: Line, until: float) -> float:
-    """Return the mean score of the agent that would be handed out, over the steps up to `until`; first that is 0."""
+    """Return the mean score of the incumbent over the steps up to `until`; 0 during the first generation."""
     steps, scores = used(line), normalised(line["incumbent"], line["task"])
     ends = np.minimum(np.append(steps, until), until)
     return float(np.dot(np.diff(ends).clip(0), scores) / until)
 
 
 def steps_to_solve(line: Line) -> float:
-    """Return the steps until the run estimates its agent to solve the task; infinity if it never does."""
+    """Return the steps until the incumbent's estimated score reaches 1; infinity if it never does."""
     solved = normalised(line["incumbent"], line["task"]) >= 1
     return float(used(line)[solved.argmax()]) if solved.any() else float("inf")
 
@@ -101,7 +101,7 @@ def arms_of(runs: Runs, task: str) -> list[str]:
 
 
 def summary_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
-    """Yield a row for each task and arm."""
+    """Yield one row per task and arm: scores, areas under the learning curve, steps to solve, and CPU time."""
     yield "| task | arm | runs | score | worst, best | solved | mean over steps | million steps to 1 | CPU s |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for task in ENDS:
@@ -129,7 +129,7 @@ def summary_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
 
 
 def comparison_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
-    """Yield the probability of improvement of one arm over another, over all tasks and on each alone."""
+    """Yield the probability of improvement of one arm over another, over all primary tasks and per task."""
     yield "| task | arm | over | runs | by the score | by the mean over steps |"
     yield "|---|---|---|---|---|---|"
     for name, tasks in (("all", PRIMARY), *((task, (task,)) for task in ENDS)):
@@ -146,7 +146,7 @@ def comparison_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
 
 
 def _area_that_all_have(compared: Sequence[Sequence[Sequence[Line]]]) -> Callable[[Line], float]:
-    """Return the mean score over the steps that all runs of a task have taken."""
+    """Return the `area` measure, up to the number of steps that all runs of a task have reached."""
     until: dict[str, float] = {}
     for line in (line for arm in compared for lines in arm for line in lines):
         until[line["task"]] = min(used(line)[-1], until.get(line["task"], np.inf))
@@ -154,7 +154,7 @@ def _area_that_all_have(compared: Sequence[Sequence[Sequence[Line]]]) -> Callabl
 
 
 def search_table(runs: Runs) -> Iterator[str]:
-    """Yield what other searches would have come to on the pools' agents: means over the pools."""
+    """Yield the expected scores of best-of-k and successive halving on the pools' agents, as means over pools."""
     yield "| task | arm | best of 1 | of 2 | of 4 | of 8 | of 16 | halving | share of the steps |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for task in ENDS:
@@ -174,7 +174,7 @@ def search_table(runs: Runs) -> Iterator[str]:
 
 
 def birth_table(runs: Runs) -> Iterator[str]:
-    """Yield what share of their generation children of each kind beat in it, which would be a half for any of them."""
+    """Yield the mean fraction of their generation that children of each kind beat; one half without an effect."""
     yield "| task | arm | none | hyperparameters | parameters | architecture |"
     yield "|---|---|---|---|---|---|"
     for task in ENDS:
@@ -190,7 +190,7 @@ def birth_table(runs: Runs) -> Iterator[str]:
 
 
 def replay_table(lines: Sequence[Line], rng: np.random.Generator) -> Iterator[str]:
-    """Yield what agents came to that followed a winner's schedule, or had its last settings from the beginning."""
+    """Yield the scores of agents that replayed a winner's schedule, or used its last settings throughout."""
     yield "| winner | followed its schedule | had its last settings | schedule over last settings |"
     yield "|---|---|---|---|"
     groups: dict[str, list[Array]] = {"schedule": [], "constant": []}
@@ -212,7 +212,7 @@ def shown(estimate: Estimate) -> str:
 
 
 def draw(runs: Runs, picture: Path) -> None:
-    """Draw on each task the score of the agent that would be handed out against all steps: mean and range of runs."""
+    """Plot for each task the incumbent's score over all steps: mean and range over runs."""
     tasks = [task for task in ENDS if any(key[0] == task for key in runs)]
     panels = [(task, arms) for task in tasks for arms in _panels(arms_of(runs, task))]
     figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels), 3.6), sharey=True, squeeze=False)
@@ -233,13 +233,13 @@ def draw(runs: Runs, picture: Path) -> None:
 
 
 def _panels(arms: Sequence[str]) -> list[list[str]]:
-    """Return the arms that are drawn together: those from founders of a low learning rate by themselves."""
+    """Group the arms into panels; those with a low initial learning rate have a separate panel."""
     low = [arm for arm in arms if arm.startswith("low")]
     return [panel for panel in (low, [arm for arm in arms if arm not in low]) if panel]
 
 
 def _course(line: Line, grid: Array) -> Array:
-    """Return the score at each number of steps: that of the last generation which had ended, and 0 before any."""
+    """Return the incumbent's score at each number of steps: that of the last completed generation, 0 before any."""
     ended = np.searchsorted(used(line), grid, side="right")
     return np.append(0.0, normalised(line["incumbent"], line["task"]))[ended]
 

@@ -1,13 +1,13 @@
-"""What a population costs relative to one agent: time per vector step, learning included, for populations of 1 to 64.
+"""Cost of a population relative to one agent: time per vector step, learning included, for populations of 1 to 64.
 
     OMP_NUM_THREADS=1 python benchmarks/population_cost.py [--seconds 4] [--sizes 1 2 4 8 16 32 64] [--picture cost.png]
         [--cases dqn ppo wide-dqn wide-td3 wide-sac] [key=value ...]
 
-Sizes take turns for three rounds, and medians are compared, since machines change their speed. Every agent has its own
-environments, so a population of N makes N times as many environment steps per vector step. Wide cases are those of the
-paper on fast population training (arXiv 2206.08888): two layers of 256, batches of 256, one update for each step. The
-device is that of training: the same command measures a GPU where there is one. On a CPU times are those of this
-process, whatever else runs.
+Sizes take turns for three rounds and medians are compared, since the speed of machines varies. Every agent has its own
+environments, so a population of N makes N times as many environment steps per vector step. The wide cases are those of
+the paper on fast population-based training (arXiv 2206.08888): two layers of 256, batches of 256, an update-to-data
+ratio of 1. The device is the training device, so the same command measures a GPU if there is one. On a CPU, times are
+CPU times of this process, independent of other load.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CASES = {
     "wide-td3": ("td3", WIDE),
     "wide-sac": ("sac", WIDE),
 }
-"""For each case its configuration and what is changed in it."""
+"""The configuration and overrides of each case."""
 ROUNDS = 3
 
 
 def seconds_per_step(trainer: Trainer, seconds: float) -> float:
-    """Return the mean time of a vector step of all agents, learning included."""
+    """Return the mean time in s of a vector step of all agents, learning included."""
     clock = time.process_time if trainer.ranks.device.type == "cpu" else time.perf_counter
     steps, began = 0, clock()
     block = max(4, trainer.experience.period)
@@ -52,7 +52,7 @@ def seconds_per_step(trainer: Trainer, seconds: float) -> float:
 
 
 def measure(case: str, sizes: Sequence[int], seconds: float, overrides: Sequence[str]) -> dict[int, float]:
-    """Return the median time of a vector step for each population size."""
+    """Return the median time in s of a vector step for each population size."""
     trainers, (algorithm, own) = {}, CASES[case]
     for size in sizes:
         settings = [*own, f"population.size={size}", "evolution.selection.size=1", *overrides]
@@ -68,7 +68,7 @@ def measure(case: str, sizes: Sequence[int], seconds: float, overrides: Sequence
 
 
 def draw(costs: dict[str, dict[int, float]], path: Path) -> None:
-    """Draw the cost of N agents in that of one."""
+    """Plot the cost of N agents in multiples of the cost of one."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4))

@@ -1,10 +1,10 @@
-"""What prioritised replay costs in a vector step of all agents with its updates, beside uniform draws.
+"""Cost of prioritised replay per vector step of all agents with its updates, compared with uniform sampling.
 
     OMP_NUM_THREADS=1 python benchmarks/prioritised.py [--population 8] [--updates 8] [--rounds 8] [key=value ...]
 
-Kinds take turns, each with a full replay. Times are CPU milliseconds of this process for a vector step, in the fastest
-round: other processes can slow a round down and never speed it up. `share` is that of drawing, weighting, inserting and
-updating; `gather`, which every kind needs, is not in it.
+Kinds take turns, each with a full replay. Times are CPU milliseconds of this process per vector step in the fastest
+round, since other processes can only slow a round down. `share` is the fraction of time spent sampling, weighting,
+inserting and updating priorities; it excludes `gather`, which every kind needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = 50
 
 
 class Timed:
-    """Stands for an object and adds up the CPU seconds of some of its methods."""
+    """A proxy that accumulates the CPU seconds of some of an object's methods."""
 
     def __init__(self, inner: Any, methods: Sequence[str], seconds: dict[str, float]) -> None:
         self._inner = inner
@@ -47,7 +47,7 @@ class Timed:
 
 
 def timed(method: Callable[..., Any], name: str, seconds: dict[str, float]) -> Callable[..., Any]:
-    """Return a method that adds its CPU seconds to those of its name."""
+    """Wrap a method so that it adds its CPU seconds to `seconds[name]`."""
 
     def call(*arguments: Any) -> Any:
         began = time.process_time()
@@ -73,7 +73,7 @@ class Measured:
         self.rounds: list[dict[str, float]] = []
 
     def round(self) -> None:
-        """Time some vector steps."""
+        """Time a round of `STEPS` vector steps."""
         self._seconds.clear()
         began = time.process_time()
         for _ in range(STEPS):
@@ -82,7 +82,7 @@ class Measured:
         self.rounds.append({name: 1e3 * each / STEPS for name, each in {"step": whole, **self._seconds}.items()})
 
     def line(self) -> dict[str, float]:
-        """Return the milliseconds of each part in its fastest round, and the sampler's share of a vector step."""
+        """Return the ms per vector step of each part in its fastest round, and the sampler's share."""
         fastest = {name: min(each[name] for each in self.rounds) for name in self.rounds[0]}
         sampler = sum(fastest.get(name, 0.0) for name in SAMPLER)
         shown = {name: round(value, 3) for name, value in fastest.items()}

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/reading.py [--generations 2000] [--agents 64] [--directory DIR] [COMMAND ...]
 
-One generation is trained; the lines of a simulated tournament then take the place of its own, so that the long run has
-real agents and a real checkpoint. Memory is the peak resident size of the command's process beyond that of the same
-command on a run of 2 generations of the same agents. CPU time is user and system time. Without `--directory` the runs
-are removed in the end.
+One generation is trained; its lines are then replaced by those of a simulated tournament, so that the long run has real
+agents and a real checkpoint. Memory is the peak resident set size of the command's process, also relative to the same
+command on a run of 2 generations of the same agents. CPU time is user plus system time. Without `--directory` the runs
+are deleted at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evorl.system.formats import encode_agents
 
 ROOT = Path(__file__).parent.parent
 STEPS = 2_000
-"""Environment steps of each agent in a generation of a simulated run."""
+"""Environment steps per agent and generation of a simulated run."""
 TRAIN = (
     "evolution.steps=64", "training.max_steps=64", "training.target_fitness=null", "environment=CartPole-v1",
     "environment.num_envs=1", "evaluation.episodes=2", "evaluation.max_steps=20", "tracking.backends=[]",
@@ -42,7 +42,8 @@ REPLAY = (
     "run = Path(sys.argv[1]); config = validate(load_elite(run)[0], SETTINGS);"
     "replayed(config, run, ancestry(run), False).to_yaml()"
 )
-"""What `evorl replay` reads; a configuration is too small for the schedule of 2,000 generations."""
+"""The reading part of `evorl replay`, which itself fails: the schedule of 2,000 generations exceeds the limits of a
+configuration."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "list": (EVORL, "list", "{parent}"),
     "clean": (EVORL, "clean", "{run}"),
@@ -108,7 +109,7 @@ def main() -> None:
 
 
 def measured(command: tuple[str, ...], run: Path) -> Cost | None:
-    """Return what a command costs on a run; none where it fails, and then its error is printed."""
+    """Return the cost of a command on a run; if the command fails, print its error and return None."""
     program, *arguments = (part.format(run=run, parent=run.parent) for part in command)
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
@@ -124,7 +125,7 @@ def measured(command: tuple[str, ...], run: Path) -> Cost | None:
 
 
 def made(directory: Path, generations: int, agents: int) -> Path:
-    """Return a run of so many generations, which is made where there is none."""
+    """Return a run with this number of generations, creating it if needed."""
     place = directory / f"{generations}x{agents}"
     run = place / "run"
     if (run / "summary.json").is_file():
@@ -136,7 +137,7 @@ def made(directory: Path, generations: int, agents: int) -> Path:
 
 
 def lengthen(run: Path, generations: int, agents: int) -> None:
-    """Let a run of one generation look like one of many: its lines, its elite and its checkpoint."""
+    """Extend a run of one generation to many with simulated lines, and adapt its elite and checkpoint."""
     sys.path.insert(0, str(ROOT / "tests"))
     from helpers.long_runs import write_long_run  # type: ignore[import-not-found]
 

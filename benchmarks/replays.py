@@ -1,4 +1,4 @@
-"""Train single agents on winners' schedules and with their last settings held constant; append a line for each.
+"""Train single agents with winners' schedules, and with their last settings held constant; append one line per agent.
 
     python benchmarks/replays.py runs/evidence/cartpole-low-1 ... [--seeds 101 102] [--data FILE]
 
@@ -20,7 +20,7 @@ KINDS = {"schedule": (), "constant": ("--constant",)}
 
 
 def replay(winner: Path, kind: str, seed: int) -> dict[str, Any]:
-    """Return the line of one agent that follows a winner's schedule, or has its last settings."""
+    """Train one agent with a winner's schedule or its last settings, and return its line."""
     name = f"{winner.name}-{kind}-{seed}"
     command = [sys.executable, "-c", EVORL, "replay", str(winner), *KINDS[kind], f"seed={seed}", f"run.name={name}"]
     with (winner.parent / f"{name}.log").open("w") as log:

@@ -1,6 +1,6 @@
-"""Statistics of few runs (Agarwal et al., arXiv 2108.13264), as its library rliable defines them.
+"""Statistics of few runs (Agarwal et al., arXiv 2108.13264), as defined in the paper's library rliable.
 
-Scores are lists with one array for each task, of one score per run; whole runs are resampled, within each task.
+Scores are lists with one array per task, of one score per run; runs are resampled within each task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Scores = Sequence[Array]
 
 
 class Estimate(NamedTuple):
-    """A statistic, and the ends of its interval."""
+    """A point estimate with the bounds of its confidence interval."""
 
     value: float
     low: float
@@ -25,14 +25,14 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(scores: Scores) -> float:
-    """Return the mean of the middle half of all runs of all tasks: a quarter is cut off at either end, rounded down."""
+    """Return the interquartile mean over all runs of all tasks: a quarter, rounded down, is trimmed at either end."""
     ordered = np.sort(np.concatenate(list(scores)))
     cut = len(ordered) // 4
     return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> float:
-    """Return the mean over tasks of the probability that one of our runs beats one of theirs; ties count half."""
+    """Return P(ours > theirs) for a random pair of runs, averaged over tasks; ties count half."""
     shares = [
         np.mean((x[:, None] > y[None]) + 0.5 * (x[:, None] == y[None])) for x, y in zip(ours, theirs, strict=True)
     ]
@@ -46,7 +46,7 @@ def bootstrap(
     confidence: float = 0.95,
     rng: np.random.Generator,
 ) -> Estimate:
-    """Return a statistic of one or two groups of runs with its percentile interval, stratified by task."""
+    """Return a statistic of one or two groups of runs with its stratified percentile-bootstrap confidence interval."""
     draws = [
         statistic(*([task[rng.integers(len(task), size=len(task))] for task in scores] for scores in samples))
         for _ in range(repetitions)
@@ -57,7 +57,7 @@ def bootstrap(
 
 
 def best_of(k: int, fitness: Array, scores: Array) -> float:
-    """Return the expected score of the fittest of `k` agents, drawn without replacement; ties share their score."""
+    """Return the expected score of the fittest of `k` agents drawn without replacement; ties share their mean score."""
     shared = np.array([scores[fitness == value].mean() for value in np.sort(fitness)])
     total = comb(len(fitness), k)
     weights = [comb(rank, k - 1) / total for rank in range(len(fitness))]
@@ -65,10 +65,10 @@ def best_of(k: int, fitness: Array, scores: Array) -> float:
 
 
 def successive_halving(fitness: Array, scores: Array, rungs: Sequence[int]) -> tuple[float, int]:
-    """Return the score of what successive halving would hand out, and the generations that all its agents learn.
+    """Return the score of the agent that successive halving selects, and the total generations trained by all agents.
 
-    After each generation number in `rungs` the better half goes on, by its `fitness` [generations, agents] then; the
-    fittest of those left in the end is handed out. Of equals the first goes on.
+    After each generation in `rungs` the better half by `fitness` [generations, agents] is kept; the fittest agent at
+    the end is selected. The first of equals is preferred.
     """
     alive = np.arange(fitness.shape[1])
     learned = 0

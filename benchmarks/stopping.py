@@ -1,12 +1,12 @@
-"""Simulate when runs stop, and print how often they stop at an agent below the target, how late, and what they report.
+"""Simulate the stopping rule; print how often runs stop at an agent below the target, how late, and the reported mean.
 
     python benchmarks/stopping.py [--runs 400]
 
 A run has 25 generations of four agents that play 10 episodes each; the best challenges the elite, as in
-`evorl/runs/archive.py`, and the target is tested. Agents are distributions of returns. "before" is the rule that this
-one replaced: the elite's score pooled the episodes that decided the duel, and the target was tested by Student's bound,
-corrected for skewness (Hall 1992), with a share of the error for each test. Runs of the first table are spared the
-failures of new agents, so that the worst return says as little as it can; those of the second have seen them (`known`).
+`evorl/runs/archive.py`, and the target is tested. Agents are distributions of returns. "before" is the previous rule:
+the elite's score pooled the episodes that decided the duel, and the target was tested by Student's bound, corrected for
+skewness (Hall 1992), with a share of the error for each test. Runs of the first table have not seen the failures of new
+agents, so the worst return is least informative; those of the second have (`known`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AGENTS, EPISODES, CONFIRMATION, GENERATIONS, ERROR = 4, 10, 60, 25, 0.05
 
 
 class Case(NamedTuple):
-    """Agents that all are alike, with their true mean, the target, and the returns of agents that still fail."""
+    """Identical agents: their return distribution and true mean, the target, a failing agent's return, and the std."""
 
     draw: Draw
     true: float
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The end of a run: its generation, whether it stopped, the reported mean, and the episodes of its evaluations."""
+    """The outcome of a run: last generation, whether it stopped, reported mean, and number of evaluation episodes."""
 
     generation: int
     stopped: bool
@@ -49,21 +49,21 @@ class Outcome(NamedTuple):
 
 
 class Rule(Protocol):
-    """A rule of who is the elite and when a run stops."""
+    """A rule that chooses the elite and decides when a run stops."""
 
     def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:
-        """Take the agents' returns [P, N] and the elite's on the same episodes; return whether the run stops."""
+        """Process the agents' returns [P, N] and the elite's [N] on the same episodes; return True to stop the run."""
 
     @property
     def reported(self) -> float:
-        """Return the mean that is reported of the elite."""
+        """The reported mean of the elite."""
 
     def see(self, worst: float) -> None:
-        """Take note that an agent of an earlier generation had so bad a return."""
+        """Record the worst return of an agent of an earlier generation."""
 
 
 class After:
-    """The rule of this revision."""
+    """The current rule."""
 
     def __init__(self) -> None:
         self._elite = Elite()
@@ -89,7 +89,7 @@ class After:
 
 @dataclass
 class Before:
-    """The rule that this one replaced."""
+    """The previous rule."""
 
     returns: Returns | None = None
     tests: int = 0
@@ -120,11 +120,11 @@ class Before:
         return math.nan if self.returns is None else float(self.returns.mean())
 
     def see(self, worst: float) -> None:
-        """Do nothing: the rule knew no worst return."""
+        """Do nothing: this rule does not use the worst return."""
 
 
 def students_bound(returns: Returns, error: float) -> float:
-    """Return Student's lower bound of the mean (Abramowitz & Stegun 26.7.5), corrected for skewness (Hall 1992)."""
+    """Return Student's lower bound on the mean (Abramowitz & Stegun 26.7.5), corrected for skewness (Hall 1992)."""
     count, std = len(returns), float(returns.std(ddof=1))
     if std == 0:
         return float(returns.mean())
@@ -142,7 +142,7 @@ RULES: Mapping[str, Callable[[], Rule]] = {"before": Before, "after": After}
 
 
 def run(rule: Rule, case: Case, rng: np.random.Generator, *, known: bool) -> Outcome:
-    """Return how one run of alike agents ends by this rule; see the module for what is `known`."""
+    """Simulate one run of identical agents; `known` is explained in the module docstring."""
     episodes = 0
 
     def played(agents: int, count: int) -> Returns:
@@ -166,7 +166,7 @@ def run(rule: Rule, case: Case, rng: np.random.Generator, *, known: bool) -> Out
 
 
 def crashes(one_in: int, landing: float = 250.0, crash: float = -150.0, noise: float = 20.0) -> Draw:
-    """Return landers, one landing in so many of which is a crash."""
+    """Return the returns distribution of a lander that crashes in one of `one_in` landings."""
 
     def draw(rng: np.random.Generator, count: int) -> Returns:
         fails = rng.random(count) < 1 / one_in
@@ -177,17 +177,17 @@ def crashes(one_in: int, landing: float = 250.0, crash: float = -150.0, noise: f
 
 
 def chosen(values: Sequence[float], shares: Sequence[float]) -> Draw:
-    """Return agents that have these returns with these probabilities."""
+    """Return a discrete distribution of returns with these probabilities."""
     return lambda rng, count: rng.choice(np.array(values, dtype=np.float64), size=count, p=shares)
 
 
 def normal(at: float, std: float) -> Draw:
-    """Return agents with normal returns."""
+    """Return a normal distribution of returns."""
     return lambda rng, count: rng.normal(at, std, count)
 
 
 def gamma(shape: float, scale: float) -> Draw:
-    """Return agents with costs that are skewed to the bad side."""
+    """Return a distribution of negative, gamma-distributed costs, with a heavy tail of bad returns."""
     return lambda rng, count: -rng.gamma(shape, scale, count)
 
 
@@ -217,18 +217,18 @@ ABOVE: Mapping[str, Case] = {
 
 
 def outcomes(name: str, case: Case, runs: int, *, known: bool, seed: int = 0) -> list[Outcome]:
-    """Return how so many runs end by the rule of this name."""
+    """Simulate `runs` runs with the named rule."""
     return [run(RULES[name](), case, np.random.default_rng((seed, number)), known=known) for number in range(runs)]
 
 
 def heading(first: str, *measures: str) -> str:
-    """Return the head of a table that has every measure before and after."""
+    """Return the header of a Markdown table with every measure for both rules."""
     cells = [first, *(f"{each}, {rule}" for each in measures for rule in RULES)]
     return f"| {' | '.join(cells)} |\n|{'---|' * len(cells)}"
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=200)
     runs = parser.parse_args().runs

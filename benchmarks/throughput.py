@@ -1,10 +1,10 @@
-"""Throughput of training, learning included, as one JSON line.
+"""Training throughput, learning included, as one JSON line.
 
     OMP_NUM_THREADS=1 python benchmarks/throughput.py --config configs/training/dqn.yaml --seconds 20 [key=value ...]
     accelerate launch --config_file configs/accelerate/accelerate.yaml benchmarks/throughput.py --seconds 20
 
-Counts begin once updates do. The parts are those of `demos/online.py`; there is no evaluation and no evolution. Beside
-it stands what the same environments do alone, with random actions, in this process.
+Counting starts with the first updates. The loop is that of `demos/online.py` without evaluation and evolution. For
+comparison, the line includes the throughput of the environments alone, with random actions, in this process.
 """
 
 import argparse
@@ -33,7 +33,7 @@ DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.ya
 
 
 class Trainer:
-    """A population and its environments, stepped without end."""
+    """A population and its environments, trained without generations."""
 
     def __init__(self, config: AnyConfig) -> None:
         self.config = config
@@ -61,7 +61,7 @@ class Trainer:
         )
 
     def step(self) -> int:
-        """One step of every environment and the updates that fall due; how many there were."""
+        """Step every environment, apply the updates that are due, and return their number."""
         with self.stopwatch("acting"):
             output, self.state = self.policy.act(self.environments.observation, self.environments.started, self.state)
         with self.stopwatch("environments"):
@@ -75,7 +75,7 @@ class Trainer:
         return updates
 
     def run(self, seconds: float) -> None:
-        """Step for so long as the main process's clock says, asked once in 16 steps or after each rollout."""
+        """Train for `seconds` of the main process's clock, checked every 16 steps or after each rollout."""
         end = time.perf_counter() + seconds
         running = True
         while running:
@@ -85,7 +85,7 @@ class Trainer:
 
 
 def environments_alone(environments: Environments, seconds: float) -> float:
-    """Steps per second of all environments together when nothing acts on what they show."""
+    """Return the steps per second of all environments together with random actions."""
     space, copies = environments.interface.action, environments.agents * environments.num_envs
     space.seed(0)
     first = getattr(space, "start", 0)
@@ -102,7 +102,7 @@ def environments_alone(environments: Environments, seconds: float) -> float:
 
 
 def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
-    """The line to print, on the main process."""
+    """Return the line to print on the main process, and None on other ranks."""
     trainer = Trainer(config)
     alone = environments_alone(trainer.environments, 2.0)
     trainer.begin()

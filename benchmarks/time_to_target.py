@@ -1,11 +1,11 @@
-"""Train on LunarLander until the agent handed out lands, with this trainer and its peers, and append lines of JSON.
+"""Measure the time to solve LunarLander with this trainer and its peers; append one JSON line per run.
 
     python benchmarks/time_to_target.py --peers V/bin/python --runs runs/time [--data FILE]
 
-Each run is a command of its own, from whose start the time counts, on one core with one thread. Two run at a time, on
-two cores. Each system has the settings that it ships, and goes on until an agent's mean return of 200 is confirmed by
-fresh episodes, or 15 minutes are over. The agent is then scored over about 100 more. A peer that raises has its error
-in its line. Runs that have a line are not repeated.
+Each run is a separate command on one core with one thread, timed from its start. Two runs execute at a time, on two
+cores. Each system uses its shipped settings and trains until an agent's mean return of 200 is confirmed on fresh
+episodes, or for at most 15 minutes. The agent is then scored over about 100 further episodes. If a peer fails, its line
+has the error. Runs that have a line are not repeated.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PEERS = {
     "agilerl_same_networks": ("agilerl_to_target.py", "--architecture", "0"),
     "sb3": ("sb3_to_target.py",),
 }
-"""The script of each peer and its arguments."""
+"""The script and arguments of each peer."""
 SYSTEMS = ("evorl", *PEERS)
 HELD_OUT_SEED = 2**40
 
 
 def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str], core: int) -> dict[str, Any]:
-    """Return the line of one run of `evorl train ppo`."""
+    """Run `evorl train ppo` with one seed and return its line."""
     name = f"seed-{seed}"
     settings = [f"seed={seed}", f"run.directory={runs}", "training.target_fitness=200", "training.max_steps=10000000"]
     command = [sys.executable, "-m", "evorl", "train", "ppo", "--name", name, "tracking.backends=[]", *settings]
@@ -64,7 +64,7 @@ def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str],
 def peer(
     system: str, seed: int, seconds: float, runs: Path, python: Path, environment: Mapping[str, str], core: int
 ) -> dict[str, Any]:
-    """Return the line that a peer's script prints, or after how long it ended with which error."""
+    """Run a peer's script and return the line that it prints, or a line with its time and error if it fails."""
     script, *arguments = PEERS[system]
     program = str(ROOT / "benchmarks" / "baselines" / script)
     command = [str(python), program, "--seed", str(seed), "--seconds", str(seconds), *arguments]
@@ -86,7 +86,7 @@ def on(core: int, command: list[str]) -> list[str]:
 
 
 def jobs(seeds: int, done: set[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Yield systems in turns, so that what the machine does meanwhile meets all of them."""
+    """Yield the missing runs with systems in turns, so that changes in the machine's speed affect all of them."""
     for seed in range(1, seeds + 1):
         yield from ((system, seed) for system in SYSTEMS if (system, seed) not in done)
 

@@ -1,10 +1,10 @@
-"""Measure what passes from an actor's process to the learner's through shared slots, beside a plain copy of the same.
+"""Measure the bandwidth from an actor process to the learner through shared-memory slots, relative to a plain copy.
 
     OMP_NUM_THREADS=1 python benchmarks/transport.py [--steps 128] [--envs 16] [--seconds 5]
 
-A slot holds a rollout of Atari frames (84x84, kept once) as actors send it. The sender does nothing but write all bytes
-of it and hand over its number; the receiver copies all of them out and gives it back. The plain copy is the receiver's
-alone, in one process, out of memory that nobody else uses. Rates are the best of several rounds, which alternate.
+A slot holds a rollout of Atari frames (84x84, each stored once) in the actors' format. The sender only writes all bytes
+of the slot and sends its number; the receiver copies all of them out and returns the slot. The plain copy is the
+receiver's part alone, in one process, from private memory. Rates are the best of several alternating rounds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     target = [torch.empty_like(values) for values in own]
     each = sum(values.nbytes for values in own)
     through, plain = 0.0, 0.0
-    # The machine's speed changes from minute to minute, so both are measured in turn.
+    # Alternate, since the machine's speed changes from minute to minute.
     for _ in range(ROUNDS):
         plain = max(plain, _plain(own, target, parsed.seconds / ROUNDS))
         through = max(through, _through(slots, own, target, parsed.seconds / ROUNDS))
@@ -66,13 +66,13 @@ def main() -> None:
 
 
 def _tensors(rollout: RolloutMemory) -> list[Tensor]:
-    """Return the tensors of a slot that a rollout without ends of episodes fills."""
+    """Return the tensors of a slot that a rollout without episode ends fills."""
     storage = rollout.storage
     return [*storage.seen.values(), *storage.columns.values(), *storage.flags.values(), storage.links, rollout.counts]
 
 
 def _plain(source: list[Tensor], target: list[Tensor], seconds: float) -> float:
-    """Return how many slots a second can be copied in this process."""
+    """Return the slots per second copied within this process."""
     _copy(source, target)
     began, count = time.perf_counter(), 0
     while time.perf_counter() < began + seconds:
@@ -82,7 +82,7 @@ def _plain(source: list[Tensor], target: list[Tensor], seconds: float) -> float:
 
 
 def _through(slots: list[list[Tensor]], source: list[Tensor], target: list[Tensor], seconds: float) -> float:
-    """Return how many slots a second come from another process."""
+    """Return the slots per second received from another process."""
     reader, theirs_out = os.pipe()
     theirs_in, writer = os.pipe()
     sender = os.fork()
@@ -98,7 +98,7 @@ def _through(slots: list[list[Tensor]], source: list[Tensor], target: list[Tenso
         os.write(writer, NUMBER.pack(number))
     began, count, numbers = 0.0, -len(slots), _numbers(reader)
     while count <= 0 or time.perf_counter() < began + seconds:
-        if count == 0:  # Every page has been touched by then.
+        if count == 0:  # Start timing once every page has been touched.
             began = time.perf_counter()
         number = next(numbers)
         _copy(slots[number], target)

@@ -2,7 +2,7 @@
 
     python benchmarks/wandb_charts.py runs/my-run ...
 
-A number that was logged opens a panel unless it is hidden, and so do a custom chart, a table and a video.
+Every logged scalar opens a panel unless it is hidden, and so does every custom chart, table and video.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 from wandb.proto import wandb_internal_pb2
 
 BLOCK, HEADER = 32768, 7
-"""Bytes: the file is of such blocks, and each piece of a record begins with a header."""
+"""Sizes in bytes of the file's blocks, and of the header before each fragment of a record."""
 FULL, LAST = 1, 4
-"""Kinds of pieces that end a record."""
+"""The fragment types that end a record."""
 PATIENCE = 10.0
-"""Seconds in which W&B's helper process writes the end of a file, which `finish` does not wait for."""
+"""Seconds to wait for W&B's helper process to write the end of a file, since `finish` does not."""
 
 
 def records(directory: Path) -> list[Any]:
-    """Return the records of an offline directory, after its run has ended."""
+    """Read all records of an offline directory of a run that has ended."""
     (path,) = Path(directory).glob("*.wandb")
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -55,7 +55,7 @@ def _records(data: bytes) -> Iterator[Any]:
 
 
 def panels(directory: Path) -> Counter[str]:
-    """Return how many panels of each kind W&B opens for the run of an offline directory."""
+    """Return the number of panels of each kind that W&B opens for the run of an offline directory."""
     hidden: set[str] = set()
     kinds: dict[str, str] = {}
     for record in records(directory):
@@ -64,7 +64,7 @@ def panels(directory: Path) -> Counter[str]:
         for item in record.config.update:
             if list(item.nested_key[:2]) == ["_wandb", "visualize"]:
                 kinds[item.nested_key[2]] = "charts of all agents"
-        # A table may stand in the summary alone; of numbers it repeats the last.
+        # A table may be in the summary only; for scalars, the summary repeats the last value.
         for item in (*record.history.item, *record.summary.update):
             name, *rest = item.nested_key or (item.key,)
             if rest == ["_type"]:
