@@ -42,7 +42,7 @@ REPLAY = (
     "run = Path(sys.argv[1]); config = validate(load_elite(run)[0], SETTINGS);"
     "replayed(config, run, ancestry(run), False).to_yaml()"
 )
-"""The reading part of `evorl replay`, which itself fails: the schedule of 2,000 generations exceeds the limits of a
+"""The reading part of `evorl replay` alone, since a schedule of 2,000 generations exceeds the maximum size of a
 configuration."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "list": (EVORL, "list", "{parent}"),

@@ -166,7 +166,7 @@ def run(rule: Rule, case: Case, rng: np.random.Generator, *, known: bool) -> Out
 
 
 def crashes(one_in: int, landing: float = 250.0, crash: float = -150.0, noise: float = 20.0) -> Draw:
-    """Return the returns distribution of a lander that crashes in one of `one_in` landings."""
+    """Return the return distribution of a lander that crashes in one of `one_in` landings."""
 
     def draw(rng: np.random.Generator, count: int) -> Returns:
         fails = rng.random(count) < 1 / one_in

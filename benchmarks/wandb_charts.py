@@ -1,4 +1,4 @@
-"""Read runs' offline files of W&B back, by the client's own records, and count the panels that W&B opens for them.
+"""Read the offline W&B files of runs with the client's own protobuf records, and count the panels that W&B opens.
 
     python benchmarks/wandb_charts.py runs/my-run ...
 
