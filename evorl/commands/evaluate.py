@@ -34,7 +34,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     """Evaluate a run's best agent on fresh episodes, without exploration. Raises UserError.
 
     In the result, `returns` are in the order of `seeds_of`, and `std` is their sample standard deviation. If fitness is
-    more than the return, `terms` has the mean of each of its terms.
+    more than the return, `terms` has the mean of the return and of each other term.
     """
     data, agent = load_elite(run)
     config = validate(data, SETTINGS)

@@ -52,8 +52,8 @@ class CheckpointManager:
     def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
         """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
 
-        `agents` and `elite` are encoded agents, on the main process. Returns the problem, the same on all ranks; empty
-        on success.
+        `agents` and `elite` are encoded agents, on the main process. Returns the problem, empty on success: the same on
+        all ranks, unless only a host other than the main process's failed.
         """
         generation = progress.generation
         progress.note_setup(self._config, self._placement)
