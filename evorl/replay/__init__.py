@@ -1,4 +1,4 @@
-"""What agents store, and which of it is due to be learned from."""
+"""Rollouts and replay buffers: storage, sampling and the update schedule."""
 
 from evorl.replay.protocols import Gather, Pace, Population
 

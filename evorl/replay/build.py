@@ -1,4 +1,4 @@
-"""Put together what a rank stores for algorithms that learn from replay, as the configuration asks."""
+"""Build this rank's replay buffer, sampler and windows from the configuration."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def replay_experience(
     stopwatch: Stopwatch,
     normalized: Sequence[str] = (),
 ) -> ReplayExperience:
-    """Return this rank's part of the replay; capacity and start of learning are divided over the ranks.
+    """Build this rank's part of the replay; `capacity` and `learning_starts` are divided over the ranks.
 
-    `returns` are the algorithm's, of windows of several steps; agents normalise the parts that are `normalized`. Raises
-    UserError where memory has no room, or the part none for such windows.
+    `returns` computes the algorithm's n-step returns; agents normalise the observation parts in `normalized`. Raises
+    UserError if memory is insufficient or the rank's part is too small for such windows.
     """
     ranks, replay = placement.ranks, config.replay
     share = max(1, replay.capacity // ranks.size)
@@ -50,7 +50,7 @@ def replay_experience(
     make_sampler = _prioritised if prioritised else _uniform
     settings = ReplaySettings(
         learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
-        # Ranks that exchange priorities need not count on each other.
+        # Ranks that exchange priorities learn each other's sizes anyway and need no lockstep.
         lockstep=always_valid and not prioritised and config.actors is None,
         reward_clip=config.algorithm.reward_clip,
         split_batches=config.algorithm.split_batches,
@@ -68,9 +68,9 @@ def replay_experience(
 def make_replay(
     capacity: int, streams: int, interface: EnvSpec, action: Field, device: torch.device, ranks_on_host: int = 1
 ) -> Storage:
-    """Return a replay of so many transitions of `streams` environments; a row of all of them is the least it keeps.
+    """Allocate a storage of `capacity` transitions from `streams` environments, at least one row of them.
 
-    Raises UserError where memory has no room.
+    Raises UserError if memory is insufficient.
     """
     parts = dict(interface.parts)
     if interface.masked:
@@ -88,7 +88,7 @@ def _uniform(config: AnyConfig, storage: Storage, placement: Placement, place: S
 
 
 def _prioritised(config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings) -> Sampler:
-    """Return a sampler by priorities; where every agent has a replay of its own and none are asked for, all equal."""
+    """Build a prioritised sampler; per-agent replay without prioritisation uses equal priorities."""
     agents, ranks, given = placement.local_size, placement.ranks, config.replay.prioritised
     size = PriorityTree.memory(agents, storage.slots)
     check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)

@@ -1,4 +1,4 @@
-"""Experience for algorithms that learn from replay. Axes: P agents, E environments, N streams, B batch, U updates."""
+"""Experience for off-policy algorithms. Axes: P agents, E environments, N streams, B batch, U updates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
 PRIORITIES = "priorities"
-"""The beginning of the names of what a sampler keeps in a checkpoint."""
+"""Prefix of a sampler's tensor names in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """The pace of learning. In `lockstep` all ranks that hold the same agents add equally many transitions.
+    """When and how often to learn from replay.
 
-    With `split_batches` learn steps count over all of these ranks, otherwise on each.
+    In `lockstep` all ranks that hold the same agents add equally many transitions. With `split_batches`, `learn_step`
+    counts environment steps over all of these ranks, otherwise on each.
     """
 
     learning_starts: int
@@ -37,10 +38,10 @@ class ReplaySettings:
 
 
 class ReplayExperience:
-    """Keeps all agents' transitions in one storage, and says which batches are due.
+    """A replay buffer for all agents, with the schedule that says which updates are due.
 
-    Where they share it, agents learn from each other's transitions: P agents fill it P times as fast with P kinds of
-    behaviour. All batches of a vector step are drawn before the first of them is learned from.
+    If the replay is shared, agents learn from each other's transitions: P agents fill it P times as fast with P
+    behaviour policies. All batches of a vector step are drawn before the first update on them.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class ReplayExperience:
         stopwatch: Stopwatch,
         statistics: ObservationStatistics | None = None,
     ) -> None:
-        """`windows` say what a batch holds of the slots that `sampler` draws; `gather` asks all ranks of the agents.
+        """`windows` turns the slots that `sampler` draws into transitions; `gather` reaches all ranks of the agents.
 
-        `statistics` are those by which agents normalise what they observe.
+        `statistics` are the running observation statistics used for normalisation.
         """
         self._statistics = statistics
         self.storage = storage
@@ -74,18 +75,18 @@ class ReplayExperience:
 
     @property
     def period(self) -> int:
-        """A generation may have any number of steps."""
+        """A generation may have any number of steps, so the period is 1."""
         return 1
 
     def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation of these agents."""
+        """Start a generation with the agents of `policy`."""
         agents = policy.agents
         self._policy = policy
         if self._statistics is not None:
             self._statistics.begin(policy)
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
         debt = np.array([agent.state.update_debt for agent in agents])
-        # Agents change places, and episodes may begin anew: what comes next does not follow what came last.
+        # Agents change places and environments may be reset: the next transition does not continue the last one.
         self.storage.break_streams()
         self.windows.begin(agents)
         self._schedule = UpdateSchedule(learn_step, debt)
@@ -95,9 +96,9 @@ class ReplayExperience:
         self.sampler.begin(agents, generation, len(known))
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments; where it was no transition, nothing can be drawn.
+        """Store one step of all environments; invalid steps are never drawn.
 
-        Raises UserError where ranks add in lockstep and there is nothing to draw.
+        Raises UserError if ranks run in lockstep and no valid transition is left to draw.
         """
         clip, valid = self._settings.reward_clip, transition.valid
         if self._statistics is not None:
@@ -116,7 +117,7 @@ class ReplayExperience:
             ended=(transition.terminated | transition.truncated).flatten(),
         )
         if self._settings.lockstep or transition.all_valid:
-            # The other ranks do not hear of a step that was dropped here, and count on as many as they have made.
+            # Other ranks are not told of a step dropped here and assume the same number of steps as their own.
             self._steps = np.full(valid.shape[0], float(valid.shape[1]))
         else:
             self._steps = valid.sum(1).cpu().numpy().astype(np.float64)
@@ -125,10 +126,10 @@ class ReplayExperience:
             raise UserError(f"environment.id: every environment failed {when}")
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches that the steps since the last call make due, one for each update of the population."""
+        """Yield the batches due after the steps since the last call, one per population update."""
         steps = self._agree_on_steps()
         self._policy.acted(steps)
-        # A ring also holds resets: full, it may never come to so many transitions, or fall back below.
+        # A ring also holds resets: even when full it may hold fewer than `learning_starts` valid transitions.
         if self._sizes.sum() < self._settings.learning_starts and not self._full:
             return
         counts = self._schedule.due(steps if self._settings.split_batches else steps / len(self._sizes))
@@ -147,13 +148,13 @@ class ReplayExperience:
             yield Batch(seen, following, columns, own, learns, all_due=number < everyone, number=number, share=part)
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Give the sampler the result of an update by one of the batches that were drawn last."""
+        """Pass the result of an update on one of the last drawn batches to the sampler."""
         self.sampler.observe(batch.number, result)
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Return steps [P] of each agent since the last call, over all ranks that hold it; note all parts' sizes.
+        """Return each agent's steps [P] since the last call, summed over its ranks; record every rank's replay size.
 
-        One exchange serves the samplers too. Where ranks are in lockstep there is none, and nothing to report.
+        The same exchange carries the samplers' reports. Ranks in lockstep skip the exchange and have nothing to report.
         """
         if self._settings.lockstep:
             self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self._capacity)
@@ -172,30 +173,30 @@ class ReplayExperience:
         return steps
 
     def end(self, agents: list[Agent]) -> None:
-        """End the generation: each agent keeps the share of an update that it has earned."""
+        """End the generation; each agent keeps its fractional update debt."""
         if self._statistics is not None:
             self._statistics.update()
         for agent, debt in zip(agents, self._schedule.debt(), strict=True):
             agent.state.update_debt = float(debt)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return what a checkpoint keeps of this rank's part."""
+        """Return this rank's replay contents for a checkpoint."""
         tensors, numbers = self.storage.state()
         return tensors | self.sampler.state(), numbers
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Take over what `state` gave."""
+        """Restore from the output of `state`."""
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
         self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
         self.sampler.restore(priorities, numbers)
 
 
 def _unbound(values: Tensors) -> list[Tensors]:
-    """Return values [U, P, B, ...] as those [P, B, ...] of each update."""
+    """Split values [U, P, B, ...] into one [P, B, ...] dictionary per update."""
     parts = zip(*(value.unbind() for value in values.values()), strict=True)
     return [dict(zip(values, part, strict=True)) for part in parts]
 
 
 def _streams(values: Mapping[str, Tensor]) -> Tensors:
-    """Return values [P, E, ...] as those of streams [N, ...]."""
+    """Flatten values [P, E, ...] to streams [N, ...]."""
     return {name: value.flatten(0, 1) for name, value in values.items()}

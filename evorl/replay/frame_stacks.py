@@ -1,4 +1,4 @@
-"""Stacks of successive frames out of frames that are kept once. Axes: N streams, B batch, F frames."""
+"""Frame stacking from frames that are stored once. Axes: N streams, B batch, F frames."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 def next_age(before: Tensor, started: Tensor, depth: int) -> Tensor:
-    """Return how many earlier frames [N] of the episode a row can show, given those of the row before it.
+    """Return the number of earlier frames [N] of the episode available to a row, from that of the previous row.
 
-    More than `depth` - 1 are not counted: stacks show no more.
+    It is capped at `depth` - 1, all that a stack shows.
     """
     return (before + 1).clamp_(max=depth - 1).masked_fill_(started, 0)
 
 
 def stack_places(slots: Tensor, age: Tensor, frames: int, streams: int, slot_count: int) -> Tensor:
-    """Return where the stacks' frames [B, F] stand that are seen at `slots` [B], the newest last.
+    """Return the storage indices [B, F] of the frames in the stacks at `slots` [B], newest last.
 
-    What lies before an episode's first frame, by `age` [B], stands at place `slot_count`, where a frame of zeros is.
+    Frames before the episode's first, by `age` [B], map to index `slot_count`, which holds a zero frame.
     """
     ago = torch.arange(frames - 1, -1, -1, device=slots.device)
     places = (slots.unsqueeze(-1) - ago * streams) % slot_count

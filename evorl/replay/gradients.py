@@ -1,4 +1,4 @@
-"""Gradients that actor processes have computed, and their experience. Axes: P agents, D all values of a network."""
+"""Gradients computed by actor processes. Axes: P agents, D all parameters of a network."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from evorl.types import Agent, Batch, Tensors, UpdateResult
 
 
 class GradientMemory:
-    """The gradients of one update, and what is reported of them, in memory that `empty` gives."""
+    """The gradients and metrics of one update, in memory allocated by `empty`."""
 
     def __init__(self, sizes: Mapping[str, int], metrics: Sequence[str], agents: int, empty: Empty) -> None:
-        """`sizes` are those of the flat gradients of each network; `metrics` are what is reported of the update."""
+        """`sizes` are the flat gradient sizes by network; `metrics` names the metrics of the update."""
         self.gradients = {name: empty((size,), torch.float32) for name, size in sizes.items()}
         self.metrics = {name: empty((agents,), torch.float32) for name in metrics}
         self.counts = empty((len(COUNTS), agents), torch.float64)
         self.behind = empty((1,), torch.int64)
-        """The updates by which the parameters were behind when the gradient was applied, where an actor applied it."""
+        """Staleness in updates of the parameters when an actor applied the gradient itself."""
         self.staleness = self.number = 0
 
     def write(self, batch: Batch) -> None:
-        """Keep what a batch [P, 1] of gradients holds."""
+        """Copy the gradients and metrics of a batch [P, 1]."""
         for name, values in batch.gradients.items():
             self.gradients[name].copy_(values)
         for name, values in self.metrics.items():
@@ -38,7 +38,7 @@ class GradientMemory:
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """Update with the mean of so many `gradients`, of `steps` each; perhaps `weighed` by their staleness."""
+    """Average `gradients` gradients of `steps` steps each per update, optionally weighted by staleness (`weighed`)."""
 
     steps: int
     gradients: int
@@ -46,12 +46,12 @@ class GradientSettings:
 
 
 class ReceivedGradients:
-    """Hands on the gradients of actors, each or several as one, in the order in which they arrive."""
+    """Passes on actors' gradients in arrival order, one at a time or averaged over several."""
 
     def __init__(
         self, settings: GradientSettings, *, gather: Gather, device: torch.device, stopwatch: Stopwatch
     ) -> None:
-        """`gather` gives the numbers of every rank that holds the same agents, as one array with a leading axis."""
+        """`gather` stacks an array from every rank that holds the same agents along a new leading axis."""
         self.period = settings.steps * settings.gradients
         self._settings = settings
         self._gather = gather
@@ -62,12 +62,12 @@ class ReceivedGradients:
         self._policy: Population
 
     def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation of these agents."""
+        """Start a generation with the agents of `policy`, discarding pending gradients."""
         self._policy = policy
         self._waiting, self._steps = [], np.zeros(len(policy.agents))
 
     def extend(self, slot: GradientMemory) -> None:
-        """Take a copy of what an actor computed."""
+        """Copy an actor's gradients to the device, scaled by staleness if configured."""
         weight = staleness_weight(slot.staleness) if self._settings.weighed else 1.0
         with self._stopwatch("receiving"):
             gradients = {name: values.to(self._device) * weight for name, values in slot.gradients.items()}
@@ -76,7 +76,7 @@ class ReceivedGradients:
             self._waiting.append(gradient_batch(gradients, columns))
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the mean of as many gradients as make an update; every rank of the agents gives equally many."""
+        """Yield the mean gradient once enough have arrived; every rank of the agents contributes equally many."""
         if len(self._waiting) < self._settings.gradients:
             return
         waiting, self._waiting = self._waiting, []
@@ -88,26 +88,26 @@ class ReceivedGradients:
         yield replace(first, columns=columns, gradients=_mean([batch.gradients for batch in waiting]))
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Nothing is learned from a gradient again."""
+        """Do nothing: a gradient is used once."""
 
     def end(self, agents: list[Agent]) -> None:
-        """Nothing outlasts a generation."""
+        """Do nothing: no state outlasts a generation."""
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Nothing outlasts a generation."""
+        """Return nothing: no state outlasts a generation."""
         return {}, {}
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Nothing outlasts a generation."""
+        """Do nothing: no state outlasts a generation."""
 
 
 def staleness_weight(staleness: int) -> float:
-    """Return the weight of a gradient whose parameters are so many updates behind."""
+    """Return the weight 1 / (1 + s) of a gradient whose parameters are s updates old."""
     return 1 / (1 + staleness)
 
 
 def gradient_batch(gradients: Tensors, metrics: Mapping[str, Tensor]) -> Batch:
-    """Return a batch [P, 1] that brings gradients, by networks, and metrics [P] instead of experience."""
+    """Return a batch [P, 1] that carries gradients by network and metrics [P] instead of transitions."""
     columns = {name: values.unsqueeze(-1) for name, values in metrics.items()}
     ones = torch.ones_like(next(iter(metrics.values())))
     return Batch({}, {}, columns, ones.unsqueeze(-1), ones, all_due=True, gradients=gradients)

@@ -1,4 +1,4 @@
-"""Which parts of a rollout each update learns from.
+"""Minibatch indices for the updates on a rollout.
 
 Axes: U updates, P agents, B sequences of a minibatch, N sequences of a rollout.
 """
@@ -17,23 +17,26 @@ from evorl.types import Agent
 
 
 def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:
-    """Return into how many minibatches of `batch_size` [P] a rollout of so many steps, in sequences, is cut."""
+    """Return the number of minibatches [P] of `batch_size` [P] steps that a rollout of `steps` steps is split into.
+
+    The count is rounded and lies between 1 and `sequences`.
+    """
     return np.clip(np.round(steps / np.asarray(batch_size)), 1, sequences).astype(np.int64)
 
 
 class Minibatches:
-    """Each agent passes `epochs` times over its rollout, each time in a new order and in parts of `batch_size` steps.
+    """Shuffled minibatches: each agent makes `epochs` passes over its rollout, each in a new order.
 
-    Parts are as equal as they can be where evolution has perturbed the batch size to what does not divide. Agents with
-    fewer updates than others sit the last ones out.
+    Minibatches have about `batch_size` steps, and are as equal as possible where evolution has perturbed the batch size
+    to a value that does not divide the rollout. Agents with fewer updates than others skip the last ones.
     """
 
     def __init__(
         self, agents: Sequence[Agent], steps: int, sequence: int, device: torch.device, copies: int = 1
     ) -> None:
-        """`steps` are those of one agent's rollout on this rank, in sequences of `sequence`.
+        """`steps` is the length of one agent's rollout on this rank, over all environments, in sequences of `sequence`.
 
-        Batches of `batch_size` steps are made by `copies` ranks together, each of which gives an equal part of them.
+        Minibatches of `batch_size` steps are split evenly over `copies` ranks.
         """
         self._sequences = steps // sequence
         size = np.array([agent.hyperparameters.get("batch_size", steps * copies) for agent in agents]) / copies
@@ -52,16 +55,16 @@ class Minibatches:
         position = rows[..., None] * self._sequences + np.minimum(within, self._sequences - 1)
         self._position = torch.from_numpy(position).to(device)
         self.counted: Tensor = torch.from_numpy(counted).to(device)
-        """Which of the drawn sequences [U, P, B] count."""
+        """Mask [U, P, B] of the drawn sequences that count; the rest is padding."""
         self.all_due: list[bool] = np.all(updates < epochs * parts, axis=1).tolist()
-        """Which updates concern all agents."""
+        """Whether each update applies to all agents."""
         self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
-        """Which agents an update concerns [U, P]."""
+        """1 for the agents that an update applies to, else 0 [U, P]."""
         self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)
-        """Which agents a further update concerns [U, P]."""
+        """1 for the agents with another update after this one, else 0 [U, P]."""
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """The sequences [U, P, B] of each update."""
+        """Return shuffled sequence indices [U, P, B] for all updates."""
         agents = self.due.shape[1]
         order = torch.rand(
             (self._epochs, agents, self._sequences), generator=generator, device=generator.device
@@ -70,7 +73,7 @@ class Minibatches:
 
 
 def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> str | None:
-    """Return what does not divide, naming the key, or None; `copies` ranks share the steps and the batches."""
+    """Return an error message naming the key that does not divide, or None; `copies` ranks share steps and batches."""
     if steps % copies:
         return (
             f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks, as algorithm.split_batches "
@@ -96,7 +99,7 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
 
 
 def _nearest(sizes: list[int], wanted: float) -> list[int]:
-    """The sizes around the wanted one, as many as one reads."""
+    """Return up to 12 sizes nearest to the wanted one, sorted."""
     return sorted(sorted(sizes, key=lambda size: abs(size - wanted))[:12])
 
 

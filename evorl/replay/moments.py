@@ -1,4 +1,4 @@
-"""Running means and variances that merge exactly. Axes: P agents, N samples, D numbers of each."""
+"""Running means and variances that merge exactly. Axes: P agents, N samples, D components per sample."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 class Moments(NamedTuple):
-    """Number of samples [P], their mean [P, D] and their variance [P, D]."""
+    """Sample count [P], mean [P, D] and (population) variance [P, D]."""
 
     number: Array
     mean: Array
@@ -20,7 +20,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, samples: Array, weight: Array) -> Moments:
-        """Of samples [P, N, D], counting those whose weight [P, N] is 1 and not those whose weight is 0."""
+        """Return the moments of samples [P, N, D], with weight [P, N] 1 to include a sample and 0 to exclude it."""
         count = weight.sum(1)
         shares = (weight / np.maximum(count, 1)[:, None])[..., None]
         mean = (samples * shares).sum(1)
@@ -28,14 +28,14 @@ class Moments(NamedTuple):
 
     @classmethod
     def over_ranks(cls, samples: Array, weight: Array, gather: Callable[[Array], Array]) -> Moments:
-        """Of such samples on all ranks that `gather` asks."""
+        """Return the moments of such samples over all ranks reached by `gather`."""
         first, *others = (cls.unpacked(packed) for packed in gather(cls.of(samples, weight).packed()))
         for other in others:
             first = first.merged(other)
         return first
 
     def merged(self, other: Moments) -> Moments:
-        """Of both sets of samples together (Chan, Golub & LeVeque 1983)."""
+        """Return the moments of both sample sets together (Chan, Golub & LeVeque 1983)."""
         count = self.number + other.number
         share = (other.number / np.maximum(count, 1))[:, None]
         change = other.mean - self.mean
@@ -43,15 +43,15 @@ class Moments(NamedTuple):
         return Moments(count, self.mean + change * share, variance)
 
     def part(self, agents: slice | NDArray[np.intp]) -> Moments:
-        """Return those of some of the agents."""
+        """Select the moments of some of the agents."""
         return Moments(*(values[agents] for values in self))
 
     def packed(self) -> Array:
-        """As one array [P, 1 + 2 D], to be exchanged with other ranks."""
+        """Pack into one array [P, 1 + 2 D] for communication."""
         return np.concatenate([self.number[:, None], self.mean, self.variance], axis=1)
 
     @classmethod
     def unpacked(cls, packed: Array) -> Moments:
-        """Return the moments that `packed` gave as an array."""
+        """Inverse of `packed`."""
         width = (packed.shape[1] - 1) // 2
         return cls(packed[:, 0], packed[:, 1 : 1 + width], packed[:, 1 + width :])

@@ -1,4 +1,4 @@
-"""Windows of several steps, found at sampling time. Axes: P agents, B batch, U updates, n steps of a window."""
+"""N-step windows, assembled at sampling time. Axes: P agents, B batch, U updates, n steps of a window."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from evorl.replay.ring import Found, Ring
 from evorl.types import Agent, UserError
 
 Returns = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""The algorithm's part: from rewards [..., P, B, n] of windows, the steps [..., P, B] that each window has, and
-discounts [P] to the return of those steps and the discount of the state after them, both [..., P, B]."""
+"""The algorithm's n-step return. Takes rewards [..., P, B, n], window lengths in steps [..., P, B] and discounts [P];
+gives the return of those steps and the bootstrap discount of the state after them, both [..., P, B]."""
 
 
 class Windows(Protocol):
-    """Gives what a batch holds of the drawn slots."""
+    """Turns drawn slots into the transitions of a batch."""
 
     def begin(self, agents: Sequence[Agent]) -> None:
-        """Start a generation of these agents."""
+        """Start a generation with these agents."""
 
     def gather(self, slots: Tensor) -> Found:
-        """Return what the windows [U, P, B] hold that begin at `slots` [U, P, B]."""
+        """Return the transitions [U, P, B] of the windows that begin at `slots` [U, P, B]."""
 
 
 class OneStep:
-    """Gives transitions as they were stored; each loss discounts by itself."""
+    """One-step transitions as stored; each loss applies its own discount."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
 
     def begin(self, agents: Sequence[Agent]) -> None:
-        """Do nothing: transitions are the same for all agents."""
+        """Do nothing: one-step transitions do not depend on the agent."""
 
     def gather(self, slots: Tensor) -> Found:
         """Return the transitions [U, P, B] at `slots` [U, P, B]."""
@@ -41,16 +41,16 @@ class OneStep:
 
 
 class NStep:
-    """Gives windows of up to `n` steps of one stream as single transitions, for n-step returns (arXiv 1710.02298).
+    """Windows of up to `n` steps of one stream as single transitions, for n-step returns (arXiv 1710.02298).
 
-    A window ends with its episode, where its stream breaks or a step was dropped, and at the newest row; its slot can
-    be drawn at once, as shorter windows have right returns too, and all draws stay equally likely. `reward` is the
-    return of its steps and `terminated` that of its last one, whose next observation is the window's, also where it
-    was truncated. The column `discount` is the factor of what follows: gamma^k after k steps.
+    A window is cut at the end of its episode, at a discontinuity or a dropped step of its stream, and at the newest
+    row. Its first slot can be drawn immediately: shorter windows give correct returns too, and all slots stay equally
+    likely. `reward` is the n-step return; `terminated` and the next observation are those of the last step, also where
+    that was truncated. The column `discount` is the bootstrap factor: gamma^k after k steps.
     """
 
     def __init__(self, ring: Ring, n: int, returns: Returns) -> None:
-        """Raises UserError where the ring has fewer rows than `n`."""
+        """Raises UserError if the ring has fewer rows than `n`."""
         if n > ring.rows:
             raise UserError(
                 f"replay.n_step: windows of {n} steps are longer than the {ring.rows} steps of each environment that "
@@ -63,12 +63,12 @@ class NStep:
         self._gamma: Tensor
 
     def begin(self, agents: Sequence[Agent]) -> None:
-        """Note the discount of each agent."""
+        """Read each agent's discount gamma."""
         gamma = [agent.hyperparameters["gamma"] for agent in agents]
         self._gamma = torch.tensor(gamma, device=self._ring.device)
 
     def gather(self, slots: Tensor) -> Found:
-        """Return the windows [U, P, B] that begin at `slots` [U, P, B]."""
+        """Return the n-step transitions [U, P, B] that begin at `slots` [U, P, B]."""
         ring = self._ring
         steps = ring.window_end(slots, self._n)
         last = ring.following(slots, steps - 1)
@@ -81,5 +81,5 @@ class NStep:
 
 
 def make_windows(ring: Ring, n: int, returns: Returns) -> Windows:
-    """Return windows of `n` steps, whose `returns` are the algorithm's."""
+    """Return n-step windows, or one-step transitions for n = 1; `returns` computes the algorithm's returns."""
     return OneStep(ring) if n == 1 else NStep(ring, n, returns)

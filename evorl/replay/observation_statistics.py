@@ -1,4 +1,4 @@
-"""Statistics by which agents with a replay normalise observations. Axes: P agents, E environments, T steps."""
+"""Observation normalisation statistics for agents with a replay. Axes: P agents, E environments, T steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from evorl.system.timing import Stopwatch
 from evorl.types import Tensors, Transition
 
 EVERY = 64
-"""Steps of each environment after which statistics move, in exchange with the other ranks; a generation's end too."""
+"""Statistics are exchanged between ranks every so many steps of each environment, and at a generation's end."""
 
 
 class ObservationStatistics:
-    """Lets agents normalise by all that was added to their replay, over all ranks that hold them.
+    """Running observation statistics over all transitions added to the replay, on all ranks that hold the agents.
 
-    Where agents share the replay they learn from what all of this rank have seen, and normalise by it; else each by its
-    own. Ranks make equally many steps, so that they exchange at the same ones.
+    With a shared replay, every agent normalises by the observations of all agents on this rank; otherwise each by its
+    own. Ranks take equally many steps, so they exchange at the same ones.
     """
 
     def __init__(self, parts: ObservationSpecs, gather: Gather, shared: bool, stopwatch: Stopwatch) -> None:
-        """`parts` are those that are normalised; `gather` asks all ranks that hold the same agents."""
+        """`parts` are the observation parts to normalise; `gather` reaches all ranks that hold the same agents."""
         self._parts = parts
         self._gather = gather
         self._shared = shared
@@ -34,12 +34,12 @@ class ObservationStatistics:
         self._valid: list[Tensor] = []
 
     def begin(self, policy: Population) -> None:
-        """Start a generation of these agents."""
+        """Start a generation with the agents of `policy`."""
         self._policy = policy
         self._seen, self._valid = [], []
 
     def add(self, transition: Transition) -> None:
-        """Take note of one step of all environments, if anything is normalised."""
+        """Buffer the observations of one step of all environments; update the statistics when the buffer is full."""
         if not self._parts:
             return
         self._seen.append({name: transition.observation[name].clone() for name in self._parts})
@@ -48,7 +48,7 @@ class ObservationStatistics:
             self.update()
 
     def update(self) -> None:
-        """Let the agents normalise by what was noted too."""
+        """Merge the buffered observations into the agents' statistics."""
         if not self._seen:
             return
         weight = torch.stack(self._valid, 1).flatten(1).double().numpy()
@@ -60,7 +60,7 @@ class ObservationStatistics:
         self._seen, self._valid = [], []
 
     def _moments(self, samples: np.ndarray, weight: np.ndarray) -> Moments:
-        """Return the moments [P] of samples [P, N, D] with weights [P, N] over all ranks, or of all agents together."""
+        """Return moments [P] of samples [P, N, D] with weights [P, N] over all ranks, pooled over agents if shared."""
         agents = len(weight)
         if self._shared:
             samples, weight = samples.reshape(1, -1, samples.shape[-1]), weight.reshape(1, -1)

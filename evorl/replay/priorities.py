@@ -1,4 +1,4 @@
-"""Priorities of many leaves, whose sums are a tree. Axes: P agents, N leaves of each, K of them at once."""
+"""Priority sum trees. Axes: P agents, N leaves of each, K leaves at once."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ Integers = NDArray[np.int64]
 
 
 class PriorityTree:
-    """The sum tree of each agent (arXiv 1511.05952, appendix B), all agents at once.
+    """One sum tree per agent (arXiv 1511.05952, appendix B), vectorised over agents.
 
-    Every level is one array [P, nodes] of twice as many nodes as the next, so that node i of the flat array has the
-    children 2 i and 2 i + 1 of that below, whoever's they are. Nodes are recomputed and never counted up or down, so
-    nothing drifts. A leaf of 0 is never drawn.
+    Each level is one array [P, nodes] with twice as many nodes as the next, so that node i of the flattened array has
+    the children 2 i and 2 i + 1 in the level below, for any agent. Sums are recomputed, never incremented, so rounding
+    errors do not accumulate. A leaf of 0 is never drawn.
     """
 
     def __init__(self, agents: int, leaves: int) -> None:
         depth = max(1, (leaves - 1).bit_length())
         self.levels = [np.zeros((agents, 1 << level)) for level in range(depth, -1, -1)]
-        """The priorities, then their sums, up to those of all of an agent's leaves."""
+        """The leaf priorities, then each level of sums up to the root."""
         self._first = np.arange(agents)[:, None] << depth
         self._minimum = np.full(agents, np.inf)
         self._lost = np.zeros(agents, dtype=np.bool_)
 
     @staticmethod
     def memory(agents: int, leaves: int) -> int:
-        """Return the bytes that the tree takes."""
+        """Return the size of the trees in bytes."""
         return agents * 16 << max(1, (leaves - 1).bit_length())
 
     @property
     def leaves(self) -> Floats:
-        """The priorities [P, N], and zeros up to a power of two."""
+        """The priorities [P, N], zero-padded to a power of two."""
         return self.levels[0]
 
     @property
@@ -42,10 +42,10 @@ class PriorityTree:
 
     @property
     def minimum(self) -> Floats:
-        """The smallest priority [P] above 0; infinite where there is none.
+        """The smallest positive priority [P]; infinite if there is none.
 
-        It only has to be looked for where the smallest was set anew or forgotten, which is rare, as it is seldom drawn:
-        a second tree would double the time of every change.
+        It is searched for only after the smallest was overwritten or forgotten, which is rare because it is seldom
+        drawn: a second tree would double the time of every change.
         """
         if self._lost.any():
             leaves = self.leaves[self._lost]
@@ -54,7 +54,7 @@ class PriorityTree:
         return self._minimum
 
     def set(self, leaf: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
-        """Set leaves [P, K] to priorities [P, K] above 0 `where` [P, K]; of a leaf set twice the last counts."""
+        """Set leaves [P, K] to positive priorities [P, K] `where` [P, K]; the last of duplicate leaves counts."""
         places = leaf + self._first
         flat, node, values = self.leaves.reshape(-1), places.reshape(-1), priority.reshape(-1)
         if not where.all():
@@ -71,7 +71,7 @@ class PriorityTree:
             here.reshape(-1)[node] = pairs[:, 0] + pairs[:, 1]
 
     def fill(self, start: int, stop: int, priority: Floats | float) -> None:
-        """Set the leaves from `start` to `stop`, of all agents, to priorities [P, stop - start]; 0 forgets a leaf."""
+        """Set leaves `start` to `stop` of all agents to priorities [P, stop - start]; 0 removes a leaf."""
         leaves = self.leaves[:, start:stop]
         replaced = (leaves == self._minimum[:, None]).any(1)
         leaves[:] = priority
@@ -95,14 +95,14 @@ class PriorityTree:
             node += right
         priority = self.leaves.reshape(-1).take(node)
         node -= self._first
-        # Rounding may lead one leaf too far, to where there is nothing to draw.
+        # Rounding may overshoot by one leaf, onto a leaf of priority 0.
         for agent, at in zip(*np.nonzero((priority == 0) & (self.total > 0)[:, None]), strict=True):
             node[agent, at] = np.flatnonzero(self.leaves[agent, : node[agent, at]])[-1]
             priority[agent, at] = self.leaves[agent, node[agent, at]]
         return node, priority
 
     def take_over(self, sources: Integers) -> None:
-        """Give agents the priorities of those that were at the places `sources` [P], or none where that is -1."""
+        """Reassign priorities: each agent copies the tree at place `sources` [P], or starts empty where that is -1."""
         self._minimum = np.where(sources < 0, np.inf, self.minimum[sources])
         self._lost = np.zeros(len(sources), dtype=np.bool_)
         self._first = np.arange(len(sources))[:, None] << (len(self.levels) - 1)
@@ -111,6 +111,6 @@ class PriorityTree:
             self.levels[level][sources < 0] = 0.0
 
     def _note(self, smallest: Floats, replaced: NDArray[np.bool_]) -> None:
-        """Keep track of the minimum, given the smallest new priority [P] and where one equal to it is `replaced`."""
+        """Update the minimum from the smallest new priority [P]; `replaced` marks agents that lost their minimum."""
         self._lost = (self._lost | replaced) & (smallest > self._minimum)
         self._minimum = np.minimum(self._minimum, smallest)

@@ -21,11 +21,11 @@ from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
 
 @dataclass(frozen=True)
 class PrioritySettings:
-    """Priorities are (|error| + `epsilon`) to the power of `exponent`; with 0 all are alike and no error is needed.
+    """Priorities are (|td_error| + `epsilon`)^`exponent`; with exponent 0 all are equal and no error is needed.
 
-    The exponent of importance weights goes linearly from `importance_start` to `importance_end` within
-    `importance_steps` of an agent, of which a generation has `generation_steps`. Unless the replay is `shared`, an
-    agent draws only what it or an ancestor has done.
+    The importance-sampling exponent is annealed linearly from `importance_start` to `importance_end` over
+    `importance_steps` environment steps of an agent; a generation has `generation_steps`. Unless the replay is
+    `shared`, an agent draws only its own or an ancestor's transitions.
     """
 
     exponent: float
@@ -37,16 +37,16 @@ class PrioritySettings:
     shared: bool
 
     def importance(self, generation: int, steps: Floats) -> Floats:
-        """Return the exponent [P] of importance weights after these `steps` [P] of a generation, the first being 1."""
+        """Return the importance-sampling exponent [P] after `steps` [P] of a generation, numbered from 1."""
         done = ((generation - 1) * self.generation_steps + steps) / self.importance_steps
         return self.importance_start + np.clip(done, 0, 1) * (self.importance_end - self.importance_start)
 
 
 @dataclass
 class Draw:
-    """Hold one draw: `slots` [P, U, B], which of them `counted`, and the `newest` and `oldest` row there was.
+    """One draw: `slots` [P, U, B], the mask `counted`, and the `newest` and `oldest` row at the time.
 
-    The errors [U, P, B] of the `observed` updates wait in it, and which agents were `active` [U, P].
+    It buffers the errors [U, P, B] of the `observed` updates and which agents were `active` [U, P].
     """
 
     slots: Integers
@@ -59,13 +59,13 @@ class Draw:
 
 
 class PrioritisedSampler:
-    """Each agent draws transitions in proportion to its own priorities, as from one buffer of all ranks.
+    """Each agent draws in proportion to its own priorities, as if all ranks held one buffer.
 
-    One exchange for each vector step tells all ranks each other's masses, minima and maxima of priorities. The draws of
-    that step are made at once: each rank's share follows its mass, by systematic sampling, and is drawn from its own
-    part in strata. The priorities that the updates give are in place before the next exchange.
-
-    The paper's weight (N p_i / sum p)^-beta over the largest of the union is (min p / p_i)^beta: N and the sum cancel.
+    One exchange per vector step shares the total, minimum and maximum priority of every rank. All draws of that step
+    are then made at once: systematic sampling gives each rank a share that follows its total, and the rank draws that
+    share from its own part by stratified sampling. The priorities from the updates are set before the next exchange.
+    The paper's weight (N p_i / sum p)^-beta, divided by its largest value over the union, is (min p / p_i)^beta: N and
+    the sum cancel.
     """
 
     def __init__(self, storage: Storage, agents: int, settings: PrioritySettings, place: SamplerSettings) -> None:
@@ -84,7 +84,7 @@ class PrioritisedSampler:
         self._own: np.random.Generator
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
-        """Start a generation of these agents, which so many ranks hold; children have their parents' priorities."""
+        """Start a generation with these agents, held by `ranks` ranks; children inherit their parents' priorities."""
         self._set_priorities()
         self._priorities.begin([(agent.id, agent.parent) for agent in agents])
         self._drawn = None
@@ -94,9 +94,9 @@ class PrioritisedSampler:
         self._own = numpy_generator(self._place.seed, generation=generation, rank=self._place.rank, purpose="draws")
 
     def insert(self, errors: Floats) -> None:
-        """Let the errors [T, N] of the T rows that were written last be their first priorities, for all agents alike.
+        """Set the first priorities of the T newest rows from errors [T, N], equal for all agents.
 
-        Raises RunFailed where one is not finite.
+        Raises RunFailed if an error is not finite.
         """
         self._set_priorities()
         self._priorities.drop()
@@ -105,16 +105,16 @@ class PrioritisedSampler:
         self._priorities.insert((np.abs(errors) + self._settings.epsilon) ** self._settings.exponent)
 
     def report(self) -> Floats:
-        """Return the mass, minimum and maximum [P] of priorities, and how many transitions [P] have none yet."""
+        """Return the total, minimum and maximum priority [P], and the number of transitions [P] without one."""
         self._set_priorities()
         priorities = self._priorities
         priorities.drop()
-        # Where all are alike, the smallest is the largest, and need not be looked for.
+        # With exponent 0 all priorities are equal, so the minimum is the maximum and no search is needed.
         minimum = priorities.tree.minimum if self._settings.exponent else priorities.maximum
         return np.concatenate([priorities.tree.total, minimum, priorities.maximum, priorities.fresh()])
 
     def agree(self, known: Agreement) -> None:
-        """Give what is new the largest priority of all ranks, and take note of their masses and minima after that."""
+        """Give new transitions the largest priority over all ranks; record all ranks' totals and minima after that."""
         mass, minimum, maximum, fresh = known.reports.reshape(len(known.reports), 4, -1).swapaxes(0, 1)
         largest = maximum.max(0)
         self._priorities.maximum = largest
@@ -124,10 +124,10 @@ class PrioritisedSampler:
         self._beta = self._settings.importance(self._generation, known.steps)
 
     def draw(self, updates: int) -> Draws:
-        """Return the draws of so many updates, with importance weights."""
+        """Draw slots for `updates` updates, with importance weights."""
         offset = self._shared.random((updates, len(self._agents)))
         counts = share_of_draws(self._draws, self._mass, self._place.part, offset).T[..., None]
-        # A rank on which no draw falls takes part all the same, with a weight of zero.
+        # A rank without a draw still takes part, with a weight of zero.
         place = np.arange(max(1, int(counts.max())))
         shape = (len(self._agents), updates, len(place))
         fraction = (place + self._own.random(shape)) / np.maximum(counts, place + 1)
@@ -135,7 +135,7 @@ class PrioritisedSampler:
         slots, priority = found[0].reshape(shape), found[1].reshape(shape)
         counted = place < counts
         if not counted.all():
-            # An agent that has nothing to draw here is led anywhere.
+            # An agent with nothing to draw here gets arbitrary slots of weight zero.
             slots, priority = np.where(priority > 0, slots, 0), np.where(counted, priority, 1.0)
         share = counted * (self._ranks / self._draws)[:, None, None]
         weight = share * (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
@@ -147,9 +147,9 @@ class PrioritisedSampler:
         return Draws(_by_update(slots, device), *each)
 
     def observe(self, update: int, result: UpdateResult) -> None:
-        """Keep the errors of an update of the last draw, until they become priorities before the next one.
+        """Buffer the errors of an update of the last draw; they become priorities before the next draw.
 
-        Raises UserError where the algorithm gives no errors.
+        Raises UserError if the algorithm returns no errors.
         """
         drawn = self._drawn
         if drawn is None or not self._settings.exponent:
@@ -161,16 +161,16 @@ class PrioritisedSampler:
         drawn.observed.append(update)
 
     def state(self) -> Tensors:
-        """Return the priorities, as `SlotPriorities` keeps them."""
+        """Return the priorities for a checkpoint, in the format of `SlotPriorities.state`."""
         self._set_priorities()
         return self._priorities.state()
 
     def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Take over what `state` gave beside a storage of these `numbers`. Raises UserError for what it did not."""
+        """Restore from `state`, for a storage with these `numbers`. Raises UserError for an invalid state."""
         self._priorities.restore(tensors, numbers)
 
     def _set_priorities(self) -> None:
-        """Let the errors that were observed become priorities. Raises RunFailed where one is not finite."""
+        """Turn the buffered errors into priorities. Raises RunFailed if an error is not finite."""
         drawn = self._drawn
         if drawn is None or not drawn.observed:
             return
@@ -190,12 +190,12 @@ class PrioritisedSampler:
         self._priorities.set(slots.reshape(flat), priority.reshape(flat), where.reshape(flat))
 
     def _refuse(self, lost: NDArray[np.bool_]) -> None:
-        """Raise RunFailed where agents have `lost` [P] their errors."""
+        """Raise RunFailed naming the agents whose errors are not finite (`lost` [P])."""
         if lost.any():
             names = ", ".join(str(agent.id) for agent, one in zip(self._agents, lost, strict=True) if one)
             raise RunFailed(f"replay.prioritised: errors of agent {names} are not finite and make no priorities")
 
 
 def _by_update(values: NDArray[np.int64] | NDArray[np.float32], device: torch.device) -> Tensor:
-    """Return values [P, U, B] as a tensor [U, P, B]."""
+    """Convert values [P, U, B] to a tensor [U, P, B]."""
     return torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))).to(device)

@@ -1,4 +1,4 @@
-"""The pace of learning from experience, and what an experience needs of a policy and a sampler.
+"""Update-to-data ratio, and the interfaces of policies and samplers towards an experience.
 
 Axes: R ranks, U updates, P agents, E environments, B batch.
 """
@@ -17,14 +17,14 @@ from evorl.replay.moments import Moments
 from evorl.types import Agent, Observation, Tensors, UpdateResult
 
 Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Every rank's numbers [R, ...] from this rank's [...]; of this rank alone where agents are not replicated."""
+"""All-gather [...] -> [R, ...] over the ranks that hold the same agents; R = 1 where agents are not replicated."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Amount and frequency of a new agent's learning: `updates` with each `steps` of its environment steps.
+    """The update-to-data ratio of a new agent: `updates` updates for every `steps` of its environment steps.
 
-    A batch has `batch` transitions. Both steps and transitions are those of all ranks that hold the agent.
+    A batch has `batch` transitions. Steps and transitions are counted over all ranks that hold the agent.
     """
 
     batch: int
@@ -33,26 +33,26 @@ class Pace:
 
 
 class Population(Protocol):
-    """The policy, as far as its experience needs it."""
+    """The policy, as its experience sees it."""
 
     agents: list[Agent]
 
     def acted(self, steps: NDArray[np.float64]) -> None:
-        """Note `steps` [P] further transitions of each agent, over all ranks that hold it; all of them say the same."""
+        """Add `steps` [P] transitions of each agent, summed over its ranks; all of these ranks pass the same values."""
 
     def value(self, observation: Observation, state: Tensor | None) -> Tensor:
-        """Return what the agents expect [P, E] from observations [P, E, ...], in recurrent state [P, E, K, N]."""
+        """Return state values V(s) [P, E] of observations [P, E, ...] with recurrent state [P, E, K, N]."""
 
     def update_observation_stats(self, part: str, moments: Moments) -> None:
-        """Add to the statistics by which each agent normalises a part of what it sees."""
+        """Merge `moments` into each agent's normalisation statistics of an observation part."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Hold what all ranks with the same agents know alike after a vector step.
+    """What all ranks with the same agents know after the exchange of a vector step.
 
-    `sizes` [R] are the transitions that each rank has, `steps` [P] those that each agent made in this generation over
-    all ranks, and `reports` [R, K] what each rank's sampler reported.
+    `sizes` [R] are each rank's transitions, `steps` [P] each agent's steps in this generation over all ranks, and
+    `reports` [R, K] the samplers' reports.
     """
 
     sizes: NDArray[np.int64]
@@ -61,9 +61,9 @@ class Agreement:
 
 
 class Draws(NamedTuple):
-    """The draws of U updates, each [U, P, B]: `slots`, their `weight` in the loss, and their `share` of the batch.
+    """Draws for U updates, each [U, P, B]: `slots`, their `weight` in the loss, and their `share` of the batch.
 
-    Weights are shares times importance weights. Without importance weights `share` is None, as both are the same.
+    Weights are shares times importance weights. Without importance weights both are equal and `share` is None.
     """
 
     slots: Tensor
@@ -72,31 +72,31 @@ class Draws(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Chooses what each update learns from. It draws from the union of the parts of all ranks that hold the agents."""
+    """Chooses the transitions of each update, from the union of the replays of all ranks that hold the agents."""
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
-        """Start a generation of these agents, which so many ranks hold."""
+        """Start a generation with these agents, held by `ranks` ranks."""
 
     def insert(self, errors: NDArray[np.float64]) -> None:
-        """Take the errors [T, N] of the T rows that were written last, which somebody has computed who acted."""
+        """Take actor-computed errors [T, N] of the T newest rows."""
 
     def report(self) -> NDArray[np.float64]:
-        """Return what all ranks must know of this one's part [K] before the next draw."""
+        """Return this rank's numbers [K] that all ranks need before the next draw."""
 
     def agree(self, known: Agreement) -> None:
-        """Take note of what all ranks know; every vector step has an agreement, whether anything is drawn or not."""
+        """Take the result of the exchange; it happens every vector step, even if nothing is drawn."""
 
     def draw(self, updates: int) -> Draws:
-        """Return the draws of so many updates."""
+        """Draw slots for `updates` updates."""
 
     def observe(self, update: int, result: UpdateResult) -> None:
-        """Take note of what became of an update of the last draw."""
+        """Take the result of an update of the last draw."""
 
     def state(self) -> Tensors:
-        """Return what a checkpoint keeps beside the storage, under names that begin with `priorities`."""
+        """Return the sampler's tensors for a checkpoint, under names that begin with `priorities`."""
 
     def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Take over what `state` gave beside a storage of these numbers, which has been restored.
+        """Restore from `state`, after a storage with these numbers has been restored.
 
-        Raises UserError for what it could not have given.
+        Raises UserError for an invalid state.
         """

@@ -1,4 +1,4 @@
-"""Experience for algorithms that learn from what actor processes just did.
+"""Experience for rollouts made by actor processes (actor-learner algorithms).
 
 Axes: T steps of a rollout, P agents, E environments, S = k * E sequences of k rollouts, B = T * S steps of a batch.
 """
@@ -22,14 +22,15 @@ from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, RecurrentInput, Tensors, UpdateResult
 
 LEARNED = ("reward", "terminated", "truncated", "valid")
-"""What of each step is learned from beside what acting gave."""
+"""Columns of each step used for learning, beside the policy's own outputs."""
 
 
 @dataclass(frozen=True)
 class ReceivedSettings:
-    """Learn from so many `rollouts` of `steps` at a time, in several `passes`; agents normalise `normalized` parts.
+    """A batch is `rollouts` rollouts of `steps` steps, used for `passes` passes.
 
-    Each batch has `replayed` rollouts more, drawn by `seed` and `rank` from the last `kept` ones before it.
+    Agents normalise the `normalized` parts. Each batch adds `replayed` older rollouts, drawn by `seed` and `rank` from
+    the previous `kept` ones.
     """
 
     steps: int
@@ -44,7 +45,7 @@ class ReceivedSettings:
 
 @dataclass(frozen=True)
 class Received:
-    """A rollout as it is learned from: parts and columns [P, T, E, ...], and the state [P, E, K, U] before it."""
+    """A rollout on the learner's device: parts and columns [P, T, E, ...], and the initial state [P, E, K, U]."""
 
     observation: Tensors
     columns: Tensors
@@ -52,10 +53,10 @@ class Received:
 
 
 class ReceivedRollouts:
-    """Joins rollouts that actors made to batches, each of which is learned from once, or in several passes.
+    """Joins actors' rollouts into batches, each used once or for several passes.
 
-    Older rollouts of the same agents may be learned from again beside them (arXiv 1802.01561, section 5.2.2). What
-    follows a rollout, or a truncated step in it, is valued by the policy that learns, when the rollout arrives.
+    Older rollouts of the same agents may be replayed beside them (arXiv 1802.01561, section 5.2.2). The bootstrap
+    values after a rollout, or after a truncated step in it, come from the learner's policy when the rollout arrives.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ReceivedRollouts:
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """`gather` gives the numbers of every rank that holds the same agents, as one array with a leading axis."""
+        """`gather` stacks an array from every rank that holds the same agents along a new leading axis."""
         self.period = settings.steps * settings.rollouts
         self._settings = settings
         self._parts = parts
@@ -81,7 +82,7 @@ class ReceivedRollouts:
         self._policy: Population
 
     def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation of these agents; what other agents did is not learned from."""
+        """Start a generation with the agents of `policy`, discarding other agents' rollouts."""
         self._policy = policy
         self._waiting = []
         self._kept.clear()
@@ -90,7 +91,7 @@ class ReceivedRollouts:
         self._statistics.begin(policy.agents)
 
     def extend(self, slot: RolloutMemory) -> None:
-        """Take a copy of what an actor did."""
+        """Copy an actor's rollout to the device."""
         with self._stopwatch("receiving"):
             names = [name for name in slot.layout.fields if name not in (*LEARNED, "action", "started")]
             state = self._on_device(slot.state(0))
@@ -101,7 +102,7 @@ class ReceivedRollouts:
             self._waiting.append(Received(observation, columns, state))
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batch of as many rollouts as make one; every rank that holds the same agents gives equally many."""
+        """Yield a batch once enough rollouts have arrived; every rank of the same agents yields equally many."""
         if len(self._waiting) < self._settings.rollouts:
             return
         waiting, self._waiting = self._waiting, []
@@ -122,32 +123,32 @@ class ReceivedRollouts:
         batch = Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
         for _ in range(self._settings.passes):
             yield batch
-        # The older ones have been counted before.
+        # Replayed rollouts are already in the statistics.
         new = sum(each.columns["valid"].shape[2] for each in waiting)
         self._update_observation_stats(
             {name: part[:, :, :new] for name, part in observation.items()}, valid[:, :, :new]
         )
 
     def _replayed(self) -> list[Received]:
-        """Return older rollouts to learn from again, once there are some."""
+        """Draw older rollouts to replay, or none before the first batch."""
         count = self._settings.replayed if self._kept else 0
         return [self._kept[index] for index in self._rng.integers(len(self._kept) or 1, size=count)]
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Nothing of a batch is learned from again."""
+        """Do nothing: batches have no priorities."""
 
     def end(self, agents: list[Agent]) -> None:
-        """Nothing outlasts a generation."""
+        """Do nothing: no state outlasts a generation."""
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Nothing outlasts a generation."""
+        """Return nothing: no state outlasts a generation."""
         return {}, {}
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Nothing outlasts a generation."""
+        """Do nothing: no state outlasts a generation."""
 
     def _next_values(self, slot: RolloutMemory, like: Tensor) -> Tensor:
-        """Return the values [P, T, E] of what the steps led to, where that is not what the next step saw."""
+        """Return bootstrap values [P, T, E] of next observations at truncated and last steps; others are unused."""
         values = torch.zeros_like(like)
         for step in slot.ends():
             following = {name: part.to(self._device) for name, part in slot.next_observation(step).items()}
@@ -155,7 +156,7 @@ class ReceivedRollouts:
         return values
 
     def _update_observation_stats(self, observation: Tensors, valid: Tensor) -> None:
-        """Let the agents normalise by what was seen in what they have learned from."""
+        """Update the observation statistics with the observations just learned from."""
         for part in self._settings.normalized:
             seen = as_numbers(observation[part], self._parts[part]).transpose(0, 1)
             samples = seen.reshape(*seen.shape[:3], -1)
@@ -166,12 +167,12 @@ class ReceivedRollouts:
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:
-    """Return [P, T, S, ...] of several rollouts' [P, T, E, ...]."""
+    """Concatenate rollouts [P, T, E, ...] to [P, T, S, ...]."""
     if len(parts) == 1:
         return dict(parts[0])
     return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]}
 
 
 def _flat(values: Tensors) -> Tensors:
-    """Return values [P, T, S, ...] as [P, B, ...], time-major."""
+    """Flatten values [P, T, S, ...] to [P, B, ...], time-major."""
     return {name: value.flatten(1, 2) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Experience for algorithms that learn from what they just did.
+"""Experience for on-policy algorithms: rollouts and their minibatches.
 
 Axes: T steps of a rollout, L steps of a sequence, P agents, E environments, B sequences of a minibatch, U updates.
 """
@@ -34,15 +34,15 @@ from evorl.types import (
 )
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
-"""From a rollout and each agent's hyperparameters [P] to what is learned from it, each [T, P, E]."""
+"""Computes learning targets [T, P, E], such as advantages and returns, from a rollout and hyperparameters [P]."""
 
 GATHERED_BYTES = 2**24
-"""Minibatches are gathered several at once, as many as take about so much memory: small ones cost calls, not copies."""
+"""Minibatches are gathered in groups of about this many bytes: for small ones, calls cost more than copies."""
 
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Lengths of rollouts and their sequences, and what is normalised."""
+    """Rollout and sequence lengths, and what is normalised."""
 
     steps: int
     num_envs: int
@@ -51,17 +51,17 @@ class RolloutSettings:
     normalize_advantage: bool
     normalize_rewards: bool
     normalized: tuple[str, ...]
-    """The parts of an observation that agents normalise."""
+    """Observation parts that are normalised."""
     copies: int = 1
-    """The number of ranks that make each minibatch together; where it is 1 every rank makes its own."""
+    """Number of ranks that share each minibatch; with 1 every rank makes its own."""
     targets: tuple[str, ...] = ("advantage", "return")
-    """What the targets are called, one of them `advantage`."""
+    """Names of the targets; one must be `advantage`."""
 
 
 class RolloutExperience:
-    """Keeps the last T steps of all environments, and then gives minibatches of them.
+    """Collects rollouts of T steps from all environments and yields minibatches of them.
 
-    `period` is how many steps make a rollout; a generation has a whole number of them.
+    `period` is the rollout length; a generation has a whole number of rollouts.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class RolloutExperience:
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """`gather` gives the numbers of every rank that holds the same agents, as one array with a leading axis.
+        """`gather` stacks an array from every rank that holds the same agents along a new leading axis.
 
-        `targets` computes from a rollout and the agents' hyperparameters what is to be learned from it.
+        `targets` computes the learning targets from a rollout and the agents' hyperparameters.
         """
         self._targets = targets
         self.period = settings.steps
@@ -98,14 +98,14 @@ class RolloutExperience:
         self._learned: tuple[str, ...] = ()
         self._step = 0
         self._policy: Population
-        # The agents [P] that have not stopped, once one has.
+        # Mask [P] of agents still learning from this rollout; None until one stops early.
         self._left: Tensor | None = None
         self._minibatches: Minibatches
         self._generator: torch.Generator
         self._hparams: Tensors
 
     def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation of these agents."""
+        """Start a generation with the agents of `policy`."""
         agents, settings = policy.agents, self._settings
         self._policy = policy
         self._step, self._left = 0, None
@@ -142,7 +142,7 @@ class RolloutExperience:
         self._step += 1
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the minibatches of a complete rollout; every rank that holds the same agents gives equally many."""
+        """Yield the minibatches of a complete rollout; every rank of the same agents yields equally many."""
         if self._step < self.period:
             return
         self._step = 0
@@ -152,38 +152,38 @@ class RolloutExperience:
             index = self._minibatches.draw(self._generator)
         for batch, later in zip(self._minibatch_batches(index), self._minibatches.later, strict=True):
             yield batch if self._left is None else replace(batch, due=batch.due * self._left, all_due=False)
-            # All ranks stop here or none does: what stops an agent is averaged over them.
+            # The early-stopping criterion is averaged over ranks, so either all of them stop here or none.
             if self._left is not None and not bool((self._left * later).any()):
                 break
         self._left = None
         self._update_observation_stats()
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Leave agents out of the rest of this rollout's batches that should have been updated and were not."""
+        """Drop agents that stopped early from this rollout's remaining minibatches."""
         if result.active is not None:
             before = torch.ones_like(batch.due) if self._left is None else self._left
             self._left = torch.where(batch.due > 0, result.active, before)
 
     def end(self, agents: list[Agent]) -> None:
-        """End the generation: each agent keeps the statistics of its rewards."""
+        """End the generation; each agent keeps its reward statistics."""
         if self._settings.normalize_rewards:
             self._statistics.end(agents)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Nothing outlasts a generation."""
+        """Return nothing: no state outlasts a generation."""
         return {}, {}
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Nothing outlasts a generation."""
+        """Do nothing: no state outlasts a generation."""
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Return the transitions [P] of each agent in the rollout, over all ranks that hold it."""
+        """Return each agent's valid transitions [P] in the rollout, summed over its ranks."""
         steps = self._trajectories.column("valid").sum((0, 2)).cpu().numpy().astype(np.float64)
         with self._stopwatch("communication"):
             return np.asarray(self._gather(steps).sum(0))
 
     def _compute_targets(self) -> None:
-        """Let the algorithm compute what is to be learned from every step."""
+        """Compute the learning targets of the rollout."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
         column = {name: self._trajectories.column(name) for name in names}
         nothing = ~column["valid"]
@@ -201,9 +201,9 @@ class RolloutExperience:
             self._trajectories.column(name).copy_(values)
 
     def _update_observation_stats(self) -> None:
-        """Let the agents normalise by what they saw, now that nothing more is learned from the rollout.
+        """Update the observation statistics, only once learning from the rollout is over.
 
-        Before, log-probabilities would be compared with those of another normalisation.
+        Earlier, new log-probabilities would be compared with old ones under a different normalisation.
         """
         valid = self._trajectories.column("valid")
         for part in self._settings.normalized:
@@ -213,7 +213,7 @@ class RolloutExperience:
             )
 
     def _minibatch_batches(self, index: Tensor) -> Iterator[Batch]:
-        """Yield the batches of all updates, given their sequences [U, P, B], gathered several at once."""
+        """Yield the batches of all updates from sequence indices [U, P, B], gathered in groups."""
         rows = index.shape[1] * index.shape[2] * self._settings.sequence
         at_once = max(1, GATHERED_BYTES // (rows * self._row_bytes))
         for first in range(0, len(index), at_once):
@@ -222,7 +222,7 @@ class RolloutExperience:
             yield from batches
 
     def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
-        """Return the batches of some updates, given all updates' sequences [U, P, B]."""
+        """Gather the batches of some updates, from all updates' sequence indices [U, P, B]."""
         index, counted = index[updates], self._minibatches.counted[updates]
         slots = self._trajectories.slots(index)
         seen, _, columns = self._trajectories.gather(slots.flatten(2), self._learned)

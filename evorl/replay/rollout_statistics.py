@@ -1,6 +1,6 @@
-"""Statistics of rollouts over the ranks that hold the same agents.
+"""Rollout statistics over the ranks that hold the same agents.
 
-Axes: T steps, P agents, E environments, D numbers of a sample; U updates, B steps of a minibatch.
+Axes: T steps, P agents, E environments, D components per sample; U updates, B steps of a minibatch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from evorl.system.timing import Stopwatch
 from evorl.types import Agent, RewardStats
 
 MAX_REWARD = 10.0
-"""Scaled rewards are clipped to so many standard deviations: before returns have varied, one could be thousands."""
+"""Clip scaled rewards to this many standard deviations: while returns barely vary, one could be thousands."""
 
 
 class RolloutStatistics:
-    """Moments of what the ranks that `gather` asks have seen, and the running ones by which agents scale rewards."""
+    """Sample moments over the ranks reached by `gather`, and the running statistics for reward scaling."""
 
     def __init__(self, gather: Gather, stopwatch: Stopwatch) -> None:
         self._gather = gather
@@ -31,7 +31,7 @@ class RolloutStatistics:
         self._sums: Tensor | None = None
 
     def begin(self, agents: Sequence[Agent]) -> None:
-        """Start a generation of these agents with the statistics that they have."""
+        """Start a generation with the agents' own reward statistics."""
         stats = [agent.state.rewards for agent in agents]
         self._sums = None
         self._rewards = Moments(
@@ -41,7 +41,7 @@ class RolloutStatistics:
         )
 
     def end(self, agents: Sequence[Agent]) -> None:
-        """Leave each agent the statistics of its rewards."""
+        """Write the reward statistics back to the agents."""
         for agent, values in zip(agents, zip(*(each.reshape(-1) for each in self._rewards), strict=True), strict=True):
             agent.state.rewards = RewardStats(*map(float, values))
 
@@ -52,9 +52,10 @@ class RolloutStatistics:
             return Moments.over_ranks(values, weight, self._gather)
 
     def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, gamma: Tensor) -> Tensor:
-        """Return rewards [T, P, E] divided by the standard deviation of their running discounted sums, by `gamma` [P].
+        """Return rewards [T, P, E] divided by the running standard deviation of their discounted sums.
 
-        `ended` says where nothing flows on to the next step, `valid` which steps count.
+        `gamma` [P] discounts the sums; `ended` marks steps after which the sum restarts; `valid` marks steps that
+        count.
         """
         before = torch.zeros_like(reward[0]) if self._sums is None else self._sums
         sums, self._sums = discounted_sums(reward, ended, gamma, before)
@@ -63,9 +64,9 @@ class RolloutStatistics:
         return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
 
     def united(self, counted: Tensor, advantage: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weights [U, P, B] of this rank's part of minibatches that so many ranks (`copies`) make together.
+        """Return this rank's loss weights [U, P, B] for minibatches shared by `copies` ranks.
 
-        The mean over ranks of weighted sums is then the mean over the `counted` [U, P, B] steps of all ranks. Also
+        The mean over ranks of the weighted sums equals the mean over the `counted` [U, P, B] steps of all ranks. Also
         return the mean and the inverse standard deviation [U, P, 1] of their advantages.
         """
         samples, counts = (values.flatten(0, 1).T.unsqueeze(-1) for values in (advantage, counted))

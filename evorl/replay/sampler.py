@@ -1,4 +1,4 @@
-"""Draw from the union of all ranks' replay as if it were one buffer. Axes: U updates, P agents, B batch, R ranks."""
+"""Uniform sampling from all ranks' replay as one buffer. Axes: U updates, P agents, B batch, R ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from evorl.types import Agent, Tensors, UpdateResult
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """The seeds of draws, and this rank's place: `part` among those that hold the same agents, `rank` among all.
+    """Seed of the draws, and this rank's place: `part` among the ranks of the same agents, `rank` among all.
 
-    With `split_batches` batch sizes count over all ranks that hold an agent, otherwise on each.
+    With `split_batches`, batch sizes are totals over all ranks that hold an agent, otherwise per rank.
     """
 
     seed: int
@@ -31,25 +31,25 @@ class SamplerSettings:
     split_batches: bool
 
     def draws(self, agents: Sequence[Agent], ranks: int) -> NDArray[np.int64]:
-        """Return the draws [P] for an update of each agent, of all `ranks` together."""
+        """Return the draws [P] per update of each agent, over all `ranks` together."""
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         return batch_size if self.split_batches else batch_size * ranks
 
     def shared(self, generation: int) -> np.random.Generator:
-        """Return a generator that gives the same numbers on every rank."""
+        """Return a random generator that gives the same numbers on every rank."""
         return numpy_generator(self.seed, generation=generation, rank=0, purpose="share of draws")
 
 
 def share_of_draws(
     draws: NDArray[np.int64], sizes: NDArray[np.int64] | NDArray[np.float64], rank: int, offset: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return how many of `draws` [...] fall on `rank`, whose part is sizes[rank] of sizes [R].
+    """Return how many of `draws` [...] fall on `rank`, which holds sizes[rank] of sizes [R].
 
-    Systematic sampling (Madow 1949): with one `offset` [...] in [0, 1) that all ranks share, rank r's count is the
-    number of points of the grid (i + offset) on its stretch of the union. Counts sum to `draws`, differ from their
+    Systematic sampling (Madow 1949): with one `offset` [...] in [0, 1) shared by all ranks, rank r's count is the
+    number of points of the grid (i + offset) in its interval of the union. Counts sum to `draws`, differ from their
     expectation by less than one, and have exactly that expectation, so each transition of the union is equally likely;
-    with equal parts every rank draws the same number. Sizes may be masses of priorities too, and of each agent [R, P];
-    of an agent without any nothing is drawn.
+    with equal parts every rank draws the same number. Sizes may also be priority totals, per agent [R, P]; an agent
+    with total 0 draws nothing.
     """
     edges = np.concatenate([np.zeros_like(sizes[:1]), sizes]).cumsum(0)
     whole = edges[-1]
@@ -61,13 +61,12 @@ def share_of_draws(
 
 
 class DistributedSampler:
-    """Each rank draws its share from its own part, with replacement; no transition travels.
+    """Each rank draws its share from its own replay, with replacement; no transition is communicated.
 
-    `draws` [P] are those of an agent's update, of all R ranks together. Batches are [U, P, B] with B the largest share
-    of any agent; each draw weighs R / draws, so that the mean over ranks of their weighted sums is the mean over the
-    agent's draws from the union.
-
-    `shared` must give the same numbers on every rank, `own` different ones.
+    `draws` [P] are per update of an agent, over all R ranks. Batches are [U, P, B] with B the largest share of any
+    agent; each draw has weight R / draws, so the mean over ranks of the weighted sums is the mean over the agent's
+    draws from the union.
+    The generator `shared` must give the same numbers on every rank, `own` different ones.
     """
 
     def __init__(self, rank: int, draws: NDArray[np.int64], shared: np.random.Generator, own: torch.Generator) -> None:
@@ -78,14 +77,14 @@ class DistributedSampler:
         self._weights: dict[tuple[int, ...], Tensor] = {}
 
     def draw(self, updates: int, sizes: NDArray[np.int64], drawable: int) -> tuple[Tensor, Tensor]:
-        """Return positions [U, P, B] in this rank's part, below `drawable`, and their weights [U, P, B].
+        """Return positions [U, P, B] in this rank's replay, below `drawable`, and their weights [U, P, B].
 
-        `sizes` [R] are those of the parts as all ranks know them; a part may hold less where environments failed.
+        `sizes` [R] are the sizes that all ranks agreed on; a rank may hold fewer where environments failed.
         """
         agents = len(self._draws)
         offset = self._shared.random((updates, agents))
         counts = share_of_draws(self._draws, sizes, self._rank, offset)
-        # A rank on which no draw falls takes part all the same, with a weight of zero.
+        # A rank without a draw still takes part, with a weight of zero.
         width = max(1, int(counts.max()))
         index = torch.randint(max(1, drawable), (updates, agents, width), generator=self._own, device=self._own.device)
         return index, self._weight(counts, width, len(sizes))
@@ -102,7 +101,7 @@ class DistributedSampler:
 
 
 class UniformSampler:
-    """Draws all transitions of the union alike."""
+    """Draws uniformly from the union of all ranks' transitions."""
 
     def __init__(self, storage: Storage, settings: SamplerSettings) -> None:
         self._storage = storage
@@ -111,7 +110,7 @@ class UniformSampler:
         self._sizes: NDArray[np.int64]
 
     def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
-        """Start a generation of these agents, which so many ranks hold."""
+        """Start a generation with these agents, held by `ranks` ranks."""
         settings, device = self._settings, self._storage.device
         self._sampler = DistributedSampler(
             settings.part,
@@ -123,28 +122,28 @@ class UniformSampler:
         )
 
     def insert(self, errors: NDArray[np.float64]) -> None:
-        """Draws are uniform whatever the errors are."""
+        """Do nothing: uniform draws ignore errors."""
 
     def report(self) -> NDArray[np.float64]:
-        """Return nothing: sizes are all that there is to know."""
+        """Return nothing: the sizes are exchanged anyway."""
         return np.zeros(0)
 
     def agree(self, known: Agreement) -> None:
-        """Take note of the sizes of all parts."""
+        """Record the sizes of all ranks' replays."""
         self._sizes = known.sizes
 
     def draw(self, updates: int) -> Draws:
-        """Return the draws of so many updates, all of which weigh alike."""
+        """Draw slots for `updates` updates, all with equal importance."""
         index, weight = self._sampler.draw(updates, self._sizes, self._storage.drawable)
         return Draws(self._storage.nth(index), weight, None)
 
     def observe(self, update: int, result: UpdateResult) -> None:
-        """Draws are uniform whatever became of an update."""
+        """Do nothing: uniform draws ignore errors."""
 
     def state(self) -> Tensors:
-        """Return nothing: generators begin anew in each generation."""
+        """Return nothing: random generators are reseeded each generation."""
         return {}
 
     def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Raise UserError unless there is nothing to take over."""
+        """Raise UserError unless `tensors` is empty."""
         check_tensors(tensors, {}, WHERE)

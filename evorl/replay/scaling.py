@@ -1,4 +1,4 @@
-"""How rewards and advantages are scaled. Pure functions. Axes: T time, P agents, B batch."""
+"""Reward and advantage scaling. Pure functions. Axes: T time, P agents, B batch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Running sums [T, P, B] of discounted past rewards in each episode, and what to go on with [P, B].
+    """Return running discounted sums [T, P, B] of past rewards in each episode, and the carry [P, B].
 
-    `reward` and `ended` are [T, P, B], `discount` is [P], `before` [P, B] is what the last call gave to go on with.
+    `reward` and `ended` are [T, P, B], `discount` is [P], `before` [P, B] is the carry of the last call.
     """
     sums = torch.empty_like(reward)
     factor = discount.unsqueeze(-1)
@@ -20,7 +20,7 @@ def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Ten
 
 
 def normalized(x: Tensor, weight: Tensor) -> Tensor:
-    """[..., B] with mean 0 and variance 1, counting by `weight` [..., B], which sums to 1."""
+    """Return x [..., B] with mean 0 and variance 1 under `weight` [..., B], which sums to 1."""
     centred = x - (x * weight).sum(-1, keepdim=True)
     variance = (centred.square() * weight).sum(-1, keepdim=True)
     return centred * torch.rsqrt(variance + 1e-8)

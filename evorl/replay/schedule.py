@@ -1,4 +1,4 @@
-"""How many updates are due. Axes: P agents."""
+"""The update schedule. Axes: P agents."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from numpy.typing import NDArray
 
 
 class UpdateSchedule:
-    """One update of an agent for every `learn_step` [P] of its environment steps, exactly, however steps arrive.
+    """One update of an agent per `learn_step` [P] of its environment steps, exact for any chunking of the steps.
 
-    `debt` [P] is the share of an update that was already earned, between 0 and 1.
+    `debt` [P] is the fraction of an update already earned, between 0 and 1.
     """
 
     def __init__(self, learn_step: NDArray[np.float64], debt: NDArray[np.float64]) -> None:
         self._learn_step = learn_step
-        self._debt = np.clip(debt, 0.0, 1.0)  # It may come from a file that lies.
+        self._debt = np.clip(debt, 0.0, 1.0)  # A checkpoint file may hold a value out of range.
         self._steps = np.zeros_like(learn_step)
         self._done = np.zeros(len(learn_step), dtype=np.int64)
 
     def due(self, steps: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The updates [P] that fall due with these further environment steps [P]."""
+        """Return the updates [P] that become due after `steps` [P] more environment steps."""
         self._steps += steps
-        # From the total and not step by step: 3 * (8 / 3) must make 8 updates, not 7.
+        # Computed from the total, not incrementally: 3 * (8 / 3) must make 8 updates, not 7.
         earned = np.floor(self._steps / self._learn_step + self._debt + 1e-9).astype(np.int64)
         due = earned - self._done
         self._done = earned
         return due
 
     def debt(self) -> NDArray[np.float64]:
-        """The share of an update [P] that is earned and not yet due."""
+        """Return the fraction of an update [P] earned but not yet due."""
         return np.maximum(self._steps / self._learn_step + self._debt - self._done, 0.0)

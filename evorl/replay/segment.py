@@ -1,4 +1,4 @@
-"""A rollout in memory that its actor and the learner share, in the storage's own layout.
+"""A rollout in memory shared by an actor and the learner, in the storage's layout.
 
 Axes: T steps, P agents, E environments, K numbers for each of U units.
 """
@@ -17,12 +17,12 @@ from evorl.replay.storage import Storage
 from evorl.types import PolicyOutput, Tensors, Transition
 
 COUNTS = ("steps", "returns", "episodes", "ended", "lengths")
-"""What an actor counts of each agent: transitions, and those of `evorl.envs.episodes.Returns`."""
+"""An actor's counters per agent: transitions, and those of `evorl.envs.episodes.Returns`."""
 
 
 @dataclass(frozen=True)
 class RolloutLayout:
-    """The shapes of a rollout: its `parts` and columns (`fields`) of each step, and of a recurrent `state` [K, U]."""
+    """Shapes of a rollout: observation `parts`, per-step columns (`fields`), and the recurrent `state` [K, U]."""
 
     steps: int
     agents: int
@@ -37,28 +37,29 @@ class RolloutLayout:
 
 
 class RolloutMemory:
-    """T steps of an actor's environments, which are overwritten by the next rollout that is written here.
+    """T steps of an actor's environments, overwritten by the next rollout.
 
-    Which memory it is, `empty` says; two of one layout in the same memory are what an actor writes and a learner reads.
+    `empty` supplies the memory; an actor writes and a learner reads through two objects of one layout on the same
+    memory.
     """
 
     def __init__(self, layout: RolloutLayout, empty: Empty) -> None:
         self.layout = layout
         steps, streams = layout.steps, layout.streams
-        # Every step may leave true last observations; what is never written takes no memory.
+        # Every step may leave true last observations; pages never written take no memory.
         self.storage = Storage(
             steps, streams, layout.parts, layout.fields, torch.device("cpu"), empty=empty, last=(steps + 1) * streams
         )
         self._states = empty((steps + 1, layout.agents, layout.num_envs, *layout.state), torch.float32)
         self.counts = empty((len(COUNTS), layout.agents), torch.float64)
         self.staleness = self.number = 0
-        """The updates by which what acted was behind, when it was received."""
+        """Staleness of the acting parameters in updates, when the rollout was received."""
         self._first = empty((1,), torch.int64)
         rows = torch.arange(steps).view(1, steps, 1) * streams
         self._places = rows + torch.arange(streams).view(layout.agents, 1, layout.num_envs)
 
     def write(self, step: int, transition: Transition, output: PolicyOutput) -> None:
-        """Keep a step of all environments, in order from step 0 on, with which all that was here is forgotten."""
+        """Store a step of all environments, in order from step 0, which clears the previous rollout."""
         if step == 0:
             self.storage.clear()
         columns = {
@@ -78,7 +79,7 @@ class RolloutMemory:
             ended=(transition.terminated | transition.truncated).flatten(),
         )
         if step == 0:
-            # Older frames of the first stacks stand in rows before it.
+            # Older frames of the first stacks are in the rows before.
             self._first[0] = self.storage.newest_row
         if output.state.numel():
             if step == 0:
@@ -87,35 +88,35 @@ class RolloutMemory:
                 self._states[step + 1] = output.next_state
 
     def put(self, name: str, values: Tensor) -> None:
-        """Write a column [P, T, E] of all steps, that no step brought by itself."""
+        """Write a column [P, T, E] of all steps that was not part of the steps themselves."""
         first = int(self._first[0])
         rows = self.storage.columns[name][first : first + self.layout.steps]
         rows.copy_(values.transpose(0, 1).flatten(1, 2))
 
     def state(self, steps: int) -> Tensor | None:
-        """Return the recurrent state [P, E, K, U] after no steps, or after the last of those that `ends` gives."""
+        """Return the recurrent state [P, E, K, U] after `steps` steps: 0, or the end of a step in `ends`."""
         return self._states[steps].clone() if self._states.numel() else None
 
     def ends(self) -> list[int]:
-        """Return the steps whose next observation has a value of its own: truncated ones, and the last."""
+        """Return the steps whose next observation needs its own bootstrap value: truncated ones and the last."""
         truncated = self.columns(["truncated"])["truncated"]
         truncated[:, -1] = True
         steps: list[int] = truncated.any(0).any(-1).nonzero()[:, 0].tolist()
         return steps
 
     def observation(self) -> Tensors:
-        """Return copies of all parts [P, T, E, ...] that were seen before the steps."""
+        """Return copies of all observation parts [P, T, E, ...]."""
         return self.storage.observation(self.slots)
 
     def next_observation(self, step: int) -> Tensors:
-        """Return copies of the parts [P, E, ...] that a step led to, also where an episode ended."""
+        """Return copies of the next-observation parts [P, E, ...] of a step, including true last observations."""
         return self.storage.next_observation(self.slots[:, step])
 
     def columns(self, names: Iterable[str]) -> Tensors:
-        """Return copies of columns and of the flag `valid`, [P, T, E, ...] each."""
+        """Return copies of columns and of the flag `valid`, each [P, T, E, ...]."""
         return self.storage.gather_columns(self.slots, names)
 
     @property
     def slots(self) -> Tensor:
-        """Return the slots [P, T, E] of the steps."""
+        """The slots [P, T, E] of the steps."""
         return self._places + int(self._first[0]) * self.layout.streams

@@ -1,4 +1,4 @@
-"""The priorities of a storage's slots, row by row as they are written and dropped.
+"""Priorities of a storage's slots, added and dropped row by row.
 
 Axes: P agents, N streams, S slots of some rows, K slots that are set, U updates, B batch.
 """
@@ -18,25 +18,25 @@ from evorl.system.formats import check_tensors
 from evorl.types import Tensors, UserError
 
 FIRST_PRIORITY = 1.0
-"""The priority of transitions while an agent has given none."""
+"""Initial maximum priority, used until an agent has set one."""
 
 
 class SlotPriorities:
-    """Holds each agent's priority of every slot that it may draw; all others have 0.
+    """Each agent's priority of every slot it may draw; all others have 0.
 
-    Rows get their priorities and lose them when they are asked to, not when the storage changes, so that what was drawn
-    before can still be set. A new transition has the largest priority that its agent has given so far.
+    Rows gain and lose priorities only when asked, not when the storage changes, so that earlier draws can still be
+    updated. A new transition gets the largest priority that its agent has set so far.
     """
 
     def __init__(self, storage: Storage, agents: int, shared: bool) -> None:
-        """Begin empty. Unless priorities are `shared`, an agent may draw what is written to its own N / P streams."""
+        """Start empty. Unless `shared`, an agent may draw only from its own N / P streams."""
         self.tree = PriorityTree(agents, storage.slots)
         self.maximum = np.full(agents, FIRST_PRIORITY)
-        """The largest priority [P] that was ever given."""
+        """The largest priority [P] ever set."""
         self.oldest = 0
-        """The number of the first row that has priorities."""
+        """Number of the first row with priorities."""
         self._newest = 0
-        """The number of the first row that has none yet."""
+        """Number of the first row without priorities yet."""
         self._storage = storage
         self._shared = shared
         owner = np.arange(storage.streams) * agents // storage.streams
@@ -44,9 +44,9 @@ class SlotPriorities:
         self._agents: list[int] = []
 
     def begin(self, agents: list[tuple[int, int | None]]) -> None:
-        """Hand the priorities on to these agents, given by their ids and those of their parents.
+        """Pass the priorities on to these agents, given as (id, parent id).
 
-        An agent has the priorities that it had, or those of its parent. To one that has neither here, all is new.
+        An agent keeps its own priorities, or inherits its parent's. If neither is here, every transition is new to it.
         """
         places = {id: place for place, id in enumerate(self._agents)}
         known = (id if id in places else parent for id, parent in agents)
@@ -71,15 +71,15 @@ class SlotPriorities:
         self._newest = max(self._newest, self.oldest)
 
     def fresh(self) -> Floats:
-        """Return how many transitions [P] were written that have no priority yet."""
+        """Return the number of transitions [P] written but without a priority."""
         rows = self._rows(self._newest, self._storage.written)
         return sum((mask.sum(1) for _, _, mask in rows), np.zeros(len(self.maximum)))
 
     def insert(self, priority: Floats | None = None) -> None:
-        """Give those the largest priority, or where there are some given priorities [T, N] of the T newest rows."""
+        """Give new rows the largest priority, or the given priorities [T, N] of the T newest rows."""
         storage = self._storage
         if priority is not None:
-            # A ring of fewer rows has kept the last of them only.
+            # A ring with fewer rows has kept only the last of them.
             priority = priority[-(storage.written - self._newest) :]
             before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
             flat = np.concatenate([before, priority]).reshape(-1)
@@ -92,17 +92,17 @@ class SlotPriorities:
         self._newest = storage.written
 
     def set(self, slots: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
-        """Set `slots` [P, K] to priorities [P, K] `where` [P, K]; of a slot that is set twice the last counts."""
+        """Set `slots` [P, K] to priorities [P, K] `where` [P, K]; the last of duplicate slots counts."""
         self.maximum = np.maximum(self.maximum, np.max(priority, 1, where=where, initial=0.0))
         self.tree.set(slots, priority, where)
 
     def stands(self, slots: Integers, newest: int) -> NDArray[np.bool_]:
-        """Return which `slots` [...] hold what they held when row `newest` was the newest."""
+        """Return a mask of `slots` [...] not overwritten since row `newest` was the newest."""
         row = newest - (newest - slots // self._storage.streams) % self._storage.ring
         return np.asarray(row >= self.oldest)
 
     def state(self) -> Tensors:
-        """Return the priorities [P, S] of the rows of the ring that were written, their maxima and whose they are."""
+        """Return the priorities [P, S] of the written rows of the ring, the maxima, and the agents' ids."""
         self.drop()
         self.insert()
         held = rows_held(self._storage.written, self._storage.ring) * self._storage.streams
@@ -113,10 +113,9 @@ class SlotPriorities:
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
-        """Take over what `state` gave beside a storage of these `numbers`, which has been restored.
+        """Restore from `state`, after a storage with these `numbers` has been restored.
 
-        Where the storage could not be restored as it was, all is new. Raises UserError for what nothing could have
-        given.
+        If the storage's layout changed, all transitions are new. Raises UserError for an invalid state.
         """
         storage = self._storage
         same = all(numbers[name] == getattr(storage, name) for name in ("rows", "streams", "written", "oldest"))
@@ -144,7 +143,7 @@ class SlotPriorities:
         self.oldest, self._newest = storage.oldest, storage.written
 
     def _rows(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-        """Yield the slots of rows, from one to another, and which of them [P, S] each agent may draw."""
+        """Yield slot ranges of the rows `first` to `last`, with the mask [P, S] of slots that each agent may draw."""
         storage = self._storage
         for start, stop in self._pieces(first, last):
             mask = np.tile(self._may_draw, (stop - start) // storage.streams)
@@ -153,7 +152,7 @@ class SlotPriorities:
             yield start, stop, mask
 
     def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the slots of the rows from `first` on and before `last`, from one to another without a break."""
+        """Yield contiguous slot ranges of the rows `first` to `last` (excluded)."""
         ring, streams = self._storage.ring, self._storage.streams
         first = max(first, last - ring)
         while first < last:

@@ -1,8 +1,7 @@
-"""Which slots of a ring can be drawn, and where true last observations stand. Axes: N streams, B batch.
+"""Index of drawable slots, and places of true last observations. Axes: N streams, B batch.
 
-Rows are numbered since the beginning; stream n of row t is slot number t * N + n. All that changes here is appended at
-the newest row and dropped at the oldest, so nothing ever looks through the ring, and where every slot is valid nothing
-is kept at all.
+Rows are numbered from the start of the storage; stream n of row t is slot number t * N + n. Entries are appended at the
+newest row and dropped at the oldest, so the ring is never scanned, and nothing is stored while every slot is valid.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ Integers = NDArray[np.int64]
 
 
 class GapIndex:
-    """Finds the k-th valid slot, given the slots that are not: the gaps.
+    """Finds the k-th valid slot from the invalid slots (gaps).
 
-    Gap i, at slot number g, has g - i valid slots before it. Those counts never fall, so a binary search in them says
-    how many gaps stand before the k-th valid slot, which is by so many further on.
+    Gap i, at slot number g, has g - i valid slots before it. These counts never decrease, so a binary search gives the
+    number of gaps before the k-th valid slot, which shift it by that many.
     """
 
     def __init__(self, streams: int, device: torch.device) -> None:
@@ -30,9 +29,9 @@ class GapIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all gaps."""
+        """Remove all gaps."""
         self.held = 0
-        """How many gaps there are."""
+        """Number of gaps."""
         self._head = 0
         self._dropped = 0
         self._rows: deque[tuple[int, int]] = deque()
@@ -55,7 +54,7 @@ class GapIndex:
         self._rows.extend(zip(rows.tolist(), counts.tolist(), strict=True))
 
     def drop(self, oldest: int) -> None:
-        """Forget the gaps of rows before `oldest`."""
+        """Remove the gaps of rows before `oldest`."""
         while self._rows and self._rows[0][0] < oldest:
             count = self._rows.popleft()[1]
             self._head += count
@@ -63,17 +62,17 @@ class GapIndex:
             self.held -= count
 
     def find(self, index: Tensor, oldest: int) -> Tensor:
-        """Return the numbers [...] of the valid slots that come at `index` [...] from row `oldest` on."""
+        """Return the slot numbers [...] of the valid slots at positions `index` [...], counted from row `oldest`."""
         wanted = index + (oldest * self._streams - self._dropped)
         gaps = self._before[self._head : self._head + self.held]
         return wanted + torch.searchsorted(gaps, wanted, right=True).add_(self._dropped)
 
     def _make_room(self, count: int) -> None:
-        """Move the gaps to the front where `count` more would not fit behind them, into twice the room if need be."""
+        """Compact the gaps to the front if `count` more would not fit, enlarging the buffer if needed."""
         if self._head + self.held + count <= len(self._before):
             return
         gaps = self._before[self._head : self._head + self.held].clone()
-        # At most half full after the move, so that moves are as rare as the rows between them are many.
+        # At most half full after a move, so that the amortised cost of moves is constant.
         if 2 * (self.held + count) > len(self._before):
             self._before = torch.zeros(4 * (self.held + count), dtype=torch.int64, device=gaps.device)
         self._before[: self.held] = gaps
@@ -81,33 +80,33 @@ class GapIndex:
 
 
 class LastPlaces:
-    """Says where in a ring of `size` places the true last observations stand, and of which slots they are."""
+    """Ring of `size` places for true last observations, with the slots they belong to."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.clear()
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all entries."""
         self.held = 0
-        """How many there are."""
+        """Number of entries."""
         self._head = 0
         self._rows: deque[tuple[int, Integers]] = deque()
 
     @property
     def oldest_row(self) -> int:
-        """The number of the first row that has any."""
+        """Number of the first row with an entry."""
         return self._rows[0][0]
 
     def append(self, row: int, streams: Integers) -> Integers:
-        """Return the places [B] for those of a row's `streams` [B]; there must be room."""
+        """Reserve and return places [B] for a row's `streams` [B]; there must be room."""
         places = (self._head + self.held + np.arange(len(streams))) % self.size
         self._rows.append((row, streams))
         self.held += len(streams)
         return places
 
     def drop(self, oldest: int) -> list[tuple[int, Integers]]:
-        """Forget those of rows before `oldest`, and return these rows and their streams."""
+        """Remove the entries of rows before `oldest`, and return these rows with their streams."""
         dropped = []
         while self._rows and self._rows[0][0] < oldest:
             dropped.append(self._rows.popleft())
@@ -117,13 +116,13 @@ class LastPlaces:
         return dropped
 
     def places(self) -> Integers:
-        """Return all places [B], oldest first."""
+        """Return all places in use [B], oldest first."""
         return (self._head + np.arange(self.held)) % max(1, self.size)
 
     def numbers(self, streams: int) -> Integers:
-        """Return the numbers [B] of the slots they are of, oldest first."""
+        """Return the slot numbers [B] of all entries, oldest first."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *(row * streams + own for row, own in self._rows)])
 
     def enlarge(self, size: int) -> None:
-        """Take a ring of `size` places, in which those that are there stand first."""
+        """Grow the ring to `size` places; existing entries must be moved to its start."""
         self.size, self._head = size, 0

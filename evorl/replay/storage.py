@@ -1,12 +1,12 @@
-"""Steps of many environments in one ring of preallocated memory.
+"""Ring buffer of transitions from many environments, in preallocated memory.
 
-Axes: T rows of the ring, one for each step of all streams; N streams, each one environment of one agent; B batch;
-F frames of a stack; L true last observations.
-
-Slot t * N + n holds what stream n saw before a step and what the step brought. It keeps its number until the ring comes
-round, so priorities, sequences and n-step returns are arithmetic on slots. What a step led to is seen before the next
-one, and stands there: the row ahead of the newest is written with it. Where an episode begins, what was there before
-moves to a second ring of true last observations. Frames of stacked images are kept once, a row's newest.
+Axes: T rows of the ring, one for each step of all streams; N streams, each one environment of one agent; B batch; F
+frames of a stack; L true last observations.
+Slot t * N + n holds stream n's observation before a step, and the step's results. It keeps its number until the ring
+wraps around, so priorities, sequences and n-step returns are arithmetic on slots. The next observation of a step is the
+observation of the following one and is stored there: the row ahead of the newest is written with it. Where an episode
+begins, the observation that was there moves to a second ring of true last observations. Frames of stacked images are
+stored once, a row's newest.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from evorl.types import Tensors
 
 
 class Storage(Ring):
-    """Keeps the newest `rows` steps of all streams; memory is taken once, at the start.
+    """Ring buffer of the newest `rows` steps of all streams, allocated once.
 
-    A slot can be drawn while its step was valid and its row is among the newest `rows`: its frames and its next
-    observation are there then.
+    A slot can be drawn if its step was valid and its row is among the newest `rows`: its frames and its next
+    observation are then available.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Storage(Ring):
         empty: Empty | None = None,
         last: int | None = None,
     ) -> None:
-        """Take memory for `observation` and `columns`, of each slot, from `empty`.
+        """Allocate `observation` and `columns` of every slot with `empty`.
 
-        Room for true last observations grows where episodes are short, or is for `last` of them: then the oldest rows
-        give way earlier. Without `store_next` there are no next observations.
+        Room for true last observations grows where episodes are short, or is fixed at `last`: then the oldest rows are
+        dropped earlier. Without `store_next` no next observations are stored.
         """
         if last is None and empty is not None and store_next:
             raise ValueError("memory that is given cannot grow: say how many true last observations to keep")
@@ -59,25 +59,25 @@ class Storage(Ring):
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything; the next row is row 0, so that as many rows as fit can be seen through `window`."""
+        """Empty the storage; the next row is row 0, so that `window` can show as many rows as fit."""
         self.forget_last(2**62)
         self.gaps.clear()
         self.written = 0
-        """Rows written since the beginning."""
+        """Total number of rows written."""
         self.oldest = 0
-        """The number of the first row whose slots can be drawn."""
+        """Number of the first row whose slots can be drawn."""
         self.broken = True
-        """Whether what comes next does not follow what came last."""
+        """Whether the next transition starts a new segment."""
         self._was_valid = self._everyone
 
     @property
     def drawable(self) -> int:
-        """Return how many slots can be drawn."""
+        """The number of slots that can be drawn."""
         return (self.written - self.oldest) * self.streams - self.gaps.held
 
     @property
     def full(self) -> bool:
-        """Return whether the oldest give way from now on."""
+        """Whether each write now drops the oldest row."""
         return self.written >= self.rows
 
     def write(
@@ -90,16 +90,16 @@ class Storage(Ring):
         started: Tensor,
         ended: Tensor,
     ) -> Tensor:
-        """Append a step of every stream, [N, ...] each, and return its slots [N].
+        """Append one step of every stream, [N, ...] each, and return its slots [N].
 
-        `started` says where `observation` began an episode; elsewhere it must be the `next_observation` of the step
-        before. `ended` says where the step ended one, by termination or truncation. Where not `valid` there was no step
-        to learn from. Columns that are left out keep what stood there. `valid` and `started` are looked at: on the CPU
-        they spare a GPU from being waited for.
+        `started` marks streams where `observation` begins an episode; elsewhere it must equal the previous
+        `next_observation`. `ended` marks terminated or truncated steps. Steps that are not `valid` are never drawn.
+        Columns that are left out keep their old contents. `valid` and `started` are read on the host: passing them on
+        the CPU avoids a GPU synchronisation.
         """
         valid, started = valid.cpu(), started.cpu()
         whole, begins = bool(valid.all()), bool(started.any())
-        # What the last step led to stands in this row already, and is what is seen now unless an episode begins.
+        # The last next observation is already in this row, and is the current observation unless an episode begins.
         fresh = self.broken or begins or not self.store_next
         if self.broken:
             self._begin(observation, started)
@@ -129,7 +129,7 @@ class Storage(Ring):
         return torch.arange(row * self.streams, (row + 1) * self.streams, device=self.device)
 
     def break_streams(self) -> None:
-        """Say that what comes next does not follow what came last; what was seen last is kept."""
+        """Mark a discontinuity: the next transition starts a new segment; the last observations are kept."""
         if self.broken:
             return
         self.flags["boundary"][self.newest_row] = True
@@ -143,24 +143,24 @@ class Storage(Ring):
         self.broken = True
 
     def nth(self, index: Tensor) -> Tensor:
-        """Return the slots [...] that come at `index` [...], below `drawable`, among those to draw, oldest first."""
+        """Return the slots [...] at positions `index` [...], below `drawable`, among drawable slots, oldest first."""
         if self.gaps.held:
             return self.gaps.find(index, self.oldest).remainder_(self.slots)
         return (index + self.oldest % self.ring * self.streams).remainder_(self.slots)
 
     def can_draw(self, slots: Tensor) -> Tensor:
-        """Return which of `slots` [...] can be drawn."""
+        """Return a mask of the `slots` [...] that can be drawn."""
         ago = (self.newest_row - slots // self.streams) % self.ring
         return self.flags["valid"].view(-1)[slots] & (ago < self.written - self.oldest)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return what a checkpoint keeps: the rows of the ring that were written, and where it stands."""
+        """Return the written rows of the ring and its counters for a checkpoint."""
         return stored.state(self)
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Take over what `state` gave: exactly into an empty storage of the same shape, else appended, oldest first.
+        """Restore from `state`: exactly into an empty storage of the same shape, otherwise appended, oldest first.
 
-        Raises UserError for what no storage of these parts and columns could have given.
+        Raises UserError for a state that does not fit these parts and columns.
         """
         stored.check(self, tensors, numbers)
         if not numbers["written"]:
@@ -170,14 +170,14 @@ class Storage(Ring):
         if same and not self.written and (self._grows or last <= self.last.size):
             self._load(tensors, numbers)
             return
-        # As many rows as are there, so that what a file says takes no more memory than the file itself.
+        # Only as many rows as the file holds, so that a forged row count cannot allocate more than the file's size.
         rows, cpu = min(numbers["rows"], numbers["written"]), torch.device("cpu")
         source = Storage(rows, numbers["streams"], self.parts, self.fields, cpu, self.store_next)
         source._load(tensors, numbers)
         stored.append(source, self)
 
     def _load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-        """Take over a checked state into an empty storage of as many rows, or of fewer where none was overwritten."""
+        """Load a checked state into an empty storage of the same rows, or of fewer if none was overwritten."""
         self.written, self.oldest, self.broken = numbers["written"], numbers["oldest"], bool(numbers["broken"])
         stored.load(self, tensors)
         rows = np.arange(self.oldest, self.written) % self.ring
@@ -186,7 +186,7 @@ class Storage(Ring):
         self._was_valid = valid[self.newest_row].clone()
 
     def _begin(self, observation: Mapping[str, Tensor], started: Tensor) -> None:
-        """Write the older frames of stacks whose episodes began before what is kept, as rows of no valid steps."""
+        """Write the older frames of stacks whose episodes began before the storage did, as rows without valid steps."""
         stacks = {name: part.frames for name, part in self.parts.items() if part.frames}
         for earlier in range(self.depth - 1, 0, -1) if not started.all() else ():
             for name, frames in stacks.items():
@@ -195,7 +195,7 @@ class Storage(Ring):
         self.broken = False
 
     def _write_nothing(self, age: Tensor | int) -> None:
-        """Append a row of no valid steps."""
+        """Append a row without valid steps."""
         row = self.written % self.ring
         self.flags["valid"][row] = False
         self.flags["boundary"][row] = True
@@ -208,14 +208,14 @@ class Storage(Ring):
         self._drop(self.written - self.rows)
 
     def _drop(self, oldest: int) -> None:
-        """Let the rows before `oldest` no longer be drawn."""
+        """Exclude the rows before `oldest` from drawing."""
         if oldest > self.oldest:
             self.oldest = oldest
             self.gaps.drop(oldest)
             self.forget_last(oldest)
 
     def _keep_last(self, streams: Tensor) -> None:
-        """Save what `streams` [N] saw last from being overwritten."""
+        """Save the last observations of `streams` [N] from being overwritten."""
         chosen = streams.numpy().nonzero()[0]
         if not (self.store_next and len(chosen)):
             return

@@ -1,4 +1,4 @@
-"""States of storages: checking what files hold, and taking over those of other shapes.
+"""Checkpointed storages: validating state, and restoring into storages of another shape.
 
 Axes: T rows of the ring; N and M streams; L true last observations.
 """
@@ -24,25 +24,28 @@ if TYPE_CHECKING:
 
 WHERE = "the replay"
 PIECE = 128
-"""Rows of a stream that stay together where as many streams become more or fewer."""
+"""Streams are cut into pieces of at most this many rows when their number changes."""
 MOST = 2**60
-"""No ring has more rows or streams, or has ever seen more slots."""
+"""Upper bound on rows, streams and slots ever written."""
 
 
 def rows_held(written: int, ring: int) -> int:
-    """Return how many rows of the ring hold anything, the one ahead of the newest included."""
+    """Return the number of rows of the ring in use, including the one ahead of the newest."""
     return min(written + 1, ring) if written else 0
 
 
 def last_numbers(slots: Tensor, written: int, ring: int, streams: int) -> Integers:
-    """Return the numbers [L] since the beginning of `slots` [L], of which those of the newest row are the latest."""
+    """Return the slot numbers [L], counted from the start of the storage, of ring `slots` [L].
+
+    The newest row holds the latest numbers.
+    """
     slots_ = slots.cpu().numpy()
     rows = written - 1 - (written - 1 - slots_ // streams) % ring
     return np.asarray(rows * streams + slots_ % streams, dtype=np.int64)
 
 
 def state(storage: Storage) -> tuple[Tensors, dict[str, int]]:
-    """Return what a checkpoint keeps: the rows of the ring that were written, and where it stands."""
+    """Return the written rows of the ring and its counters for a checkpoint."""
     held = rows_held(storage.written, storage.ring)
     tensors = {name: values[:held] for name, values in _stores(storage)}
     if storage.store_next:
@@ -53,7 +56,7 @@ def state(storage: Storage) -> tuple[Tensors, dict[str, int]]:
 
 
 def load(storage: Storage, tensors: Mapping[str, Tensor]) -> None:
-    """Write the tensors of a checked state into a storage whose numbers are those of the state."""
+    """Copy the tensors of a checked state into a storage whose counters are those of the state."""
     held = rows_held(storage.written, storage.ring)
     for name, values in _stores(storage):
         values[:held] = tensors[name].to(storage.device)
@@ -68,14 +71,14 @@ def load(storage: Storage, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _stores(storage: Storage) -> list[tuple[str, Tensor]]:
-    """Return all tensors [T, N, ...] by their names in a state."""
+    """Return all tensors [T, N, ...] with their names in a state."""
     seen = [(f"observation.{name}", values) for name, values in storage.seen.items()]
     columns = [(f"column.{name}", values) for name, values in storage.columns.items()]
     return [*seen, *columns, *storage.flags.items()]
 
 
 def check(storage: Storage, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-    """Raise UserError unless a storage of these parts and columns could have given this state."""
+    """Raise UserError unless the state fits a storage of these parts and columns."""
     rows, streams, written, oldest, broken = (
         numbers.get(name, -1) for name in ("rows", "streams", "written", "oldest", "broken")
     )
@@ -103,14 +106,14 @@ def check(storage: Storage, tensors: Mapping[str, Tensor], numbers: Mapping[str,
         inside = ((slots >= 0) & (slots < held * streams) & (of >= oldest * streams)).all()
         if not inside or (np.diff(of) <= 0).any() or not valid.reshape(-1)[slots].all():
             raise UserError(f"{WHERE}: tensor 'last_slots' holds slots that leave no true last observation")
-        # Those of the newest row have it ahead of them, until what comes next is known not to follow.
+        # The newest row's next observations stay in the row ahead until the stream is broken.
         wanted = newest + (written - 1) * streams if broken else newest[:0]
         if not np.array_equal(of[of >= (written - 1) * streams], wanted):
             raise UserError(f"{WHERE}: tensor 'last_slots' does not fit the row that was written last")
 
 
 def _expected(storage: Storage, held: int, streams: int, last: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and type of each tensor of a state."""
+    """Return shape and dtype of each tensor of a state."""
     expected = {f"column.{name}": ((held, streams, *shape), dtype) for name, (shape, dtype) in storage.fields.items()}
     expected |= {name: ((held, streams), values.dtype) for name, values in storage.flags.items()}
     for name, part in storage.parts.items():
@@ -122,7 +125,7 @@ def _expected(storage: Storage, held: int, streams: int, last: int) -> dict[str,
 
 
 def _check_ages(age: Integers, written: int, held: int, depth: int) -> None:
-    """Raise UserError unless stacks [T, N] grow by one frame from row to row, and show no row that never was."""
+    """Raise UserError unless stacks [T, N] grow by one frame per row and never show a row that was not written."""
     first = max(0, written + 1 - held)
     age = age[np.arange(first, written) % held]
     grown = np.minimum(age[:-1] + 1, depth - 1)
@@ -132,9 +135,9 @@ def _check_ages(age: Integers, written: int, held: int, depth: int) -> None:
 
 
 def append(source: Storage, target: Storage) -> None:
-    """Append what can be drawn from `source`, with M streams, to `target`, with N, oldest first.
+    """Append the drawable rows of `source`, with M streams, to `target`, with N, oldest first.
 
-    Where M is not N, what a stream saw is cut into pieces that fill the streams of the target.
+    If M differs from N, each source stream is cut into pieces that fill the target's streams.
     """
     for stream, first, last in _blocks(source, target):
         target.break_streams()
@@ -146,7 +149,7 @@ def append(source: Storage, target: Storage) -> None:
 def _append_row(
     source: Storage, target: Storage, stream: Integers, row: Integers, *, inside: NDArray[np.bool_], going_on: bool
 ) -> None:
-    """Append rows `row` [N] of `stream` [N] of the source as one row of the target, where they are `inside` [N]."""
+    """Append rows `row` [N] of `stream` [N] of the source as one target row, where they are `inside` [N]."""
     slots = torch.from_numpy(np.where(inside, row % source.ring * source.streams + stream, 0))
     before = (slots - source.streams) % source.slots
     if source.depth > 1:
@@ -155,7 +158,7 @@ def _append_row(
         started = source.links[before] >= source.slots
     else:
         started = torch.zeros(len(slots), dtype=torch.bool)
-    # The row after a piece does not go on with it.
+    # The row after a piece does not continue it.
     started |= torch.from_numpy(~inside)
     found = source.gather(slots)
     target.write(
@@ -169,9 +172,9 @@ def _append_row(
 
 
 def _blocks(source: Storage, target: Storage) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """Yield which stream [N] of the source goes where, and from which row [N] to which, in the order of rows."""
+    """Yield the source stream [N] for each target stream, with its first and last row [N], in row order."""
     count, streams = target.streams, source.streams
-    # What would be overwritten at once is not taken over.
+    # Skip rows that would be overwritten immediately.
     oldest = max(source.oldest, source.written - math.ceil(target.rows * count / streams))
     if source.written == oldest:
         return

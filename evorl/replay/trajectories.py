@@ -1,4 +1,4 @@
-"""The steps of a rollout, in a storage that is cleared before each one.
+"""Rollout storage, cleared before each rollout.
 
 Axes: T steps, L steps of a sequence, P agents, E environments, B sequences of a minibatch, U updates.
 """
@@ -17,17 +17,17 @@ from evorl.types import Tensors, Transition
 
 
 class Trajectories:
-    """Keeps T steps of all environments, and the recurrent states before each of their T / L sequences.
+    """T steps of all environments, with the recurrent states before each of their T / L sequences.
 
-    Memory is taken at the first step, which shows the shapes of what agents see and do.
+    Memory is allocated at the first step, which shows the shapes of observations and actions.
     """
 
     def __init__(
         self, steps: int, sequence: int, frames: Mapping[str, int], computed: Sequence[str], device: torch.device
     ) -> None:
-        """`frames` says of how many frames the parts are that are stacks.
+        """`frames` gives the stack depth of the stacked parts.
 
-        The columns `computed` are numbers that no step brings: they are written through views.
+        The columns `computed` are not part of a step; they are written through views.
         """
         self._steps = steps
         self._sequence = sequence
@@ -41,7 +41,7 @@ class Trajectories:
         self._states: Tensor | None = None
 
     def write(self, step: int, transition: Transition, columns: Mapping[str, Tensor], state: Tensor | None) -> None:
-        """Keep a step of all environments and its columns [P, E, ...]; the first one forgets the rollout before it."""
+        """Store a step of all environments and its columns [P, E, ...]; step 0 clears the previous rollout."""
         if self._storage is None:
             self._storage = self._allocate(transition, columns)
         if step == 0:
@@ -55,17 +55,17 @@ class Trajectories:
             ended=(transition.terminated | transition.truncated).flatten(),
         )
         if step == 0:
-            # Older frames of the first stacks stand in rows before it.
+            # Older frames of the first stacks are in the rows before.
             self._first = self._storage.newest_row
             self._rows = self._storage.window(self._first, self._steps)
         if state is not None and step % self._sequence == 0:
-            # Units of recurrent networks come and go through evolution.
+            # Mutations change the number of recurrent units.
             if self._states is None or self._states.shape[1:] != state.shape:
                 self._states = state.new_zeros((self._steps // self._sequence, *state.shape))
             self._states[step // self._sequence] = state
 
     def column(self, name: str) -> Tensor:
-        """Return a view [T, P, E, ...] of a column, the flag `valid`, or an `observation.` part that is no stack."""
+        """Return a view [T, P, E, ...] of a column, the flag `valid`, or an unstacked `observation.` part."""
         values = self._rows[name]
         return values.view(values.shape[0], *self._shape, *values.shape[2:])
 
@@ -78,12 +78,12 @@ class Trajectories:
         return ((self._first + step) * agents + agent) * envs + env.unsqueeze(2)
 
     def gather(self, slots: Tensor, names: Iterable[str]) -> Found:
-        """Return what stands at `slots` [...], and of its columns and flags those of `names`."""
+        """Gather the transitions at `slots` [...], with the columns and flags in `names`."""
         assert self._storage is not None
         return self._storage.gather(slots, names)
 
     def states(self, index: Tensor) -> Tensor | None:
-        """Return the recurrent states [U, P, B, ...] before the sequences at `index` [U, P, B], if there are any."""
+        """Return the recurrent states [U, P, B, ...] before the sequences at `index` [U, P, B], or None."""
         if self._states is None:
             return None
         agents, envs = self._shape

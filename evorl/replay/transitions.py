@@ -1,4 +1,4 @@
-"""A replay that actor processes fill, with first priorities by their own errors (arXiv 1803.00933).
+"""A replay filled by actor processes, with actor-computed initial priorities (Ape-X, arXiv 1803.00933).
 
 Axes: T steps of a rollout, P agents, E environments, N = P * E streams.
 """
@@ -15,27 +15,27 @@ from evorl.replay.segment import RolloutMemory
 from evorl.types import PolicyOutput, Transition
 
 ERROR = "error"
-"""The column of a rollout by which its transitions are first drawn."""
+"""The rollout column with the td_error that sets initial priorities."""
 
 
 class ReceivedTransitions(ReplayExperience):
-    """A replay of rollouts that arrive one after the other, each on as many streams as an actor has.
+    """A replay of rollouts that arrive one after the other, each on an actor's streams.
 
-    One does not go on with the one before it, which may be another actor's: windows of several steps end with it.
+    A rollout does not continue the previous one, which may be another actor's: n-step windows end with it.
     """
 
     def __init__(self, *parts: Any, steps: int) -> None:
-        """`steps` are those of each environment in a rollout; the rest is as in `ReplayExperience`."""
+        """`steps` is the rollout length per environment; the other arguments are those of `ReplayExperience`."""
         super().__init__(*parts)
         self._period = steps
 
     @property
     def period(self) -> int:
-        """A generation has a whole number of rollouts."""
+        """The rollout length: a generation has a whole number of rollouts."""
         return self._period
 
     def extend(self, slot: RolloutMemory) -> None:
-        """Store what an actor did, to be drawn by the errors that it gave."""
+        """Store an actor's rollout, with initial priorities from its errors."""
         with self._stopwatch("receiving"):
             self.storage.break_streams()
             steps = []
@@ -48,7 +48,7 @@ class ReceivedTransitions(ReplayExperience):
 
 
 def _steps(slot: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:
-    """Yield the steps of a rollout, as environments gave them."""
+    """Yield the steps of a rollout as transitions and policy outputs."""
     names = ("action", "reward", "terminated", "truncated", "started", "valid")
     observation, columns = slot.observation(), slot.columns(names)
     nothing = torch.zeros(0)
