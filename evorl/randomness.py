@@ -1,4 +1,4 @@
-"""Random generators as a pure function of (seed, generation, rank, purpose), so that a generation can be replayed."""
+"""Random generators as a pure function of (seed, generation, rank, purpose), so that a generation is reproducible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def derive_seed(seed: int, *, generation: int, rank: int, purpose: str) -> int:
-    """Return a 63-bit seed that shares nothing with the seed of any other generation, rank or purpose."""
+    """Return a 63-bit seed, independent for each generation, rank and purpose."""
     entropy = [seed, generation, rank, zlib.crc32(purpose.encode())]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
 

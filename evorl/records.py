@@ -1,4 +1,4 @@
-"""The record of what distinguished an agent from its parent."""
+"""Records of mutations: the changes of an agent from its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Words = Annotated[str, Field(max_length=1_000)]
 
 
 class Change(NamedTuple):
-    """One change of an agent: its `target`, such as a hyperparameter, and the value of that before and after."""
+    """One change of an agent: its `target`, such as a hyperparameter, and its value before and after."""
 
     target: str = ""
     before: int | float | str | None = None
@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Mutation:
-    """The difference of an agent from its parent at birth: the `kind` of mutation, and what that changed."""
+    """The mutation of an agent at birth: its `kind`, its `target`, and the value before and after."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -31,7 +31,7 @@ class Mutation:
     after: int | float | Words | None = None
 
     def as_used(self, use: Callable[[str, float], float]) -> Mutation:
-        """Return the mutation with values of hyperparameters as `use` says, by name, that training uses them."""
+        """Return the mutation with hyperparameter values as training uses them, converted by `use(name, value)`."""
         if self.kind != "hyperparameters":
             return self
         before, after = (
@@ -51,4 +51,4 @@ def _shown(value: float | str) -> str:
 
 INITIAL = Mutation("initial")
 RESTORED = Mutation("none", "archive")
-"""That of an archived elite that takes a place as itself again."""
+"""The mutation record of an archived elite restored to the population unchanged."""

@@ -1,4 +1,4 @@
-"""The values that travel between the rooms. Axes: P agents, E environments, B batch."""
+"""Data types shared by all packages. Axes: P agents, E environments, B batch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from evorl.records import INITIAL, Mutation
 
 Tensors = dict[str, Tensor]
 Roles = dict[str, Tensors]
-"""The tensors of one network of one agent, by their role."""
+"""The tensors of one network of one agent, by role."""
 ROLES = ("parameters", "buffers", "target", "mean", "square")
-"""Trained and untrained tensors, and for each trained parameter its target copy and Adam's two moments."""
+"""Parameters and buffers; for each parameter its target-network copy and Adam's first and second moments."""
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: programs print it as one line and exit with code 2.
+    """An error that the user can fix: programs print it as one line and exit with code 2.
 
-    Where all ranks have agreed on it, `reported_elsewhere` says that another of them prints it. Null says that only
-    this rank knows of it.
+    If all ranks raise it together, `reported_elsewhere` says whether another rank prints it. None means that only this
+    rank knows of it.
     """
 
     def __init__(self, message: str, reported_elsewhere: bool | None = None) -> None:
@@ -35,23 +35,23 @@ class UserError(Exception):
 
 
 class RunFailed(RuntimeError):
-    """An end of a run without a mistake of the user: programs print it as one line and exit with code 1."""
+    """A run failed without an error of the user: programs print it as one line and exit with code 1."""
 
 
 class EvorlWarning(UserWarning):
-    """Something the user should know although the run goes on."""
+    """A warning for the user; the run continues."""
 
 
 Observation = Mapping[str, Tensor]
-"""Observations, part by part [P, E, ...], with `action_mask` [P, E, A] where actions can be forbidden."""
+"""Observation parts [P, E, ...], with `action_mask` [P, E, A] where actions can be masked."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """An output of a network: `outputs` numbers for each observation.
+    """An output head of a network, with `outputs` numbers per observation.
 
-    A `constant` head is a learned vector that does not depend on the observation. `near_zero` first weights make its
-    first outputs almost the same everywhere.
+    A `constant` head is a learned vector independent of the observation. `near_zero` initialises small weights, so that
+    the initial outputs are almost the same for all observations.
     """
 
     name: str
@@ -61,21 +61,21 @@ class Head:
 
 
 Streams = Literal["shared", "last", "all"]
-"""The hidden layers that each head has for itself."""
+"""Which hidden layers each head has for itself."""
 
 
 Size = Annotated[int, Field(ge=1, le=65_536)]
 Few = Annotated[int, Field(ge=0, le=1_000)]
 Total = Annotated[float, Field(ge=0, le=1e15)]
-"""Bounds on a description of an agent, validated before anything is built from it."""
+"""Bounds for agent descriptions, validated before anything is built from them."""
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolutional layer without bounds at the left and top; `padding` zeros at the right and bottom.
+    """A convolutional layer that is not padded at the top and left; `padding` zeros at the bottom and right.
 
-    A kernel grows to the right and down and its padding with it, so what it puts out keeps its size. `residual_layers`
-    3x3 layers follow, as in `Architecture`.
+    A kernel grows to the bottom right and its padding with it, so the output keeps its size. `residual_layers` 3x3
+    layers follow, as in `Architecture`.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -89,11 +89,11 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shapes of one of an agent's networks.
+    """The architecture of one of an agent's networks.
 
-    `convolutions` read each image. `hidden_sizes` are the widths of the hidden layers; `residual_layers[k]` layers of
-    the same width follow hidden layer k, each added to its input through a learned scale that starts at zero (ReZero,
-    arXiv 2003.04887). A `recurrent` cell of `recurrent_size` units follows them.
+    `convolutions` process each image. `hidden_sizes` are the widths of the hidden layers; `residual_layers[k]` layers
+    of the same width follow hidden layer k, each added to its input through a learned scale initialised to zero
+    (ReZero, arXiv 2003.04887). A `recurrent` cell of `recurrent_size` units comes last.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -109,18 +109,18 @@ class Architecture:
 
     @property
     def layers(self) -> int:
-        """Return the number of hidden layers, residual ones included."""
+        """The number of hidden layers, including residual ones."""
         return len(self.hidden_sizes) + sum(self.residual_layers)
 
     def sizes(self) -> dict[str, int]:
-        """Return the width of each group of units, by the group's name, and the kernels'."""
+        """Return the width of each group of units and the size of each kernel, by group name."""
         sizes = {f"hidden.{index}": width for index, width in enumerate(self.hidden_sizes)}
         sizes |= {f"channels.{index}": layer.channels for index, layer in enumerate(self.convolutions)}
         sizes |= {f"kernel.{index}": layer.kernel for index, layer in enumerate(self.convolutions)}
         return sizes | ({"recurrent": self.recurrent_size} if self.recurrent else {})
 
     def resized(self, group: str, size: int) -> Architecture:
-        """Return the same architecture with another size for one group."""
+        """Return a copy with another size for one group."""
         kind, _, number = group.partition(".")
         if kind == "recurrent":
             return replace(self, recurrent_size=size)
@@ -135,7 +135,7 @@ class Architecture:
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def deepened(self, group: str, change: int) -> Architecture:
-        """Return the same architecture with more or fewer residual layers after the layer of a group."""
+        """Return a copy with `change` more residual layers after the layer of a group (fewer if negative)."""
         kind, _, number = group.partition(".")
         index = int(number)
         if kind == "hidden":
@@ -151,7 +151,7 @@ class Architecture:
         return self.residual_layers[int(index)] if kind == "hidden" else self.convolutions[int(index)].residual_layers
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it: lists for tuples."""
+        """Return a JSON-compatible dictionary, with lists for tuples."""
         value: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return value
 
@@ -165,7 +165,7 @@ def _put(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
 
 @dataclass
 class RewardStats:
-    """Running statistics of discounted sums of rewards, by which rewards are scaled."""
+    """Running statistics of discounted reward sums, used for reward scaling."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -176,10 +176,10 @@ class RewardStats:
 
 @dataclass
 class AgentState:
-    """The values of one agent that acting and learning change, each under its owner.
+    """An agent's mutable state beside its tensors, changed by acting and learning.
 
-    `acting` belongs to the algorithm, such as an exploration rate; `updates` are the optimiser steps of each network;
-    `update_debt` is the share of an update that was earned by acting and is not yet due.
+    `acting` belongs to the algorithm, such as an exploration rate; `updates` counts the optimiser steps of each
+    network; `update_debt` is the fraction of an update earned by acting and not yet due.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -190,7 +190,7 @@ class AgentState:
     rewards: RewardStats = field(default_factory=RewardStats)
 
     def metrics(self) -> dict[str, float]:
-        """Return all of them by name, as files of metrics and curves show them."""
+        """Return all values by name, as in metrics files and curves."""
         updates = {f"updates/{network}": count for network, count in self.updates.items()}
         return (
             self.acting
@@ -204,8 +204,8 @@ class AgentState:
 class Agent:
     """One member of the population, as a plain value between generations.
 
-    `architectures` and `tensors` are those of each of its networks, the latter by role and in their true shapes.
-    `parent` is the identity of the agent that it was copied from, and `parent_generation` the one after which that was.
+    `architectures` and `tensors` are those of each of its networks; tensors are by role, in their unpadded shapes.
+    `parent` is the id of the agent it was copied from, `parent_generation` the generation after which that happened.
     `fault` says why it stopped learning before its generation ended.
     """
 
@@ -221,7 +221,7 @@ class Agent:
     fault: str | None = None
 
     def child(self, id: int, generation: int | None = None) -> Agent:
-        """Return a copy after a generation, with its own identity and tensors, and no fitness yet."""
+        """Return a copy made after `generation`, with a new id, its own tensors and no fitness yet."""
         born = Mutation("none")
         copied = copy.deepcopy(self)
         return replace(copied, id=id, parent=self.id, parent_generation=generation, mutation=born, fitness=None)
@@ -245,11 +245,11 @@ class Agent:
 class Transition:
     """One step of every environment; all tensors lead with [P, E].
 
-    `started` says where `observation` begins an episode. `next_observation` is what the action led to, also at the end
-    of an episode. `terminated` means that nothing follows it (do not bootstrap), `truncated` that the episode was cut
-    there (do). Where `valid` is false the environment only reset itself and there is no transition; `all_valid` says
-    that this happened nowhere, `any_truncated` that an episode was cut somewhere. `started` and `valid` stand on the
-    CPU whatever the device, because they decide what is done.
+    `started` marks where `observation` begins an episode. `next_observation` follows the action, also at the end of an
+    episode (it is never a reset observation). `terminated` means do not bootstrap; `truncated` means that the episode
+    was cut off: bootstrap. Where `valid` is false the environment was only reset and there is no transition;
+    `all_valid` says that there is no such step, `any_truncated` that some episode was truncated. `started` and `valid`
+    are on the CPU whatever the device, because control flow depends on them.
     """
 
     observation: Observation
@@ -265,10 +265,10 @@ class Transition:
 
 @dataclass
 class PolicyOutput:
-    """The output of a policy in each environment: `action` [P, E, ...] for the environment, and `extras` [P, E, ...].
+    """A policy's output in each environment: `action` [P, E, ...] for the environment, and `extras` [P, E, ...].
 
-    Extras are whatever else the algorithm learns from, such as the log-probability. `state` and `next_state`
-    [P, E, K, N] are the recurrent state before and after; they have no elements where no network is recurrent.
+    Extras are other quantities the algorithm learns from, such as the log-probability. `state` and `next_state` [P, E,
+    K, N] are the recurrent state before and after the step; they are empty if no network is recurrent.
     """
 
     action: Tensor
@@ -279,32 +279,29 @@ class PolicyOutput:
 
 @dataclass
 class RecurrentInput:
-    """The input of recurrent networks beside observations. Axes: T time, S sequences, K numbers for each of N units.
+    """Input of recurrent networks beside observations. Axes: T time, S sequences, K numbers for each of N units.
 
-    `state` [P, S, K, N] is the recurrent state before the first step, `started` [P, T, S] where episodes begin.
+    `state` [P, S, K, N] is the recurrent state before the first step; `started` [P, T, S] marks the starts of episodes.
     """
 
     state: Tensor
     started: Tensor
 
     def part(self, members: slice | Tensor, units: int) -> RecurrentInput:
-        """Return that of some of the agents, whose state has so many units."""
+        """Select some of the agents, with `units` recurrent units."""
         return RecurrentInput(self.state[members][..., :units], self.started[members])
 
 
 @dataclass
 class Batch:
-    """The input of one update of the population; everything leads with [P, B].
+    """The input of one population update; all tensors lead with [P, B].
 
-    A loss is the sum over B of `weight` times its elements, which makes it the mean over each agent's own batch
-    whatever its size. Under prioritised replay `weight` includes importance weights and `share` [P, B] does not;
-    metrics are means by `share`, or by `weight` where there is no `share`. Agents whose `due` [P] is 0 sit this update
-    out; `all_due` says that none does. `columns` are actions, rewards, and whatever else was stored or computed of each
-    transition.
-
-    Sequences for recurrent agents stand time-major in B = T * S, with their `recurrent` input. A batch may bring flat
-    `gradients`, by networks, which others have computed, with what they report [P, 1] for columns.
-
+    The loss is the sum over B of `weight` times its elements: the mean over each agent's own batch whatever its size.
+    Under prioritised replay `weight` includes importance-sampling weights and `share` [P, B] does not; metrics are
+    means by `share`, or by `weight` if there is no `share`. Agents with `due` [P] 0 skip this update; `all_due` says
+    that none does. `columns` are actions, rewards, and anything else stored or computed per transition.
+    Sequences for recurrent agents are time-major in B = T * S, with their `recurrent` input. A batch may instead carry
+    flat `gradients` by network, computed by actors, with their metrics [P, 1] as columns.
     `number` counts the batches that were drawn together, from 0.
     """
 
@@ -320,7 +317,7 @@ class Batch:
     share: Tensor | None = None
 
     def part(self, members: slice | Tensor, units: int = 0) -> Batch:
-        """Return the batch of some of the agents, whose recurrent state has so many units."""
+        """Select some of the agents, with `units` recurrent units."""
         return Batch(
             {name: value[members] for name, value in self.observation.items()},
             {name: value[members] for name, value in self.next_observation.items()},
@@ -337,15 +334,13 @@ class Batch:
 
 @dataclass
 class Loss:
-    """The loss of a stack of agents: `elements` [P, B], whose sum by the batch's weights is each agent's own.
+    """The loss of a stack of agents: `elements` [P, B], whose weighted sum over B is each agent's loss.
 
-    `metrics` gives numbers [P, B] for people, in those updates that report them, as means over the batch; `errors`
-    [P, B] are for priorities. Where the mean, over ranks too, of the metric named `divergence`, such as that from the
-    policy that gathered the batch, exceeds `limit` [P], an agent is not updated and learns no more from this
-    experience.
-
-    An algorithm that has worked its gradient out gives it in `gradients`: pairs of an output of the network [P, B, ...]
-    and the gradient of the weighted sum by it. Without them autograd finds it from the elements.
+    `metrics` returns metrics [P, B], in updates that report them, to be averaged over the batch; `errors` [P, B]
+    (td_error) set priorities. If the mean, over ranks too, of the metric named `divergence`, such as the KL divergence
+    from the behaviour policy, exceeds `limit` [P], the agent is not updated and stops learning from this experience.
+    An algorithm with an analytic gradient gives it in `gradients`: pairs of a network output [P, B, ...] and the
+    gradient of the weighted sum with respect to it. Otherwise autograd differentiates the elements.
     """
 
     elements: Tensor
@@ -360,7 +355,7 @@ class Loss:
 class UpdateResult:
     """The result of an update: which agents were updated (`active` [P], 1 or 0), and their errors [P, B] if any.
 
-    Without `active`, all of them were.
+    `active` None means all of them.
     """
 
     active: Tensor | None = None
@@ -369,7 +364,7 @@ class UpdateResult:
 
 @dataclass
 class UpdateMetrics:
-    """The metrics of updates: how many there were of each agent [P], and sums over `counts` [P] of them by name."""
+    """Metrics summed over updates: the number of updates [P], and per name the sum and the `counts` [P] it is over."""
 
     updates: NDArray[np.float64]
     sums: dict[str, NDArray[np.float64]]
@@ -378,9 +373,9 @@ class UpdateMetrics:
 
 @dataclass
 class Segment:
-    """A piece of experience in the order of time, from which targets are computed; all [T, P, E].
+    """A rollout in time order, from which targets are computed; all [T, P, E].
 
-    `value` is that of the observation, `next_value` that of the next one. Where `valid` is false there is no
+    `value` is V(s) of the observation, `next_value` that of the next observation. Where `valid` is false there is no
     transition.
     """
 

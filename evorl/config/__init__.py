@@ -1,4 +1,4 @@
-"""The YAML schema, its reader and its errors."""
+"""The YAML schema, its parser, and error messages."""
 
 from evorl.config.evolution import ArchitectureLimits, Evolution, Schedule, ScheduledMutation, Selection
 from evorl.config.fields import AlgorithmSettings, HyperparameterRange

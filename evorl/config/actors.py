@@ -1,4 +1,4 @@
-"""The part of a configuration that says which processes act for a learner, and how far they may be behind it."""
+"""The `actors` section: actor processes for asynchronous algorithms, and their maximum staleness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of a configuration, read from its models: of each its sentence, its kind, its range and its default."""
+"""The configuration's keys, introspected from its models: description, type, range and default of each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MARGIN = " " * 4
 
 @dataclass(frozen=True)
 class Setting:
-    """A key of a configuration: its path, what its value is, and the sentence that explains it.
+    """One configuration key, with its description (`sentence`).
 
-    `kind` says in words what it takes, with its range; `default` is its default as YAML, empty for a section that
-    cannot be null. The keys of a section follow it.
+    `kind` describes the accepted type and range; `default` is the default as YAML, empty for a section that cannot be
+    null. The keys of a section follow it.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Setting:
 
 
 def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
-    """Return all keys of a model, each section followed by its own keys."""
+    """Return all keys of a model recursively, each section followed by its own keys."""
     found: list[Setting] = []
     for name, field in model.model_fields.items():
         inner, path = section_in(field.annotation), f"{prefix}{field.alias or name}"
@@ -53,7 +53,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
 
 
 def explained(settings: Sequence[Setting], key: str) -> list[str]:
-    """Return what there is to say of a key, and of all keys below it. Raises UserError where there is none."""
+    """Return the help lines for a key and all keys below it. Raises UserError if there is no such key."""
     found = [each for each in settings if each.path == key or each.path.startswith(f"{key}.")]
     if not found:
         raise UserError(f"--explain: there is no key {key!r}" + nearest(key, [each.path for each in settings]))
@@ -67,7 +67,7 @@ def explained(settings: Sequence[Setting], key: str) -> list[str]:
 
 @cache
 def sentences(model: type[BaseModel]) -> Mapping[str, str]:
-    """Return the docstring of each field of a model, also of those that it inherits, on one line."""
+    """Return the attribute docstring of each field of a model on one line, including inherited fields."""
     found: dict[str, str] = {}
     for part in reversed(model.__mro__):
         for node, after in _pairs(part):
@@ -78,7 +78,7 @@ def sentences(model: type[BaseModel]) -> Mapping[str, str]:
 
 
 def own_sentence(model: type[BaseModel]) -> str:
-    """Return a model's docstring on one line; that of the nearest model that it extends where it has none."""
+    """Return a model's docstring on one line, or that of its nearest base model if it has none."""
     texts = (vars(part).get("__doc__") for part in model.__mro__ if part.__module__ != BaseModel.__module__)
     return " ".join(next((text for text in texts if text), "").split())
 
@@ -91,13 +91,13 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _between(annotation: Any) -> str:
-    """Return what stands in a path between a field and the keys of its section: the name of an entry, if it has one."""
+    """Return the path segment between a field and its section's keys: `NAME.` for a mapping of sections, else empty."""
     named = typing.get_origin(annotation) is dict or any(map(_between, typing.get_args(annotation)))
     return "NAME." if named else ""
 
 
 def _pairs(model: type) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
-    """Yield the statements of a class, each with the one after it; none where there is no source."""
+    """Yield each statement of a class with its successor; nothing if the source is unavailable."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
     except (OSError, TypeError, KeyError):
@@ -108,14 +108,14 @@ def _pairs(model: type) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
 
 
 def _takes(field: FieldInfo) -> str:
-    """Return in words what a field takes."""
+    """Describe the type and range that a field accepts."""
     kind = _kind(field.annotation).removesuffix(" or null")
     takes = ", ".join(filter(None, (kind, bounds_of(field.annotation, field.metadata))))
     return f"{takes}; or null" if type(None) in typing.get_args(field.annotation) else takes
 
 
 def _kind(annotation: Any) -> str:
-    """Return in words what an annotation takes."""
+    """Describe the type of an annotation."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is type(None):
         return "null"
@@ -138,7 +138,7 @@ def _plural(annotation: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """Return the default of a field as YAML on one line."""
+    """Return a field's default as one-line YAML."""
     if field.is_required():
         return "none"
     value = field.get_default(call_default_factory=True, validated_data={})
@@ -146,7 +146,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a default as JSON has it."""
+    """Convert a default to a JSON-compatible value."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, tuple | list):

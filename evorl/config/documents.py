@@ -1,4 +1,4 @@
-"""Configurations and their keys for people: a YAML file with a sentence for each key, and a page of tables."""
+"""Configuration documentation: commented YAML, and a Markdown page of tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ This page is generated from the models: `evorl config --markdown > docs/configur
 
 
 def commented(data: Mapping[str, Any], settings: Sequence[Setting]) -> str:
-    """Return a configuration as YAML with the sentence of each key above it."""
+    """Return a configuration as YAML, with each key's description in a comment above it."""
     known = {setting.path: setting for setting in settings}
     return "\n".join(_lines(data, known, "")).lstrip() + "\n"
 
@@ -47,7 +47,7 @@ def _lines(data: Mapping[str, Any], known: Mapping[str, Setting], prefix: str) -
 
 
 def _entry(key: str, value: Any) -> Iterator[str]:
-    """Yield a key with its value, and where values have keys of their own a line for each."""
+    """Yield the YAML lines of a key; mappings of mappings take one line per entry."""
     if isinstance(value, Mapping) and any(isinstance(inner, Mapping) for inner in value.values()):
         yield f"{key}:"
         yield from (f"  {line}" for inner, below in value.items() for line in _entry(inner, below))
@@ -57,7 +57,7 @@ def _entry(key: str, value: Any) -> Iterator[str]:
 
 
 def page(algorithms: Mapping[str, type[AlgorithmSettings]]) -> str:
-    """Return the page of all keys, in Markdown; `algorithms` gives each algorithm's settings by its name."""
+    """Return the Markdown page of all keys; `algorithms` maps names to algorithm settings."""
     parts = [HEAD]
     everything = [each for each in settings_of(model_of(AlgorithmSettings)) if not each.path.startswith("algorithm.")]
     for section, group in groupby(everything, key=lambda setting: setting.path.split(".")[0]):

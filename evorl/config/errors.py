@@ -1,4 +1,4 @@
-"""Errors in a configuration, explained in one line."""
+"""One-line error messages for invalid configurations."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 MAX_LETTERS = 450
-"""Letters in which one mistake of a configuration is told."""
+"""Maximum characters of the message for one invalid setting."""
 MAX_TOLD = 20_000
-"""Letters of an error message: more than all mistakes take that people make at once."""
+"""Maximum characters of a whole message: more than any realistic number of errors needs."""
 
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """Return the end of an error message: the known name most like `name`, or all that are known."""
+    """Return the end of an error message: the known name closest to `name`, or all known names."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
 
 
 def on_one_line(text: str, longest: int = 1_000) -> str:
-    """Return text that others wrote for use in an error message: without what moves the cursor, and not too long."""
+    """Make untrusted text safe for an error message: escape unprintable characters and limit its length."""
     plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return plain if len(plain) <= longest else plain[:longest] + "…"
 
 
 def shown(value: object) -> str:
-    """Return a value as an error message quotes it."""
+    """Return a value as quoted in an error message."""
     try:
         return on_one_line(repr(value), 80)
     except (ValueError, RecursionError):
-        return f"this {type(value).__name__}"  # Python writes no number of more than 4300 digits.
+        return f"this {type(value).__name__}"  # Python refuses to format numbers of more than 4300 digits.
 
 
 def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """Return all errors in one line: of each its path, its value and what would be right; unknown keys first."""
-    # A default that is made of other settings has no value where those are wrong.
+    """Describe all errors on one line, each with path, value and what would be valid; unknown keys come first."""
+    # A default computed from other settings has no value if those are invalid.
     found = [problem for problem in error.errors(include_url=False) if problem["type"] != "default_factory_not_called"]
     problems = sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
     each = list(dict.fromkeys(on_one_line(_explanation(model, problem), MAX_LETTERS) for problem in problems))
@@ -91,7 +91,7 @@ def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseMod
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the sections in an annotation, also inside `dict[str, X] | None`."""
+    """Yield the section models in an annotation, also inside `dict[str, X] | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -99,7 +99,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
-    """Return the range of the value at `location`, in words."""
+    """Describe the valid range of the value at `location`."""
     section = _section_at(model, location[:-1]) or _section_at(model, location[:-2])
     name = location[-1] if section and location[-1] in section.model_fields else location[-2]
     if section is None or name not in section.model_fields:
@@ -108,7 +108,7 @@ def _range_at(model: type[BaseModel], location: tuple[str, ...]) -> str:
 
 
 def bounds_of(annotation: Any, metadata: Sequence[Any]) -> str:
-    """Return the range of a field in words; empty where it has none."""
+    """Describe the range of a field, or return an empty string if it has none."""
     words = {Ge: "at least {0.ge:.10g}", Gt: "above {0.gt:.10g}", Le: "at most {0.le:.10g}", Lt: "below {0.lt:.10g}"}
     constraints = _constraints(annotation, metadata)
     bounds = [text.format(item) for item in constraints for kind, text in words.items() if isinstance(item, kind)]
@@ -116,7 +116,7 @@ def bounds_of(annotation: Any, metadata: Sequence[Any]) -> str:
 
 
 def _constraints(annotation: Any, metadata: Sequence[Any]) -> list[Any]:
-    """Return the bounds on a field, also where they stand inside `X | None` or `tuple[X, ...]`."""
+    """Return the bounds of a field, including those nested in `X | None` or `tuple[X, ...]`."""
     found: list[Any] = []
     for item in metadata:
         nested = getattr(item, "metadata", None)

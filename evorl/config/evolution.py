@@ -1,4 +1,4 @@
-"""The part of a configuration that says how one generation's agents become the next's."""
+"""The `evolution` section: selection, mutation and schedules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evorl.types import Architecture
 
 
 def with_dotted_names(given: Any) -> Any:
-    """Return ranges by dotted names, also those of the environment that are given in sections."""
+    """Return ranges by dotted name, flattening environment ranges that are given as nested sections."""
     inner = given.get("environment") if isinstance(given, dict) else None
     kwargs = inner.get("kwargs") if isinstance(inner, dict) and len(inner) == 1 else None
     if not isinstance(kwargs, dict):
@@ -72,7 +72,7 @@ class Mutation(BaseModel):
     """Standard deviation of parameter noise, relative to each weight."""
 
     def weights(self) -> dict[str, float]:
-        """Return the weight of each kind by its name."""
+        """Return the weight of each kind of mutation by name."""
         return {name: value for name, value in self if name not in ("new_layer", "strength")}
 
     @model_validator(mode="after")
@@ -171,5 +171,5 @@ class Evolution(Section):
     """Agents follow it instead of being selected and mutated; `evorl replay` takes it from a winner's ancestry."""
 
     def is_due(self, generation: int) -> bool:
-        """Return whether agents are selected and mutated after a generation."""
+        """Return whether selection and mutation follow a generation."""
         return generation > self.burn_in and (generation - self.burn_in) % self.every == 0

@@ -1,4 +1,4 @@
-"""The base of a configuration's sections, and the settings that every algorithm has."""
+"""The base class of configuration sections, common field types, and the settings of every algorithm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evorl.config.errors import explain, shown
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Size = Annotated[int, Field(ge=1, le=2**20)]
-"""A number of things that are all held in memory."""
+"""A count of objects that are all held in memory."""
 Width = Annotated[int, Field(ge=1, le=2**16)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -32,7 +32,7 @@ Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 Text = Annotated[str, Strict()]
-"""A string, and not bytes that could be read as one."""
+"""A string; bytes are not coerced."""
 
 
 def _plain(text: str) -> str:
@@ -42,13 +42,13 @@ def _plain(text: str) -> str:
 
 
 Plain = Annotated[Text, AfterValidator(_plain)]
-"""A string that stays on its line."""
+"""A string without line breaks or other control characters."""
 
 
 ENVIRONMENT = "environment.kwargs."
-"""Before a key of `environment.kwargs`: a hyperparameter of the environments in which an agent is trained."""
+"""Prefix of a key of `environment.kwargs` that is a hyperparameter of an agent's training environments."""
 RETURN, INFO = "return", "info."
-"""Terms of fitness: an episode's return, and before a key the number that the environment reports under it."""
+"""Fitness terms: the episode return, and the prefix of a number in the environment's `info`."""
 
 
 def _weights(given: Any) -> Any:
@@ -69,7 +69,7 @@ def _are_terms(weights: dict[str, float]) -> dict[str, float]:
 
 
 FitnessTerms = Annotated[dict[Plain, Finite], BeforeValidator(_weights), AfterValidator(_are_terms)]
-"""Terms of fitness with their weights; a name alone has the weight 1."""
+"""Fitness terms with their weights; a bare name has weight 1."""
 
 
 class Section(BaseModel):
@@ -79,7 +79,7 @@ class Section(BaseModel):
 
 
 Initialisation = Literal["uniform", "orthogonal"]
-"""The distribution of a network's first weights; `evorl.networks.parameters.ParameterSpec` says what they are."""
+"""Weight initialisation of a network, defined in `evorl.networks.parameters.ParameterSpec`."""
 Scale = Literal["log", "linear", "one_minus_log"]
 
 
@@ -104,21 +104,21 @@ class HyperparameterRange(Section):
 
     @property
     def factors(self) -> tuple[float, float]:
-        """Return the factors of a move up and of a move down."""
+        """Return the perturbation factors (up, down)."""
         linear = self.scale == "linear"
         up = self.grow if self.grow is not None else 1.2 if linear else 2.0
         undoing = 2 - up if linear else 1 / up
         return up, undoing if self.shrink is None else self.shrink
 
     def at(self, share: float) -> float:
-        """Return the value at a share of the way from `min` to `max` on the range's scale."""
+        """Interpolate between `min` and `max` on the range's scale, at `share` in [0, 1]."""
         low, high = (1 - self.min, 1 - self.max) if self.scale == "one_minus_log" else (self.min, self.max)
         value = low + share * (high - low) if self.scale == "linear" else low * (high / low) ** share
         value = 1 - value if self.scale == "one_minus_log" else value
         return float(min(max(value, self.min), self.max))
 
     def validation_error(self) -> str | None:
-        """Return why these ends cannot bound a value on this scale, or None where they can."""
+        """Return why the bounds are invalid on this scale, or None."""
         if not self.min < self.max:
             return f"min {self.min:g} must be below max {self.max:g}"
         if self.scale == "log" and self.min <= 0:
@@ -165,7 +165,7 @@ class AlgorithmSettings(Section):
     """The ranges within which evolution perturbs them where the configuration gives none."""
 
     def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
-        """Return an agent's hyperparameter as training uses it; evolution perturbs whole numbers continuously."""
+        """Return a hyperparameter's value as used in training; evolution perturbs integers continuously."""
         return round(value) if self._is_whole(name) else value
 
     def _is_whole(self, name: str) -> bool:
@@ -173,20 +173,20 @@ class AlgorithmSettings(Section):
 
     @property
     def frozen_on_resume(self) -> tuple[str, ...]:
-        """Return settings of other sections that a resumed run may not change: what was learned rests on them."""
+        """Return settings of other sections that may not change on resume, because learned state depends on them."""
         return ()
 
     def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
-        """Return what the user should know of the metrics [P] of a generation, by name, if there is anything."""
+        """Return a warning about a generation's metrics [P] by name, or None."""
         return None
 
     def first_hyperparameters(self) -> dict[str, float]:
-        """Return an agent's hyperparameters as the configuration gives them; those that are null are left out."""
+        """Return an agent's initial hyperparameters from the configuration, without those that are null."""
         values = {name: getattr(self, name) for name in self.hyperparameters}
         return {name: float(value) for name, value in values.items() if value is not None}
 
     def scaled(self, ranges: Mapping[str, HyperparameterRange]) -> dict[str, HyperparameterRange]:
-        """Return `ranges` by hyperparameter, each with a scale."""
+        """Return `ranges` by hyperparameter, with unset scales filled in."""
         return {
             name: range.model_copy(update={"scale": "one_minus_log" if name in self.near_one else "log"})
             if range.scale is None
@@ -195,9 +195,9 @@ class AlgorithmSettings(Section):
         }
 
     def default_ranges(self) -> dict[str, HyperparameterRange]:
-        """Return the algorithm's own ranges for these settings.
+        """Return the algorithm's default ranges for these settings.
 
-        A range is widened to the configured value, so that the first move does not jump. Settings that are switched off
+        A range is widened to include the configured value, so that the first mutation does not jump. Disabled settings
         have none: those that are null, or 0 on a log scale.
         """
         found: dict[str, HyperparameterRange] = {}
@@ -206,12 +206,12 @@ class AlgorithmSettings(Section):
             if value is None or (value == 0 and range.scale == "log"):
                 continue
             wider = range.model_copy(update={"min": min(range.min, float(value)), "max": max(range.max, float(value))})
-            # A trace of 1, which no logarithm reaches, moves into the range.
+            # A trace decay of 1 has no logarithm on `one_minus_log`: keep the range, the value is clipped into it.
             found[name] = range if wider.validation_error() else wider
         return found
 
     def validation_error(self, name: str, value: float) -> str | None:
-        """Return why an agent's hyperparameter cannot have this value, if it cannot; whole numbers are rounded."""
+        """Return why a hyperparameter cannot have this value, or None; integers are rounded."""
         try:
             type(self).model_validate(self.model_dump() | {name: round(value) if self._is_whole(name) else value})
         except (ValidationError, ValueError, OverflowError) as error:
@@ -220,11 +220,11 @@ class AlgorithmSettings(Section):
 
 
 def _takes_only_whole(annotation: Any) -> bool:
-    """Return whether a field of this type is a whole number, or null."""
+    """Return whether a field's type is an integer, or null."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
     return annotation is int or bool(kinds and _takes_only_whole(kinds[0]))
 
 
 def as_configured(value: float, configured: Any) -> float:
-    """Return an agent's own value of an environment's setting: a whole number where a whole one is configured."""
+    """Return an agent's value of an environment setting, as an integer if the configured one is."""
     return round(value) if isinstance(configured, int) else value

@@ -1,4 +1,4 @@
-"""The part of a configuration that says what the networks of initial agents are."""
+"""The `network` section: the architectures of initial agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of Accelerate that would change nothing here, or end in a traceback: each is refused in one line."""
+"""Reject options of Accelerate that would have no effect or fail in a traceback, with one-line errors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PLAIN = {
     "use_parallelism_config": ("ACCELERATE_USE_PARALLELISM_CONFIG", "false"),
     "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"),
 }
-"""For each option the variable by which a process learns of it, and the only value that evorl has a meaning for."""
+"""For each option, its environment variable and the only value that evorl supports."""
 
 
 def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
-    """Raise UserError where Accelerate was asked for something that this program would not do."""
+    """Raise UserError if Accelerate was given an option that evorl does not support."""
     precision = variables.get(PRECISION, "no").lower()
     if precision not in PRECISIONS:
         reason = (
@@ -59,7 +59,7 @@ def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def processes_wanted(arguments: Sequence[str]) -> int:
-    """Return how many processes a command line of `accelerate launch` asks for; 1 where it does not say."""
+    """Return the number of processes that an `accelerate launch` command line requests; 1 if unspecified."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--num_processes", "--num-processes", type=int)
     parser.add_argument("--config_file", "--config-file", type=Path)

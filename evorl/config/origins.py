@@ -1,4 +1,4 @@
-"""Where the settings of a configuration came from: a file, the command line, an environment, or their defaults."""
+"""Provenance of settings: a file, the command line, an environment, or the default."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Origins:
-    """Where settings came from, by their dotted paths. All origins are equal: they are no part of a configuration."""
+    """Provenance of settings by dotted path. All instances compare equal: they are not part of a configuration."""
 
     file: str = field(default="", compare=False)
     """The file's name."""
     in_file: Collection[str] = field(default=(), compare=False)
-    """The settings that the file has and that hold."""
+    """Settings taken from the file."""
     given: Sequence[str] = field(default=(), compare=False)
-    """The settings, or sections, that were given beside the file."""
+    """Settings or sections given as overrides of the file."""
     task: str = field(default="", compare=False)
-    """The file's own environment."""
+    """The environment that the file was written for."""
     left_out: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """The file's settings that hold for its own environment only, where agents train in another one."""
+    """Settings of the file dropped because they only apply to its own environment."""
     found: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """The origins of settings that were looked up elsewhere."""
+    """Origins of settings that were looked up elsewhere."""
 
     def is_given(self, key: str) -> bool:
-        """Return whether a setting was given beside the file, alone or with its section."""
+        """Return whether a setting was overridden, alone or with its section."""
         return any(key == path or key.startswith(f"{path}.") for path in self.given)
 
     def of(self, key: str) -> str:
-        """Return where a setting came from, in a few words."""
+        """Return a short description of where a setting came from."""
         if key in self.found:
             return self.found[key]
         if self.is_given(key):
@@ -42,11 +42,11 @@ class Origins:
         return self.file if key in self.in_file else DEFAULT
 
     def with_found(self, key: str, where: str) -> Self:
-        """Return the same origins, and `where` a setting was found."""
+        """Return a copy that records `where` a setting was looked up."""
         return replace(self, found={**self.found, key: where})
 
     def omissions(self) -> str:
-        """Return in one line which settings of the file were left out, and for whom they are; empty for none."""
+        """Return one line listing the file's settings that were dropped, or an empty string."""
         if not self.left_out:
             return ""
         each = ", ".join(f"{key} {shown(value)}" for key, value in self.left_out.items())

@@ -1,13 +1,13 @@
-"""Text and whole numbers that others may have written, checked before anything is done with them."""
+"""Validation of untrusted text and integers."""
 
 from __future__ import annotations
 
 MAX_WHOLE = 2**63
-"""Whole numbers are below this and above its negative. Larger ones fit into no array, and printing them may fail."""
+"""Exclusive bound on the magnitude of integers. Larger ones fit into no array, and printing them may fail."""
 
 
 def check_text(text: str) -> None:
-    """Raise ValueError for text with a lone surrogate, which no file or terminal takes."""
+    """Raise ValueError for text with a lone surrogate, which no file or terminal accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -15,6 +15,6 @@ def check_text(text: str) -> None:
 
 
 def check_whole(number: int) -> None:
-    """Raise ValueError for a whole number beyond 64 bits."""
+    """Raise ValueError for an integer beyond 64 bits."""
     if not -MAX_WHOLE < number < MAX_WHOLE:
         raise ValueError("a whole number is beyond 64 bits")

@@ -1,4 +1,4 @@
-"""Settings as people write them: a YAML file, and assignments on the command line that replace some of it."""
+"""Parsing of settings: YAML files, and command-line overrides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from evorl.config.plain import check_text, check_whole
 from evorl.types import UserError
 
 MAX_BYTES = 2**17
-"""Bytes of a configuration; the largest that is shipped has some thousands."""
+"""Maximum size of a configuration in bytes; the largest shipped one has some thousands."""
 MAX_VALUES = 10_000
-"""Values in a configuration, with its aliases expanded: few lines of them can stand for more than memory holds."""
+"""Maximum values with aliases expanded: a few lines of aliases can stand for more than memory holds."""
 SHORT = {"environment": "id", "algorithm": "name"}
-"""The key of a section that text in the section's place stands for, as in `environment: CartPole-v1`."""
+"""The key that a bare string in place of a section sets, as in `environment: CartPole-v1`."""
 MAX_DEPTH = 50
-"""Brackets within each other; the parser takes seconds to give up on thousands."""
+"""Maximum bracket nesting; the parser takes seconds to give up on thousands."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-3 as a number, and refuses tags, a key given twice and aliases without end."""
+    """Safe YAML loader that parses 1e-3 as a number, and rejects tags, duplicate keys and unbounded aliases."""
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
         if self.flow_level >= MAX_DEPTH:
@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(token)
 
     def fetch_tag(self) -> None:
-        # A tag makes a value of another type than it looks: `!!binary` passed a module's name by every check of text.
+        # A tag changes a value's type: `!!binary` let a module's name bypass every check of text.
         raise yaml.scanner.ScannerError(None, None, "it has a tag (`!`); values are plain", self.get_mark())
 
     def get_single_node(self) -> yaml.Node | None:
@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         for key in mapping:
             if not isinstance(key, str):
-                # As numbers they would not come back from the file that a run keeps of its configuration.
+                # Numeric keys would not survive the round trip through a run's saved configuration.
                 raise yaml.constructor.ConstructorError(None, None, f"key {shown(key)} is no text", node.start_mark)
         return mapping
 
@@ -85,7 +85,7 @@ _Loader.add_implicit_resolver(
 
 
 def _values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values of a node once its aliases are written out; a node inside itself has no end."""
+    """Count the values of a node with aliases expanded; infinite for a node that contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -95,7 +95,7 @@ def _values(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises UserError where there is none."""
+    """Read the mapping in a YAML file. Raises UserError if it is unreadable or not a mapping."""
     where = on_one_line(str(path))
     try:
         with path.open("rb") as file:
@@ -117,16 +117,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def plain_assignments(arguments: Sequence[str], *names: str) -> list[str]:
-    """Return arguments with `--key.path=value`, as `wandb sweep` passes settings, without the dashes.
+    """Strip the dashes of `--key.path=value` arguments, the form in which `wandb sweep` passes settings.
 
-    That is also done with the `names`, and with the sections that text may stand for, which have no dot.
+    This also applies to `names`, and to sections that a bare string may set, which have no dot.
     """
     dashed = re.compile(rf"--(\w+(\.\w+)+|{'|'.join([*SHORT, *names])})=")
     return [argument[2:] if dashed.match(argument) else argument for argument in arguments]
 
 
 def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Return `data` with `key.path=value` assignments applied; values are read as YAML. Raises UserError."""
+    """Return a copy of `data` with `key.path=value` overrides applied; values are parsed as YAML. Raises UserError."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         keys = path.split(".")
@@ -144,7 +144,7 @@ def override(data: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]
 
 
 def _parse(text: str) -> Any:
-    """Parse YAML. Raises yaml.YAMLError, also for what the parser itself gives up on."""
+    """Parse YAML. Raises yaml.YAMLError, also for errors of the parser itself."""
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError as error:

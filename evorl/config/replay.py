@@ -1,4 +1,4 @@
-"""The part of a configuration that says what a replay keeps, and how it is drawn from."""
+"""The `replay` section: replay capacity, sampling and n-step windows."""
 
 from __future__ import annotations
 

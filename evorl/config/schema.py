@@ -1,4 +1,4 @@
-"""The YAML schema of an experiment. Every default stands in this room, or in an algorithm's own settings."""
+"""The configuration schema of an experiment. Every default is in this package or in an algorithm's settings."""
 
 from __future__ import annotations
 
@@ -227,11 +227,11 @@ class Config(Section, Generic[Settings]):
 
     @property
     def origins(self) -> Origins:
-        """Return where the settings came from, as far as that is known."""
+        """Where the settings came from, as far as known."""
         return self._origins
 
     def with_origins(self, origins: Origins) -> Self:
-        """Return the same configuration, and where its settings came from."""
+        """Return a copy with the settings' origins attached."""
         config = self.model_copy()
         config._origins = origins
         return config
@@ -306,13 +306,13 @@ class Config(Section, Generic[Settings]):
             self._check_range(name, ends)
         if not environments or self.environment.vectorization != "auto":
             return self
-        # Native vector environments have the same settings in all copies.
+        # Native vector environments share one set of settings between all copies.
         return self.model_copy(update={"environment": self.environment.model_copy(update={"vectorization": "sync"})})
 
     def first_environment_hyperparameters(self) -> dict[str, float]:
-        """Return those hyperparameters of agents that are settings of their environments, as configured.
+        """Return the configured values of hyperparameters that are environment settings.
 
-        Raises ValueError where one of them is not configured as a number, or cannot differ between copies.
+        Raises ValueError if one is not configured as a number, or cannot differ between environment copies.
         """
         first = {}
         for name in self.evolution.hyperparameters or {}:
@@ -332,7 +332,7 @@ class Config(Section, Generic[Settings]):
         return first
 
     def as_used(self, name: str, value: float) -> float:
-        """Return an agent's hyperparameter as training uses it, which is how people are shown it."""
+        """Return a hyperparameter's value as used in training, the form in which it is displayed."""
         if not math.isfinite(value):
             return value
         if name.startswith(ENVIRONMENT):
@@ -341,7 +341,7 @@ class Config(Section, Generic[Settings]):
         return self.algorithm.as_used(name, value, self.environment.num_envs, recurrent=recurrent)
 
     def _check_range(self, name: str, ends: HyperparameterRange) -> None:
-        """Raise ValueError unless the setting may take both ends of its range, and its scale too."""
+        """Raise ValueError unless both ends of the range are valid values of the setting, and its scale is valid."""
         for end, value in (("min", ends.min), ("max", ends.max)):
             if reason := self.algorithm.validation_error(name, value):
                 raise ValueError(f"evolution.hyperparameters.{name}.{end}: {reason}")
@@ -349,7 +349,7 @@ class Config(Section, Generic[Settings]):
             raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
 
     def to_yaml(self) -> str:
-        """Return the whole configuration as YAML, defaults included; it reproduces the run."""
+        """Return the whole configuration as YAML, including defaults; it reproduces the run."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
@@ -357,14 +357,14 @@ AnyConfig = Config[Any]
 
 
 def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
-    """Return the model of configurations whose algorithm has these settings."""
+    """Return the configuration model for an algorithm with these settings."""
     return Config[settings]  # type: ignore[valid-type]
 
 
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
-    """Return the configuration that `data` describes; `algorithms` gives each algorithm's settings by its name.
+    """Validate `data` into a configuration; `algorithms` maps names to algorithm settings.
 
-    Raises UserError with the path of each key that is wrong and what would be right.
+    Raises UserError with the path of each invalid key and what would be valid.
     """
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
@@ -378,6 +378,6 @@ def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSet
 
 
 def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:
-    """Raise UserError unless `name`, the value of `key`, is in the registry."""
+    """Raise UserError unless `name`, the value of `key`, is registered."""
     if name not in registry:
         raise UserError(f"{key}: there is no {shown(name)}" + nearest(name, registry))

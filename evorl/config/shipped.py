@@ -1,4 +1,4 @@
-"""The configurations and programs that are shipped with the package, in a clone and in an installed one."""
+"""The configurations and programs shipped with the package, in a clone or an installation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evorl.types import UserError
 
 PACKAGE = Path(__file__).parent.parent
 ROOT = installed if (installed := PACKAGE / "shipped").is_dir() else PACKAGE.parent
-"""The folder of `configs` and `demos`: an installed package has them inside, a clone beside it."""
+"""The folder of `configs` and `demos`: inside an installed package, beside the package in a clone."""
 ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 TRAINING = ROOT / "configs" / "training"
 OF_ALGORITHM = ("algorithm", "replay", "actors")
-"""The sections whose keys mean nothing to another algorithm."""
+"""Sections that are specific to an algorithm."""
 
 
 def shipped_names() -> list[str]:
@@ -28,7 +28,7 @@ def shipped_names() -> list[str]:
 
 
 def configuration_file(name: str) -> Path:
-    """Return the file that a person names: a shipped configuration, or a file of their own. Raises UserError."""
+    """Resolve a configuration name: a shipped configuration or a file path. Raises UserError."""
     own = Path(name)
     if own.suffix in (".yaml", ".yml") or own.is_file():
         return own
@@ -38,17 +38,17 @@ def configuration_file(name: str) -> Path:
 
 
 def read_settings(path: Path, assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a file with `key.path=value` assignments applied. Raises UserError.
+    """Read a file's settings with `key.path=value` overrides applied. Raises UserError.
 
-    Where they change the algorithm's name, and it has a shipped configuration, that takes the place of a shipped file;
-    of another file it replaces the sections that belong to the algorithm, and the ranges of its hyperparameters. Where
-    they change the environment, what the file says of its own is left out (`evorl/config/task.py`).
+    If they change the algorithm to one with a shipped configuration, that configuration replaces a shipped file; in any
+    other file it replaces the algorithm's sections and the ranges of its hyperparameters. If they change the
+    environment, settings specific to the file's own environment are dropped (`evorl/config/task.py`).
     """
     return settings_and_origins(path, assignments)[0]
 
 
 def settings_and_origins(path: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], Origins]:
-    """Return the settings of a file with assignments applied, as `read_settings` does, and where they came from."""
+    """Read a file's settings with overrides applied, as in `read_settings`, and their origins."""
     file, data = _with_algorithm(path, assignments)
     given = tuple(_path_of(each) for each in assignments)
     changed = override(data, assignments)
@@ -64,13 +64,13 @@ def settings_and_origins(path: Path, assignments: Sequence[str]) -> tuple[dict[s
 
 
 def _path_of(assignment: str) -> str:
-    """Return the path of the setting, or section, that an assignment replaces."""
+    """Return the path of the setting or section that an override sets."""
     path = assignment.partition("=")[0]
     return f"{path}.{SHORT[path]}" if path in SHORT and "{" not in assignment else path
 
 
 def _with_algorithm(path: Path, assignments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """Return the file whose settings hold, and these: for the algorithm that assignments name."""
+    """Return the effective file and its settings, for the algorithm that the overrides name."""
     data = read_yaml(path)
     before, after = (_algorithm(each) for each in (data, override(data, assignments)))
     named = any(each.startswith(("algorithm.name=", "algorithm=")) and "{" not in each for each in assignments)
@@ -99,7 +99,7 @@ def _is_shipped(path: Path) -> bool:
 
 
 def _name_of(path: Path) -> str:
-    """Return a file's name as people know it: from the shipped folder or the working directory, or without folders."""
+    """Return a file's display name: relative to the shipped folder or the working directory, else its base name."""
     path = path.absolute()
     for place in (ROOT.absolute(), Path.cwd()):
         if path.is_relative_to(place):

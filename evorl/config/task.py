@@ -1,4 +1,4 @@
-"""Settings that belong to a task: what a file says of its own environment does not hold for another one."""
+"""Task-specific settings, which are dropped when a file is used for another environment."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from evorl.config.schema import Environment, Evaluation, Training
 
 TARGET = "training.target_fitness"
 OF_ENVIRONMENT = (TARGET, "environment.observation_indices")
-"""Settings that mean nothing in another environment."""
+"""Settings specific to one environment."""
 OF_SUITE = ("environment.kwargs", "environment.image_channels", "environment.life_loss_ends")
-"""Settings that may hold in all environments of a suite, such as Atari's games, and in no others."""
+"""Settings that may apply to all environments of a suite, such as Atari games, but to no others."""
 OF_SHIPPED = (
     "training.max_steps",
     "evolution.steps",
@@ -22,8 +22,8 @@ OF_SHIPPED = (
     "evaluation.max_steps",
     "algorithm.reward_clip",
 )
-"""Settings by which a shipped configuration fits one suite; a person's own file says how long the person wants to
-train, in whatever environment."""
+"""Settings tuned to one suite in a shipped configuration; in a user's own file they express how long to
+train, in any environment."""
 SECTIONS: dict[str, Section] = {
     "environment": Environment(),
     "evolution": Evolution(),
@@ -33,21 +33,21 @@ SECTIONS: dict[str, Section] = {
 
 
 def environment_of(data: Mapping[str, Any]) -> str:
-    """Return the environment's id in a file's settings; empty where it has none."""
+    """Return the environment id in a file's settings, or an empty string."""
     section = data.get("environment")
     id = section.get("id") if isinstance(section, dict) else section
     return id if isinstance(id, str) else ""
 
 
 def suite_of(id: str) -> str:
-    """Return the namespace of an environment's id, such as ALE of ALE/Pong-v5; empty where it has none."""
+    """Return the namespace of an environment id, such as ALE of ALE/Pong-v5, or an empty string."""
     return id.rpartition(":")[2].rpartition("/")[0]
 
 
 def for_another(data: Mapping[str, Any], asked: str, *, is_shipped: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a file's settings for the environment `asked`, which is not its own, and what was left out of them.
+    """Split a file's settings for another environment `asked` into those kept and those dropped.
 
-    Settings at their defaults are left out without mention.
+    Dropped settings that equal their default are not reported.
     """
     same_suite = suite_of(asked) != "" and suite_of(asked) == suite_of(environment_of(data))
     keys: tuple[str, ...] = OF_ENVIRONMENT if same_suite else OF_ENVIRONMENT + OF_SUITE
@@ -73,7 +73,7 @@ def for_another(data: Mapping[str, Any], asked: str, *, is_shipped: bool) -> tup
 
 
 def paths_in(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the dotted paths of the settings in the sections of a file."""
+    """Yield the dotted paths of all sections and settings in a file."""
     for name, section in data.items():
         yield str(name)
         if isinstance(section, dict):

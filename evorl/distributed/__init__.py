@@ -1,4 +1,4 @@
-"""Ranks and how they find each other: the only room that talks to other processes."""
+"""Ranks, rendezvous and collectives: the only package that communicates with other processes of a launch."""
 
 from evorl.distributed.placement import Placement
 from evorl.distributed.ranks import Launch, Peer, RankLost, Ranks, is_initialized, own_world, shutdown

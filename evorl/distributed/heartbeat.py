@@ -1,4 +1,4 @@
-"""Heartbeats that ranks leave for each other, so that the one that is missing can be named."""
+"""Heartbeats between ranks through a shared store, so that a missing rank can be named."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from evorl.system.processes import end_sibling, namespace, started_at
 INTERVAL = 1.0
 """Seconds between two heartbeats."""
 SILENT = 4 * INTERVAL
-"""A rank that has given none for so long is dead or stopped."""
+"""Seconds without a heartbeat after which a rank counts as dead or stopped."""
 
 TOGETHER = 2.0
-"""Seconds between ranks that meet with the same mistake."""
+"""Seconds within which ranks report the same error."""
 
 
 class Heartbeat:
-    """A thread that tells the other ranks every `interval` seconds that this one lives, and what it waits for."""
+    """A thread that publishes every `interval` seconds that this rank is alive and which collective it waits for."""
 
     def __init__(self, store: Store, rank: int, size: int, interval: float = INTERVAL) -> None:
         self.waits_for: str | None = None
@@ -42,10 +42,11 @@ class Heartbeat:
         Background(self._go_on, "heartbeats").start()
 
     def missing(self) -> str:
-        """Return in words which of the others failed to come; of those on this machine, the stopped ones will be ended.
+        """Describe which ranks failed to arrive; stopped ones on this machine are killed when this process exits.
 
-        A stopped process heeds nothing else, and its launcher would wait for it for another 30 seconds. It is ended
-        together with this process, as the launcher ends all others at the first end, before they could say a word.
+        A stopped process handles no signals, and its launcher would wait for it for another 30 seconds. It is killed
+        together with this process because the launcher ends all others at the first exit, before they could report
+        anything.
         """
         with contextlib.suppress(RuntimeError):
             before = self._read()
@@ -65,20 +66,20 @@ class Heartbeat:
         return "another rank died, and the launcher's store with it"
 
     def end(self, last_words: str) -> None:
-        """Tell the other ranks why this one ends."""
+        """Publish why this rank ends."""
         self._last_words = last_words
         with contextlib.suppress(RuntimeError):
             self._give()
 
     def last_words(self) -> str:
-        """Return why other ranks have ended, as far as they could tell."""
+        """Return the reasons that other ranks published for ending, or an empty string."""
         with contextlib.suppress(RuntimeError):
             reasons = {rank: beat["last_words"] for rank, beat in self._read().items()}
             return "; ".join(f"rank {rank}: {words}" for rank, words in reasons.items() if words)
         return ""
 
     def is_told_below(self, last_words: str, seconds: float = TOGETHER) -> bool:
-        """Return whether a rank below this one ends with the same words, now or some seconds later."""
+        """Return whether a lower rank ends with the same message, waiting up to `seconds`."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):
             while True:
@@ -90,7 +91,7 @@ class Heartbeat:
         return False
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        """Return the last heartbeat of every other rank that has ever sent one."""
+        """Return the last heartbeat of every other rank that has sent one."""
         others = [rank for rank in range(self._size) if rank != self._rank]
         return {rank: json.loads(self._store.get(str(rank))) for rank in others if self._store.check([str(rank)])}
 
@@ -108,6 +109,6 @@ class Heartbeat:
         self._store.set(str(self._rank), json.dumps(beat))
 
     def _go_on(self, over: threading.Event) -> None:
-        with contextlib.suppress(RuntimeError):  # The store is gone, and with it whoever could read.
+        with contextlib.suppress(RuntimeError):  # The store is gone, and its readers with it.
             while not over.wait(self._interval):
                 self._give()

@@ -1,4 +1,4 @@
-"""Accelerate's launcher for one machine, which no other machine can reach. A program of its own: see `main`."""
+"""Accelerate's launcher for one machine, unreachable from other machines. Run as a program: see `main`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LOOPBACK = "127.0.0.1"
 
 
 def main() -> None:
-    """Run `accelerate launch` with these arguments, with its store on the loopback interface alone.
+    """Run `accelerate launch` with these arguments and its store on the loopback interface only.
 
     torch's TCPStore listens on every interface, whatever address it is given, and anyone who reaches its port can read
-    and change what the ranks agree on. Given a socket, it listens on that one. The port is a free one, and stays taken
-    from the moment it is chosen.
+    and change the values that ranks exchange. Given a socket, it listens on that one only. The port is a free one,
+    bound from the moment it is chosen.
     """
     bound = socket.socket()
-    # It does not listen before the store does: Accelerate would take the port for another's.
+    # Bound but not listening until the store is: Accelerate would otherwise consider the port in use.
     bound.bind((LOOPBACK, 0))
     port = bound.getsockname()[1]
     store = partial(TCPStore, master_listen_fd=bound.detach())

@@ -1,6 +1,6 @@
-"""Ranks and how they agree. The only file that talks to Accelerate and torch.distributed.
+"""Ranks and their collectives. The only file that calls Accelerate and torch.distributed.
 
-Axes: R ranks, P agents, D all values of a flat buffer.
+Axes: R ranks, P agents, D all parameters of a flat buffer.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from evorl.system.provenance import cpu
 from evorl.types import RunFailed, UserError
 
 MAX_GATHERED = 2**18
-"""Gradients of up to so many values over all ranks are gathered rather than reduced."""
+"""CPU gradients of up to this many values over all ranks use all-gather instead of all-reduce."""
 
 
 class RankLost(RunFailed):
-    """Another rank died or hangs, so that a collective operation could not end."""
+    """Another rank died or hangs, so a collective operation could not complete."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of a launcher, whose attempts all have the same `name`; the first has not been `restarted`."""
+    """One launcher invocation; all its attempts share `name`, and all but the first are `restarted`."""
 
     name: str
     restarted: bool
@@ -46,7 +46,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank as it describes itself: its number on its host, the name of its GPU if any, and its kind of CPU."""
+    """A rank's description of itself: its local rank on its host, its GPU's name if any, and its CPU type."""
 
     local: int
     gpu: str
@@ -54,15 +54,15 @@ class Peer:
 
 
 class Ranks:
-    """The processes that Accelerate started.
+    """The processes started by Accelerate.
 
-    Every wait ends after `timeout` seconds, with RankLost over gloo; NCCL ends the process itself. `on_host` counts
-    the ranks of this machine, the first of which `leads_host`. `backend` is how they exchange, or what one process
-    computes on.
+    Every wait times out after `timeout` seconds, with RankLost over gloo; NCCL ends the process itself. `on_host`
+    counts the ranks of this machine, the first of which `leads_host`. `backend` is the collective backend, or the
+    device type of a single process.
     """
 
     def __init__(self, timeout: float = 300.0) -> None:
-        """Join the other ranks. Raises RankLost where they do not come, UserError where they cannot be found."""
+        """Join the other ranks. Raises RankLost if they do not arrive, UserError if they cannot be found."""
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
         self._heartbeat: Heartbeat | None = None
@@ -70,7 +70,7 @@ class Ranks:
         self.backend = "cuda" if torch.cuda.device_count() else "cpu"
         self.peers = [Peer(0, "", cpu())]
         if launched > 1 and "MASTER_ADDR" in os.environ:
-            # Where a rank dies while they meet, its launcher ends the others, which wait for it in C++.
+            # If a rank dies during the rendezvous, its launcher signals the others while they wait in C++.
             with signals_end_at_once():
                 meeting = _join(int(os.environ["RANK"]), launched, timeout)
             self._heartbeat, self.launch, self.backend, self.peers = meeting
@@ -89,7 +89,7 @@ class Ranks:
 
     @property
     def hosts(self) -> int:
-        """Return the number of machines that the ranks are on."""
+        """The number of machines that the ranks run on."""
         return sum(peer.local == 0 for peer in self.peers)
 
     @property
@@ -97,11 +97,11 @@ class Ranks:
         return self.rank == 0
 
     def average_(self, flat: Tensor, what: str = "the gradients") -> None:
-        """Replace `flat` [D] by its mean over ranks, with one collective."""
+        """Replace `flat` [D] by its mean over ranks, in one collective."""
         if self.size == 1:
             return
         with self._waiting(what):
-            # Gathering sends more than reducing but in one round instead of two: 1.3 against 2.0 ms for 6,000 values
+            # All-gather sends more than all-reduce but in one round, not two: 1.3 against 2.0 ms for 6,000 values
             # (2 ranks over gloo, mean of 400).
             if flat.numel() * self.size <= MAX_GATHERED and flat.device.type == "cpu":
                 everyones = flat.new_empty(self.size, flat.numel())
@@ -112,7 +112,7 @@ class Ranks:
         flat.div_(self.size)
 
     def gather(self, numbers: NDArray[np.float64], what: str = "the other ranks' counts") -> NDArray[np.float64]:
-        """Return every rank's numbers [R, ...]; all ranks give the same shape."""
+        """All-gather arrays of equal shape: [...] -> [R, ...]."""
         if self.size == 1:
             return numbers[None]
         mine = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64)).to(self.device)
@@ -122,7 +122,7 @@ class Ranks:
             return torch.stack(everyones).cpu().numpy()
 
     def gather_bytes(self, payload: bytes, what: str) -> list[bytes]:
-        """Return every rank's payload, on all ranks. Payloads may differ in length."""
+        """All-gather byte strings, which may differ in length."""
         if self.size == 1:
             return [payload]
         lengths = self.gather(np.array([float(len(payload))]), what)[:, 0].astype(int)
@@ -134,7 +134,7 @@ class Ranks:
         return [values[:length].cpu().numpy().tobytes() for values, length in zip(everyones, lengths, strict=True)]
 
     def broadcast_bytes(self, payload: bytes | None, what: str) -> bytes:
-        """Return the main process's payload, on all ranks."""
+        """Broadcast the main process's payload to all ranks."""
         if self.size == 1:
             assert payload is not None
             return payload
@@ -145,7 +145,7 @@ class Ranks:
         return values.cpu().numpy().tobytes()
 
     def from_main(self, compute: Callable[[], bytes], what: str) -> bytes:
-        """Return on all ranks what `compute` gives on the main process; a UserError there is raised on all ranks."""
+        """Return the main process's result of `compute` on all ranks; a UserError there is raised on all of them."""
         reply = b""
         if self.is_main:
             try:
@@ -158,17 +158,17 @@ class Ranks:
         return reply[1:]
 
     def differing(self, digest: str, what: str) -> list[int]:
-        """Return the ranks whose digest is not that of rank 0."""
+        """Return the ranks whose digest differs from that of rank 0."""
         digests = self.gather_bytes(digest.encode(), f"digests of {what}")
         return [rank for rank, other in enumerate(digests) if other != digests[0]]
 
     def assert_identical(self, digest: str, what: str) -> None:
-        """Raise RuntimeError, naming the ranks, unless all ranks hold the same digest."""
+        """Raise RuntimeError naming the ranks whose digest differs from that of rank 0."""
         if different := self.differing(digest, what):
             raise RuntimeError(f"rank {', '.join(map(str, different))} holds other {what} than rank 0")
 
     def raise_if_any_failed(self, problem: str, what: str) -> None:
-        """Raise UserError on all ranks where one has a problem; the first that has one prints it."""
+        """Raise UserError on all ranks if any has a problem; the first rank with a problem prints it."""
         for rank, payload in enumerate(self.gather_bytes(problem.encode(), what)):
             if payload:
                 raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
@@ -180,16 +180,16 @@ class Ranks:
         return torch.empty(0, dtype=torch.uint8, device=self.device)
 
     def end(self, last_words: str) -> None:
-        """Tell the other ranks why this one ends, so that they can say it."""
+        """Tell the other ranks why this one ends."""
         if self._heartbeat is not None:
             self._heartbeat.end(last_words)
 
     def last_words(self) -> str:
-        """Return why other ranks have ended, as far as they could tell."""
+        """Return the reasons that other ranks published for ending, or an empty string."""
         return "" if self._heartbeat is None else self._heartbeat.last_words()
 
     def wait_for_same(self, last_words: str) -> bool:
-        """Return whether a rank below this one ends for the same reason, as with a bug in everyone's environment."""
+        """Return whether a lower rank ends for the same reason, such as a bug in every rank's environment."""
         return self._heartbeat is not None and self._heartbeat.is_told_below(last_words)
 
     @contextmanager
@@ -211,31 +211,31 @@ class Ranks:
 
 
 def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
-    """Join the process group in which all ranks of this attempt meet, and return its backend and its peers.
+    """Rendezvous with all ranks of this attempt and initialise the process group.
 
-    Raises RankLost where they do not come.
+    Returns the heartbeat, the launch, the backend and the peers. Raises RankLost if the ranks do not arrive.
     """
     launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
     try:
         store = TCPStore(address, port, None, rank == 0 and not launcher_has_store, limit, wait_for_workers=False)
         local = int(os.environ.get("LOCAL_RANK", "0"))
-        # The launcher keeps one store over all its restarts: without a prefix, keys of the dead mislead the living.
+        # The launcher keeps one store over all restarts: without a prefix, ranks would read a dead attempt's keys.
         attempt, everyones = meet(store, rank, size, asdict(Peer(local, _own_gpu(local), cpu())), timeout)
         peers = [Peer(**one) for one in everyones]
         launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         if launcher_has_store:
-            # A process may train several times; the same training of a restarted attempt goes on with its directory.
+            # A process may train several times; after a restart, each training continues in its own directory.
             training = store.add(f"evorl/trainings/{identity()}", 1)
             first = store.compare_set(f"evorl/first/{training}", "", attempt).decode()
             launch = Launch(f"{launch_name(store)}/{training}", first != attempt)
         backend = choose_backend([peer.gpu for peer in peers])
         if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == size and (name := loopback()):
-            # gloo would listen on the interface that the host's name leads to, for the whole network.
+            # By default gloo listens on the interface of the host's name, open to the whole network.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         joined = PrefixStore(f"evorl/{attempt}", store)
         dist.init_process_group(backend, store=joined, rank=rank, world_size=size, timeout=limit)
-        # With a connection and a short deadline of their own, heartbeats need not wait for what else uses the store.
+        # A separate connection with a short timeout keeps heartbeats from waiting for other uses of the store.
         short = timedelta(seconds=min(timeout, SILENT))
         beats = TCPStore(address, port, None, False, short, wait_for_workers=False)
         return Heartbeat(PrefixStore(f"evorl/heartbeats-{attempt}", beats), rank, size), launch, backend, peers
@@ -247,42 +247,42 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str,
 
 
 def choose_backend(gpus: Sequence[str]) -> str:
-    """Return `nccl` where each rank has a GPU of its own, of which `gpus` are the names, else `gloo` for all ranks.
+    """Return `nccl` if every rank has a GPU of its own, given the names `gpus`, else `gloo` for all ranks.
 
-    One GPU cannot serve two ranks of one NCCL group, and ranks that chose for themselves would wait for each other.
+    One GPU cannot serve two ranks of one NCCL group, and ranks that chose separately could deadlock.
     """
     return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
 
 
 def loopback() -> str:
-    """Return the name of the network interface that leads nowhere else; empty where it is not known."""
+    """Return the name of the loopback network interface, or an empty string if unknown."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), "")
 
 
 def _own_gpu(local: int) -> str:
-    """Return the name of the GPU that Accelerate would give this rank; empty without one."""
+    """Return the UUID of the GPU that Accelerate would assign to this rank, or an empty string without one."""
     count = torch.cuda.device_count()
-    # Where a cluster shows each rank one GPU only, that is number 0 for all of them, and its name tells them apart.
+    # If a cluster exposes one GPU per rank, its index is 0 for all ranks; the UUID distinguishes them.
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
 def is_initialized() -> bool:
-    """Return whether this process has joined the other ranks."""
+    """Return whether this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def shutdown() -> None:
-    """Leave the process group; nothing can be exchanged any more."""
+    """Destroy the process group; no collective is possible afterwards."""
     if is_initialized():
         dist.destroy_process_group()
 
 
 @contextmanager
 def own_world() -> Iterator[None]:
-    """Leave the process group in the end, so that this process can train again, and Accelerate's state as it was.
+    """On exit, destroy the process group and restore Accelerate's state, so that this process can train again.
 
-    Raises UserError where the process has joined others before.
+    Raises UserError if the process has already joined a process group.
     """
     if is_initialized():
         raise UserError(

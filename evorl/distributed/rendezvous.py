@@ -1,8 +1,8 @@
-"""Rendezvous: the ranks of one attempt of a launch find each other in a store that outlives attempts.
+"""Rendezvous: the ranks of one launch attempt find each other in a store that outlives attempts.
 
-Launchers count restarts for themselves (`TORCHELASTIC_RESTART_COUNT` differs between hosts once a host has come or
-gone), and what dead attempts have written stays in the store. So the main process draws a name for the attempt, and
-says that it has begun once every rank has answered to that name with a name of its own.
+Launchers count restarts separately (`TORCHELASTIC_RESTART_COUNT` differs between hosts once a host has joined or left),
+and entries of dead attempts stay in the store. The main process therefore draws a name for the attempt, and declares it
+begun once every rank has answered under that name with a name of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import uuid
 from typing import Any, Protocol
 
 POLL = 0.02
-"""Seconds between two looks into the store."""
+"""Polling interval of the store in seconds."""
 CURRENT, LAUNCH = "evorl/attempt", "evorl/launch"
 
 
 class Store(Protocol):
-    """A key-value store that all ranks see."""
+    """A key-value store shared by all ranks."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -30,9 +30,9 @@ class Store(Protocol):
 
 
 def meet(store: Store, rank: int, size: int, mine: dict[str, Any], timeout: float) -> tuple[str, list[dict[str, Any]]]:
-    """Return the name of this attempt and what each of its ranks says of itself.
+    """Return the attempt's name and the self-description of each of its ranks.
 
-    `mine` is what this one says, as JSON. Raises TimeoutError where they are not all there after `timeout` seconds.
+    `mine` is this rank's JSON description. Raises TimeoutError if not all ranks arrive within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     own = uuid.uuid4().hex
@@ -47,7 +47,7 @@ def meet(store: Store, rank: int, size: int, mine: dict[str, Any], timeout: floa
         if store.check([CURRENT]):
             name = store.get(CURRENT).decode()
             if name != answered:
-                # Perhaps that of a dead attempt, whose main process can say no more: a newer name will come then.
+                # The name may be a dead attempt's, which never begins: then a newer name will replace it.
                 store.set(f"{name}/{rank}", answer)
                 answered = name
             if store.check([f"{name}/begun"]):
@@ -59,7 +59,7 @@ def meet(store: Store, rank: int, size: int, mine: dict[str, Any], timeout: floa
 
 
 def launch_name(store: Store) -> str:
-    """Return the name of the launch, which all its attempts have in common as long as its store lives."""
+    """Return the name of the launch, common to all its attempts while its store lives."""
     return store.compare_set(LAUNCH, "", uuid.uuid4().hex).decode()
 
 

@@ -1,4 +1,4 @@
-"""Signal handling: a process ends in order when it is told to, and if it cannot, all the same."""
+"""Signal handling: shut down cleanly on a signal, and exit forcibly if that does not succeed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from types import FrameType
 from evorl.system.console import say
 
 GRACE = 20.0
-"""Seconds from a signal to the end of a process that is stuck; launchers kill after 30."""
+"""Seconds from a signal to the forced exit of a stuck process; launchers kill after 30."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
-"""The environment variable of a process that `accelerate launch` started."""
+"""Environment variables set in processes started by `accelerate launch`."""
 
 
 _held: list[int] | None = None
-"""The signals that wait for the end of a block, where one runs that they must not break off."""
+"""Signals deferred until the end of a `signals_wait` block; None outside of one."""
 
 
 class Interrupted(SystemExit):
-    """This process was told to end; the exit code is 128 and the signal's number, as shells have it."""
+    """This process was told to end; the exit code is 128 plus the signal number, as in shells."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -35,10 +35,10 @@ class Interrupted(SystemExit):
 
 @contextmanager
 def signal_handlers() -> Iterator[None]:
-    """Raise Interrupted in the main thread at SIGTERM, Ctrl-C or a closed terminal; a lost launcher is like SIGTERM.
+    """Raise Interrupted in the main thread at SIGTERM, Ctrl-C or a closed terminal, or when the launcher dies.
 
-    Only the first signal counts, so that ending in order is not itself broken off. Whoever has not ended GRACE seconds
-    later is stuck where no signal reaches it, and is ended from a thread.
+    Only the first signal counts, so that the shutdown itself is not interrupted. A process still running GRACE seconds
+    later is stuck where no signal reaches it, and a thread exits it.
     """
     received = threading.Event()
 
@@ -67,7 +67,7 @@ def signal_handlers() -> Iterator[None]:
         for number in handled:
             signal.signal(number, before[number])
         signal.set_wakeup_fd(old_descriptor)
-        # Closing would not do while a forked child, such as an environment's process, still holds its copy.
+        # Closing is not enough while a forked child, such as an environment's process, holds a copy.
         writer.shutdown(socket.SHUT_WR)
         writer.close()
         watch.join()
@@ -76,7 +76,7 @@ def signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Let a signal wait for the end of a block that it must not break off."""
+    """Defer signals to the end of a block that must not be interrupted."""
     global _held
     outer, _held = _held, []
     try:
@@ -91,9 +91,9 @@ def signals_wait() -> Iterator[None]:
 
 @contextmanager
 def signals_end_at_once() -> Iterator[None]:
-    """Let a signal end this process where it is.
+    """Restore the default action of signals, which ends this process immediately.
 
-    For waits in C++ that no handler can break off, while there is nothing yet to end in order.
+    For waits in C++ that no handler can interrupt, while there is nothing to clean up yet.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -109,19 +109,19 @@ def signals_end_at_once() -> Iterator[None]:
 
 
 def _heeded() -> list[signal.Signals]:
-    """Return the signals that are not ignored: what `nohup` had ignored stays so."""
+    """Return the signals that are not ignored: those that `nohup` ignores stay ignored."""
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _forget(handled: list[signal.Signals]) -> None:
-    """Let a forked child end by signals as usual, and do not report them to the parent's thread."""
+    """Restore default signal handling in a forked child, and stop reporting its signals to the parent's thread."""
     signal.set_wakeup_fd(-1)
     for number in handled:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _watch(reader: socket.socket, signals: set[int]) -> None:
-    """Wait for a signal or the launcher's end, and then for the process to follow; return when it is done itself."""
+    """Wait for a signal or the launcher's death, then force an exit after GRACE; return once handlers are closed."""
     launcher = os.getppid() if any(name in os.environ for name in LAUNCHED) else None
     number = 0
     while not number:

@@ -1,8 +1,8 @@
-"""Threads beside the main one: evorl's own end before their process does, and others cannot keep it from ending.
+"""Background threads: evorl's own end before the process does, and others cannot keep it from exiting.
 
-A thread that waits inside a C++ call when the interpreter ends cannot return from it, and the whole process aborts
-(`terminate called without an active exception`), whatever it has achieved. A thread that is no daemon keeps the
-interpreter waiting until it returns, and an environment or a library may have started one that never does.
+A thread that waits inside a C++ call when the interpreter exits cannot return from it, and the whole process aborts
+(`terminate called without an active exception`), even after successful work. A non-daemon thread keeps the interpreter
+waiting until it returns, and an environment or a library may have started one that never does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Callable
 from evorl.system.console import say
 
 PATIENCE = 6.0
-"""Seconds that the end of a process waits for its threads: more than their calls to a store can last (heartbeat.py)."""
+"""Seconds that a process waits for its threads at exit: more than a call to a store can take (heartbeat.py)."""
 
 END_WITHIN = 5.0
-"""Seconds that other threads have to end once the main thread has."""
+"""Seconds that other threads have to end after the main thread."""
 
 
 class Background(threading.Thread):
-    """A thread that does `work`, which returns soon after the event that it is given is set."""
+    """A daemon thread that runs `work`, which must return soon after the event passed to it is set."""
 
     def __init__(self, work: Callable[[threading.Event], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -33,7 +33,7 @@ class Background(threading.Thread):
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Start, and be stopped at the latest when the interpreter ends."""
+        """Start the thread; it is stopped at the latest when the interpreter exits."""
         atexit.unregister(end_background)
         atexit.register(end_background)
         super().start()
@@ -42,12 +42,12 @@ class Background(threading.Thread):
         self._work(self._over)
 
     def stop(self) -> None:
-        """Ask the work to return."""
+        """Signal the work to return."""
         self._over.set()
 
 
 def end_background(patience: float = PATIENCE) -> list[str]:
-    """Stop all such threads of this process and wait for them; gives the names of those that do not end."""
+    """Stop all background threads of this process and join them; return the names of those still running."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, Background)]
     for thread in threads:
         thread.stop()
@@ -58,7 +58,7 @@ def end_background(patience: float = PATIENCE) -> list[str]:
 
 
 def end_now(code: int) -> None:
-    """End this process with an exit code, whatever its threads do."""
+    """Exit this process with a code immediately, whatever its threads do."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -66,9 +66,9 @@ def end_now(code: int) -> None:
 
 
 class LastWatch(threading.Thread):
-    """A thread that names those who keep the interpreter from ending, and ends the process with `code` all the same.
+    """A thread that names the threads that block the interpreter's exit, and then exits the process with `code`.
 
-    Without a code, as in a script of the user's own, it only names them.
+    Without a code, as in a user's own script, it only names them.
     """
 
     def __init__(self, code: int | None, seconds: float) -> None:
@@ -95,12 +95,12 @@ _last_watch: LastWatch | None = None
 
 
 def limit_end(code: int | None, seconds: float = END_WITHIN) -> None:
-    """Let the interpreter wait at most so many seconds for other threads when it ends, and then end with `code`.
+    """Limit the interpreter's wait for other threads at exit to some seconds, then exit with `code`.
 
-    With no code it waits on, but the threads are named.
+    Without a code the wait is not limited, but the threads are named.
     """
     global _last_watch
-    # A thread of the parent's does not live on in a forked process.
+    # The parent's threads do not exist in a forked process.
     if _last_watch is not None and _last_watch.is_alive():
         _last_watch.code = code
     else:

@@ -1,4 +1,4 @@
-"""Output on the terminal, whose reader may leave before the run ends."""
+"""Terminal output that survives a reader who leaves before the run ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evorl.config.errors import on_one_line
 from evorl.types import EvorlWarning
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
-"""Errors that mean that nobody reads any more: the other end of a pipe or a terminal is closed."""
+"""Errors of a closed reader: the other end of a pipe or a terminal is gone."""
 
 
 class Terminal:
-    """stderr, as a file that raises nothing: a reader that left, as `tee` does at Ctrl-C, must not end a run."""
+    """stderr as a file that never raises: a closed reader, such as `tee` after Ctrl-C, must not end a run."""
 
     encoding = "utf-8"
 
@@ -29,15 +29,15 @@ class Terminal:
             sys.stderr.flush()
         except OSError as error:
             if error.errno not in GONE:
-                return len(text)  # A disk that is full now may have room again when the next line comes.
-            # What stands in buffers, and what others still say there, goes nowhere from now on.
+                return len(text)  # A full disk may have room again for the next line.
+            # Discard buffered text and all later output of other writers too.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stderr.fileno())
             os.close(nowhere)
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: every write is followed by a flush."""
+        """Do nothing: every write flushes."""
 
     def isatty(self) -> bool:
         return sys.stderr.isatty()
@@ -47,19 +47,19 @@ class Terminal:
 
 
 def escape_stdout() -> None:
-    """Print letters that the terminal's encoding lacks as escapes, as stderr does, instead of raising an error."""
+    """Print characters that the terminal's encoding lacks as escapes, as stderr does, instead of raising."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of a table as lines whose columns stand below each other."""
+    """Return table rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def digits(value: float) -> str:
-    """Return a return or a fitness with as many digits as are of use, also where returns are below 1."""
+    """Format a return or a fitness with a useful number of digits, also below 1."""
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
@@ -70,7 +70,7 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def warnings_on_one_line(suffix: str = "") -> Iterator[None]:
-    """Print each warning of evorl on one line with a suffix, as often as it is given: Python prints equal ones once."""
+    """Print every evorl warning on one line with a suffix, including repeated ones, which Python would drop."""
     usual = warnings.formatwarning
 
     def line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:

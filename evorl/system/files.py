@@ -1,6 +1,6 @@
-"""Files that are whole or not there, never reached through a link, and a lock on a directory.
+"""Atomic file writes, reads that never follow links, and a lock on a directory.
 
-All that a run's directory holds, and all that commands write, is opened here.
+All files of a run's directory, and all files that commands write, are opened here.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from evorl.system.memory import check_room
 from evorl.types import UserError
 
 MAX_LINE = 2**27
-"""Bytes of the longest line that is read; the metrics of 65,536 agents take some 80 MB."""
+"""Maximum line length in bytes; the metrics of 65,536 agents take some 80 MB."""
 BLOCK = 2**18
-"""Bytes that are read at a time from a file of lines."""
+"""Read size in bytes for files of lines."""
 FIRST_BLOCK = 2**16
-"""Bytes that are read first from the end of a file."""
+"""Size in bytes of the first read from the end of a file."""
 WANDB = "wandb"
-"""The directory that W&B makes in a run's."""
+"""The directory that W&B creates in a run's directory."""
 CHECKPOINTS = "checkpoints"
 
 
 def write_atomically(path: Path, payload: bytes | Iterable[bytes]) -> None:
-    """Write a payload, or its parts one by one, so that the file appears whole or not at all, also after a crash.
+    """Write a payload, or its parts in order, so that the file appears complete or not at all, even after a crash.
 
     Raises OSError.
     """
@@ -45,9 +45,9 @@ def write_atomically(path: Path, payload: bytes | Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that replaces `path` once it is written; after an exception `path` is unchanged.
+    """Yield a new file that atomically replaces `path` when closed; after an exception `path` is unchanged.
 
-    Raises OSError where `path` is a link, a pipe, a device or a directory.
+    Raises OSError if `path` is a link, a pipe, a device or a directory.
     """
     _refuse_special(path)
     temporary = path.with_name(f".{path.name}.partial")
@@ -63,14 +63,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_through(path: Path, payload: bytes | Iterable[bytes]) -> None:
-    """Write a new file and wait until the disk has it; a file of the same name is removed first. Raises OSError."""
+    """Write a new file and sync it to disk; a file of the same name is removed first. Raises OSError."""
     with _new_file(path) as file:
         file.writelines([payload] if isinstance(payload, bytes) else payload)
 
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file, which is synced to the disk in the end."""
+    """Yield a new file that is synced to disk on exit."""
     path.unlink(missing_ok=True)
     with BufferedWriter(open_file(path, "xb")) as file:
         yield file
@@ -79,17 +79,17 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a small JSON file that a person can read."""
+    """Atomically write a small human-readable JSON file."""
     write_atomically(path, json_bytes(value))
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return JSON that a person can read; equal values give equal bytes."""
+    """Return indented JSON; equal values give equal bytes."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def make_directory(path: Path, fresh: bool = False) -> None:
-    """Make a directory and those above it, so that they last. Raises FileExistsError where it should be `fresh`."""
+    """Create a directory and its parents, durably. Raises FileExistsError if it exists and must be `fresh`."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     for directory in reversed(missing[1:]):
         directory.mkdir(exist_ok=True)
@@ -100,7 +100,7 @@ def make_directory(path: Path, fresh: bool = False) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove whatever is there, as far as that can be done: opening a pipe, as `rmtree` does, would wait for ever."""
+    """Remove a path of any kind, ignoring errors; unlike `rmtree`, it never opens a pipe, which would block forever."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -109,19 +109,19 @@ def remove(path: Path) -> None:
 
 
 def settle(*directories: Path) -> None:
-    """Make the names in these directories last that whoever was killed here may have left to chance."""
+    """Sync these directories, in case a killed process left renames in them unsynced."""
     for directory in directories:
         if directory.is_dir():
             sync_directory(directory)
 
 
 def reason(error: OSError, path: Path) -> str:
-    """Return where and why the system refused; for a lock it does not say where."""
+    """Return the path and the reason of an OSError; lock errors do not name the path themselves."""
     return f"{error.filename or path}: {error.strerror}"
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside a directory last."""
+    """Make renames inside a directory durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -134,30 +134,30 @@ def digest(payload: bytes) -> str:
 
 
 def entry(payload: bytes) -> dict[str, Any]:
-    """Return a manifest's entry for a file with these bytes."""
+    """Return the manifest entry of a file with these bytes."""
     return {"size": len(payload), "sha256": digest(payload)}
 
 
 def entry_of(path: Path) -> dict[str, Any]:
-    """Return a manifest's entry for this file, which is read piece by piece. Raises OSError."""
+    """Return the manifest entry of this file, hashed in chunks. Raises OSError."""
     with _open(path) as file:
         return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def read_bounded(path: Path) -> bytes:
-    """Return all bytes of a file that memory has room for. Raises OSError, and UserError where it is too large."""
+    """Read a whole file if memory suffices. Raises OSError, and UserError if it is too large."""
     with _open(path) as file:
         check_room(os.fstat(file.fileno()).st_size, str(path))
         try:
             return file.read()
-        except MemoryError as error:  # There may be a limit that nothing tells of beforehand.
+        except MemoryError as error:  # There may be a limit that cannot be queried.
             raise UserError(f"{path}: does not fit into the memory that there is") from error
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a file from an offset on, one by one, with their ends; the last one may have none.
+    """Yield the lines of a file from a byte offset on, with their line ends; the last one may have none.
 
-    Raises OSError, and UserError where a line is longer than `MAX_LINE`.
+    Raises OSError, and UserError if a line is longer than `MAX_LINE`.
     """
     with _open(path, BLOCK) as file:
         file.seek(offset)
@@ -167,11 +167,11 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[bytes]:
 
 
 def read_lines_backwards(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file as `read_lines` does, the last one first: for one line, only the file's end is read."""
+    """Yield the lines of a file like `read_lines`, last line first; reads only as much of the file's end as needed."""
     with _open(path, BLOCK) as file:
         place, rest = os.fstat(file.fileno()).st_size, b""
         while place:
-            # Twice as much each time, so that a long line is not joined from many blocks.
+            # Double the size each time, so that a long line is not joined from many blocks.
             size = min(place, max(FIRST_BLOCK, len(rest)))
             place -= size
             file.seek(place)
@@ -188,12 +188,12 @@ def _check_line(path: Path, length: int) -> None:
 
 
 def _open(path: Path, buffer: int = DEFAULT_BUFFER_SIZE) -> BufferedReader:
-    """Open a file for reading. Raises OSError, also where it is a link, a pipe or a device."""
+    """Open a file for reading. Raises OSError, also for a link, a pipe or a device."""
     return BufferedReader(open_file(path, "rb"), buffer)
 
 
 def open_file(path: Path, mode: Literal["rb", "xb", "ab", "a+b"]) -> FileIO:
-    """Open a file without a buffer. Raises OSError, also where it is a link, a pipe or a device."""
+    """Open a file without a buffer. Raises OSError, also for a link, a pipe or a device."""
     _refuse_special(path)
     file = open(path, mode, buffering=0, opener=_no_link)  # noqa: SIM115 (a path's own `open` takes no opener)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -203,12 +203,12 @@ def open_file(path: Path, mode: Literal["rb", "xb", "ab", "a+b"]) -> FileIO:
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Open a file, whatever has taken its place since it was checked: no link is followed, no pipe is waited for."""
+    """Open without following links or blocking on pipes, in case the path was replaced since it was checked."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _refuse_special(path: Path) -> None:
-    """Raise OSError where there is something that is not a file."""
+    """Raise OSError if the path exists and is not a regular file."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
@@ -218,16 +218,16 @@ def _refuse_special(path: Path) -> None:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Raise UserError where one of the paths is a symbolic link, by which a directory could reach out of itself."""
+    """Raise UserError if one of the paths is a symbolic link, which could lead out of the run's directory."""
     for path in paths:
         if path.is_symlink():
             raise UserError(f"{path}: is a symbolic link, which a run's directory may not hold; put the real one there")
 
 
 def refuse_links_within(run: Path) -> None:
-    """Raise UserError where a run's directory holds a link, a pipe or a device at any depth.
+    """Raise UserError if a run's directory contains a link, a pipe or a device at any depth.
 
-    The links that W&B makes are left out, and the files of checkpoints: those are checked one by one when they are
+    Exempt are the links that W&B creates, and the files of checkpoints: those are checked one by one when they are
     used, and a damaged checkpoint is no reason to refuse the one before it.
     """
     folders = [run]
@@ -245,13 +245,13 @@ def refuse_links_within(run: Path) -> None:
                     elif path != run / CHECKPOINTS:
                         folders.append(path)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # A run that trains replaces files meanwhile.
+            continue  # A training run may be replacing files.
         except OSError as error:
             raise UserError(f"{reason(error, run)}: what a run's directory holds must be seen") from error
 
 
 def _is_wandbs(link: Path, run: Path) -> bool:
-    """Return whether W&B made a link: to its newest run and its logs, or to its service's log in the user's cache."""
+    """Return whether W&B made a link: to its newest run and logs, or to its service's log in the user's cache."""
     place = link.relative_to(run).parts
     if place[0] != WANDB or len(place) == 1:
         return False
@@ -261,23 +261,22 @@ def _is_wandbs(link: Path, run: Path) -> bool:
 
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
-"""The locks that this process holds."""
+"""The locks held by this process."""
 
 
 class Lock:
-    """A lock on a directory that one process holds until it ends, however it ends.
+    """An exclusive lock on a directory, held until the process releases it or ends, however it ends.
 
-    It is taken by flock(2) on the file `.lock`, so it belongs to this open file and not to the process: a POSIX record
-    lock would be lost as soon as the process closes any other descriptor of that file, such as one that has read who
-    owns it. The system releases it with the last copy of the descriptor. Programs that this process starts get no copy,
-    and a forked child closes its own at once: an environment's process that outlives its rank keeps no lock. Over NFS,
-    Linux turns it into a lock of the server, which other hosts see.
-
-    The file says who was last let in.
+    It uses flock(2) on the file `.lock`, so it belongs to this open file and not to the process: a POSIX record lock
+    would be lost as soon as the process closes any other descriptor of that file, such as one used to read the owner.
+    The system releases it with the last copy of the descriptor. Programs started by this process get no copy, and a
+    forked child closes its own immediately: an environment's process that outlives its rank keeps no lock. Over NFS,
+    Linux turns it into a server lock that other hosts see.
+    The file records the last owner.
     """
 
     def __init__(self, directory: Path, wait: float) -> None:
-        """Take the lock. Raises UserError where another process keeps it for `wait` seconds, OSError."""
+        """Acquire the lock. Raises UserError if another process holds it for `wait` seconds, and OSError."""
         self.path = directory / ".lock"
         self._file = open_file(self.path, "a+b")
         _held.add(self)
@@ -299,21 +298,21 @@ class Lock:
             raise
 
     def sign(self, owner: dict[str, Any]) -> None:
-        """Note who uses the directory from now on."""
+        """Record the new owner of the directory."""
         self._file.truncate(0)
         self._file.write(json.dumps(owner).encode())
-        os.fsync(self._file.fileno())  # Or other hosts would not see whose it is.
+        os.fsync(self._file.fileno())  # Otherwise other hosts would not see the owner.
         sync_directory(self.path.parent)
 
     def release(self) -> None:
-        """Release the lock, also where something else still has a copy of its descriptor."""
+        """Release the lock, even if another process still has a copy of its descriptor."""
         if not self._file.closed:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
     def let_go(self) -> None:
-        """Close this process's copy of the descriptor; the process that it was copied from keeps the lock."""
+        """Close this process's copy of the descriptor; the process that it was inherited from keeps the lock."""
         self._file.close()
 
 
@@ -326,7 +325,7 @@ os.register_at_fork(after_in_child=_close_copies)
 
 
 def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
-    """Try to take a lock of this kind; return whether nobody else has one that excludes it. Raises OSError."""
+    """Try to acquire a lock of this kind; return whether no conflicting lock is held. Raises OSError."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -335,7 +334,7 @@ def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a process holds the lock on a directory; where there is no lock to be had, none does."""
+    """Return whether a process holds the lock on a directory; False if the lock file cannot be opened."""
     try:
         with _open(directory / ".lock") as file:
             return not _flock(file, fcntl.LOCK_SH)
@@ -344,17 +343,17 @@ def is_locked(directory: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of all files in a directory, without those that links lead to."""
+    """Return the total size in bytes of all files in a directory, without following links."""
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:
-            with contextlib.suppress(OSError):  # A run that trains removes its older checkpoints.
+            with contextlib.suppress(OSError):  # A training run may be removing old checkpoints.
                 size += (Path(folder) / name).lstat().st_size
     return size
 
 
 def read_owner(directory: Path) -> dict[str, Any]:
-    """Return who holds the lock on a directory or held it last; empty where that is not known."""
+    """Return the current or last owner of a directory's lock, or an empty dictionary if unknown."""
     try:
         with _open(directory / ".lock") as file:
             owner = json.loads(file.read(10_000))

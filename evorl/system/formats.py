@@ -1,4 +1,4 @@
-"""Agents and tensors as bytes and back. Nothing here pickles or unpickles, and nothing that is read is trusted."""
+"""Serialisation of agents and tensors (safetensors). Nothing is pickled, and no input is trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evorl.types import ROLES, Agent, AgentState, Architecture, Roles, Tensors, 
 
 
 def _small(value: object) -> object:
-    """Raise ValueError for a mapping of many entries, of which each that is wrong would leave an error in memory."""
+    """Raise ValueError for a mapping with over 100 entries: every invalid one would leave an error in memory."""
     if isinstance(value, dict) and len(value) > 100:
         raise ValueError("has more than 100 entries")
     return value
@@ -29,7 +29,7 @@ Number = Annotated[int, Field(ge=0, le=10**15)]
 
 
 class Description(TypedDict):
-    """Everything about an agent but its tensors, as JSON has it."""
+    """An agent without its tensors, as JSON."""
 
     id: Number
     parent: Number | None
@@ -43,21 +43,21 @@ class Description(TypedDict):
 
 
 Description.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)  # type: ignore[attr-defined]
-# Where it fails at once, millions of empty descriptions do not each leave an error in memory.
+# Fail fast: otherwise each of millions of empty descriptions would leave an error in memory.
 DESCRIPTIONS = TypeAdapter(Annotated[list[Description], FailFast()])
-"""The validator of what a file says of its agents."""
+"""Validator of the agent descriptions in a file."""
 
 
 Shape = tuple[int, ...]
 NUMBERS = TypeAdapter(dict[str, int])
 MAX_HEADER_BYTES = 2**23
-"""Bytes of a header: room for 60,000 tensors. Reading one takes 30 times its size and 0.2 s for each MB."""
+"""Maximum header size in bytes: room for 60,000 tensors. Parsing takes 30 times the size and 0.2 s per MB."""
 UNREADABLE = (SafetensorError, ValueError, KeyError, IndexError, TypeError, RuntimeError)
-"""The errors for bytes that are no such file; a RuntimeError for shapes and nesting without bounds."""
+"""Errors raised for malformed files; RuntimeError for unbounded shapes and nesting."""
 
 
 def encode_agents(agents: Sequence[Agent]) -> bytes:
-    """Encode agents as safetensors, with their descriptions in its header; `decode_agents` reads it back."""
+    """Encode agents as safetensors, with their descriptions in the header; inverse of `decode_agents`."""
     tensors = {
         f"{index}/{module}/{role}/{name}": value.contiguous()
         for index, agent in enumerate(agents)
@@ -75,11 +75,11 @@ def encode_agents(agents: Sequence[Agent]) -> bytes:
 
 
 def decode_agents(payload: bytes, where: str) -> list[Agent]:
-    """Return the agents in `payload`; errors say `where` it came from. Raises UserError."""
+    """Decode the agents in `payload`; error messages name its origin `where`. Raises UserError."""
     try:
         descriptions = DESCRIPTIONS.validate_json(_metadata(payload)["agents"])
         tensors: list[dict[str, Roles]] = [{} for _ in descriptions]
-        # In an order of its own: the library's changes from run to run, and mutations draw noise tensor by tensor.
+        # Sorted: the library's order varies between runs, and mutations draw noise tensor by tensor.
         for key, value in sorted(load(payload).items()):
             index, module, role, name = key.split("/", 3)
             if role not in ROLES or not index.isdecimal():
@@ -87,7 +87,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
             tensors[int(index)].setdefault(module, {}).setdefault(role, {})[name] = value
         for roles in (roles for agent in tensors for roles in agent.values()):
             for role in ROLES:
-                if role != "target":  # Which not every network has; the others may be empty.
+                if role != "target":  # Not every network has a target; the other roles may be empty.
                     roles.setdefault(role, {})
         return [Agent(**described, tensors=own) for described, own in zip(descriptions, tensors, strict=True)]
     except ValidationError as error:
@@ -99,7 +99,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
 
 
 def header_bytes(agent: Agent, tensors: Sequence[tuple[str, str, str, Shape]], agents: int) -> int:
-    """Return an upper bound on an agent's part of the header that `encode_agents` writes for so many agents.
+    """Return an upper bound on one agent's part of the header that `encode_agents` writes for `agents` agents.
 
     `tensors` are the module, role, name and shape of each of its tensors.
     """
@@ -108,12 +108,12 @@ def header_bytes(agent: Agent, tensors: Sequence[tuple[str, str, str, Shape]], a
         f"{place}/{module}/{role}/{name}": {"dtype": "F32", "shape": shape, "data_offsets": [largest, largest]}
         for module, role, name, shape in tensors
     }
-    # Descriptions are JSON within JSON; fitness, counts and the record of a mutation make them longer later on.
+    # Descriptions are JSON within JSON, and grow with fitness, counts and the mutation record.
     return len(json.dumps(entries, separators=(",", ":"))) + len(json.dumps(json.dumps(agent.describe()))) + 500
 
 
 def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
-    """Encode tensors as safetensors, with numbers in its header; `decode_tensors` reads it back."""
+    """Encode tensors as safetensors, with numbers in the header; inverse of `decode_tensors`."""
     return save(
         {name: value.cpu().contiguous() for name, value in tensors.items()},
         metadata={"numbers": json.dumps(dict(numbers))},
@@ -121,7 +121,7 @@ def encode_tensors(tensors: Tensors, numbers: Mapping[str, int]) -> bytes:
 
 
 def decode_tensors(payload: bytes, where: str) -> tuple[Tensors, dict[str, int]]:
-    """Return what `encode_tensors` made; errors say `where` it came from. Raises UserError."""
+    """Decode the output of `encode_tensors`; error messages name its origin `where`. Raises UserError."""
     try:
         numbers = NUMBERS.validate_json(_metadata(payload)["numbers"])
         return load(payload), numbers
@@ -130,7 +130,7 @@ def decode_tensors(payload: bytes, where: str) -> tuple[Tensors, dict[str, int]]
 
 
 def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shape, torch.dtype]], where: str) -> None:
-    """Raise UserError unless exactly the expected tensors are there, in their shapes and types."""
+    """Raise UserError unless `found` has exactly the expected tensors, with the expected shapes and dtypes."""
     for name in sorted(found.keys() ^ expected.keys()):
         raise UserError(f"{where}: tensor {name[:80]!r} is {'not expected here' if name in found else 'missing'}")
     for name, (shape, dtype) in expected.items():
@@ -142,14 +142,14 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shap
 
 
 def _metadata(payload: bytes) -> dict[str, Any]:
-    """Return the metadata in the header of safetensors."""
+    """Return the metadata in a safetensors header."""
     size = _header_size(payload)
     metadata: dict[str, Any] = json.loads(payload[8 : 8 + size])["__metadata__"]
     return metadata
 
 
 def _header_size(payload: bytes) -> int:
-    """Return the size of the header of safetensors. Raises ValueError where it is longer than any that is read."""
+    """Return the size of a safetensors header. Raises ValueError if it exceeds the maximum or the file."""
     size = int.from_bytes(payload[:8], "little")
     if size > min(MAX_HEADER_BYTES, len(payload) - 8):
         raise ValueError(f"its header cannot have {size} bytes")

@@ -1,4 +1,4 @@
-"""JSON that others may have written."""
+"""Safe parsing of untrusted JSON."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from evorl.config.plain import check_text, check_whole
 
 SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9]{19}")
-"""Lone surrogates and whole numbers beyond 64 bits look so. Most JSON has neither, and its values need no check."""
+"""Matches possible lone surrogates and integers beyond 64 bits. Most JSON has neither and needs no further check."""
 
 
 def parse_json(payload: bytes) -> Any:
-    """Return the value of JSON. Raises ValueError for what is none, or what no run writes.
+    """Parse JSON. Raises ValueError for invalid JSON, and for values that no run writes.
 
-    That is text with a lone surrogate, which no file or terminal takes, a whole number beyond 64 bits, and brackets
-    within each other without end.
+    Those are text with a lone surrogate, which no file or terminal accepts, integers beyond 64 bits, and unbounded
+    nesting.
     """
     try:
         value = json.loads(payload)
@@ -28,7 +28,7 @@ def parse_json(payload: bytes) -> Any:
 
 
 def _check(value: Any) -> None:
-    """Raise ValueError for a lone surrogate or a whole number beyond 64 bits."""
+    """Raise ValueError for a lone surrogate or an integer beyond 64 bits."""
     if isinstance(value, str):
         check_text(value)
     elif isinstance(value, int):

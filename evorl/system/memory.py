@@ -1,4 +1,4 @@
-"""Free memory for this process: of the machine, of its control group, or of a GPU."""
+"""Free memory for this process: of the machine, of its control group (cgroup), or of a GPU."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from evorl.types import UserError
 
 GROUPS = Path("/sys/fs/cgroup")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""The numbers of two options of glibc's `mallopt`."""
+"""Option numbers of glibc's `mallopt`."""
 KEPT = 2**25
-"""The largest block that is kept, which is the largest that glibc takes."""
+"""Size in bytes up to which freed blocks are kept: the maximum that glibc accepts."""
 
 
 def check_room(
     size: int, where: str, *, copies: int = 2, device: torch.device | str = "cpu", processes: int = 1
 ) -> None:
-    """Raise UserError unless `processes` of this host can each take so many copies of `size` bytes.
+    """Raise UserError unless each of `processes` processes on this host can allocate `copies` copies of `size` bytes.
 
-    What is read from a file is taken apart: hence two. `where` names the file or setting that asks for them.
+    The default of two copies is for data that is read from a file and then parsed. `where` names the file or setting
+    that needs the memory.
     """
     device = torch.device(device)
     free, owner = free_memory(device), "GPU memory" if device.type == "cuda" else "memory"
@@ -35,10 +36,10 @@ def check_room(
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep blocks that are freed, where it is the C library.
+    """Make glibc, if it is the C library, keep freed blocks.
 
-    Else it gives those of some MB back to the kernel, which clears every page before its next use: 3,500 pages and 8 of
-    80 ms for an update of 8 SAC agents of [256, 256].
+    Otherwise it returns blocks of some MB to the kernel, which clears every page before its next use: 3,500 pages and 8
+    of 80 ms for an update of 8 SAC agents of [256, 256].
     """
     with contextlib.suppress(OSError, AttributeError):
         change = ctypes.CDLL(None).mallopt
@@ -47,17 +48,17 @@ def keep_freed_memory() -> None:
 
 
 def free_memory(device: torch.device, groups: Path = GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the bytes that this process can still take on a device."""
+    """Return the free memory in bytes that this process can allocate on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership)])
 
 
 def _left_in_groups(groups: Path, membership: Path) -> list[int]:
-    """Return what is left of the limits of the control groups that this process is in, of both versions."""
+    """Return the free bytes under the memory limits of this process's cgroups, versions 1 and 2."""
     left = []
     for root, path, limit, usage, cache in _memory_groups(groups, membership):
-        # A container may see its own group as the root, although its path is that of the host.
+        # A container may see its own cgroup as the root, although the path is the host's.
         places = [root / path, *(root / path).parents] if (root / path).is_dir() else [root]
         for place in places:
             if not place.is_relative_to(root):
@@ -65,15 +66,15 @@ def _left_in_groups(groups: Path, membership: Path) -> list[int]:
             try:
                 most, used = int((place / limit).read_text()), int((place / usage).read_text())
                 lines = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-                # Pages of files that nobody has used lately are given back before a process is ended.
+                # The kernel reclaims inactive file pages before it kills a process.
                 left.append(max(0, most - used + int(lines.get(cache, 0))))
-            except (OSError, ValueError):  # No limit at all is the word `max`.
+            except (OSError, ValueError):  # No limit is written as `max`.
                 continue
     return left
 
 
 def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str, str, str]]:
-    """Return where each version of control groups keeps this process's limit, usage and what of it is cache."""
+    """Return where each cgroup version keeps this process's memory limit, usage, and inactive file cache."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:

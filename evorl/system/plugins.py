@@ -1,4 +1,4 @@
-"""A user's own modules: environments and networks that a configuration names."""
+"""Import of user modules: environments and networks named by a configuration."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from evorl.config.errors import shown
 from evorl.types import UserError
 
 SCRIPT = "__main__:"
-"""Before the name of what stands in a script or a notebook."""
+"""Prefix of names defined in a script or a notebook."""
 
 
 def import_from_here(module: str) -> ModuleType:
-    """Import a module that may lie in the working directory, where the user launched. Raises ImportError."""
+    """Import a module, also from the working directory of the launch. Raises ImportError."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -24,12 +24,15 @@ def import_from_here(module: str) -> ModuleType:
     except ImportError:
         raise
     except Exception as error:
-        # Whatever the module itself does wrong; relative and empty names raise TypeError and ValueError.
+        # Any error of the module itself; relative and empty names raise TypeError and ValueError.
         raise ImportError(f"{type(error).__name__} in {module!r}: {error}") from error
 
 
 def name_of(factory: Any) -> str:
-    """Return the `module:name` by which other processes find a class or function. Raises UserError where none can."""
+    """Return the `module:name` by which other processes can import a class or function.
+
+    Raises UserError if it cannot be imported by name.
+    """
     module, name = getattr(factory, "__module__", None) or "", getattr(factory, "__qualname__", "")
     if not isinstance(factory, type | FunctionType) or getattr(sys.modules.get(module), name, None) is not factory:
         raise UserError(
@@ -40,7 +43,7 @@ def name_of(factory: Any) -> str:
 
 
 def defined_in(module: ModuleType, name: str) -> Any:
-    """Return the class or function that a module defines by this name; None where it defines none."""
+    """Return the class or function that a module defines under this name, or None."""
     found = getattr(module, name, None)
     return found if isinstance(found, type) or _is_own_function(found, module) else None
 

@@ -1,4 +1,4 @@
-"""Processes: their identity, since ids are reused and clocks are set, their ends, and the cores they may use."""
+"""Processes: identity (pids are reused and clocks are changed), termination, and usable cores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import psutil
 
 
 def namespace() -> str:
-    """Return what tells apart the machines and containers in which a process number means the same process.
+    """Return an id of this machine and PID namespace, within which pids are comparable.
 
-    Containers may share a name. Where it is not known, no other process has the same.
+    Containers may share a host name. If the id cannot be read, it is unique to this call.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -26,14 +26,14 @@ def namespace() -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on: all of the machine's, or those of its CPU affinity."""
+    """Return the number of cores this process may use: its CPU affinity, or all of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def started_at(pid: int) -> float:
-    """Return when a process began, in the system's own ticks, which do not move when the clock is set. 0 if unknown."""
+    """Return a process's start time in system ticks, which clock changes do not affect; 0 if unknown."""
     try:
-        # The name, in brackets, may itself hold spaces and brackets.
+        # The name, in brackets, may itself contain spaces and brackets.
         return float(
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
         )
@@ -44,22 +44,22 @@ def started_at(pid: int) -> float:
 
 
 def identity() -> str:
-    """Return a name for this process, which no other has."""
+    """Return a globally unique name of this process."""
     return f"{namespace()}/{os.getpid()}/{started_at(os.getpid()):g}"
 
 
 def launcher() -> str:
-    """Return a name for the process that started this one."""
+    """Return a globally unique name of the parent process."""
     return f"{namespace()}/{os.getppid()}/{started_at(os.getppid()):g}"
 
 
 def end_sibling(pid: int, began: float) -> bool:
-    """Kill a process of the same launcher as this one that began at `began`; return whether there was one.
+    """Kill the process with this pid and start time `began` if it has this process's parent; return whether it did.
 
-    Nothing else can be meant: whoever can write the number can also write that of a bystander.
+    Nothing else may be killed: whoever can write the pid can also write that of an unrelated process.
     """
     with contextlib.suppress(OSError, psutil.Error, ValueError, TypeError, OverflowError):
-        # By a descriptor, the process that is checked is the one that is killed, whoever has its number by then.
+        # A pidfd ensures that the process checked is the one killed, even if the pid is reused.
         descriptor = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
         try:
             if not began or psutil.Process(pid).ppid() != os.getppid() or started_at(pid) != began:
@@ -76,9 +76,9 @@ def end_sibling(pid: int, began: float) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the system kill this process when `parent`, which started it, ends; at once where that has happened.
+    """Have the kernel kill this process when its parent `parent` ends; exit now if it already has.
 
-    Only Linux does it. More exactly, the thread that started this process must end.
+    Linux only. More exactly, the thread that started this process must end.
     """
     if sys.platform == "linux":
         set_death_signal = 1

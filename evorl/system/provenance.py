@@ -1,4 +1,4 @@
-"""Provenance of results beside the configuration: versions, processors and threads."""
+"""Provenance of results: versions, processors and threads."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 PACKAGES = ("evorl-accelerate", "torch", "numpy", "gymnasium", "box2d", "ale-py")
-"""The packages whose versions can change what a run computes."""
+"""Packages whose versions can change results."""
 BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-"""The names by which Linux says that a CPU multiplies in bfloat16; the last is that of ARM."""
+"""Linux CPU flags for bfloat16 multiplication; the last is ARM's."""
 CPU_FEATURES = Path("/proc/cpuinfo")
 
 
 def made_with(device: torch.device) -> dict[str, str]:
-    """Return the versions, the device, the kind of CPU and the threads that this process computes with."""
+    """Return the package versions, device, CPU type and thread count of this process."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -27,7 +27,7 @@ def made_with(device: torch.device) -> dict[str, str]:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Return whether a device has units for bfloat16; a CPU that does not tell is taken to have them."""
+    """Return whether a device has bfloat16 units; assumed for a CPU whose flags cannot be read."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
@@ -38,5 +38,5 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu() -> str:
-    """Return the kind of CPU as far as rounding depends on it: its instructions, by which kernels are chosen."""
+    """Return the CPU type as far as it affects rounding: the instruction set by which kernels are chosen."""
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

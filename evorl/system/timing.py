@@ -1,4 +1,4 @@
-"""A stopwatch: wall-clock seconds by name."""
+"""A stopwatch for named blocks, in wall-clock seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Adds up the seconds spent in named blocks; time in an inner block is not counted again in the outer one."""
+    """Accumulates the seconds spent in named blocks; an inner block's time does not count in the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -27,7 +27,7 @@ class Stopwatch:
             self._inner[-1] += elapsed
 
     def shares(self, total: float) -> dict[str, float]:
-        """Return each block's share of `total` seconds."""
+        """Return each block's fraction of `total` seconds."""
         return {name: seconds / total for name, seconds in self.seconds.items()} if total > 0 else {}
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Errors in a user's own code, such as an environment's, described by the lines of that code."""
+"""Descriptions of errors in user code, such as an environment's, with the lines of that code."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from importlib.util import find_spec
 from pathlib import Path
 
 MAX_FRAMES = 6
-"""Frames of a user's code that are quoted: the outermost and the innermost ones."""
+"""Maximum number of quoted frames of user code: the outermost and the innermost ones."""
 MAX_LETTERS = 300
-"""Letters of an error's own text that are quoted."""
+"""Maximum quoted characters of an error's type and message."""
 MAX_SOURCE = 100
-"""Letters of a line of source code that are quoted."""
+"""Maximum quoted characters of a source line."""
 
 
 def described(error: BaseException) -> str:
-    """Return an error on one line: its type, its text, and the lines of the user's code that led to it."""
+    """Return an error on one line: its type, its message, and the user's code that led to it."""
     return without_place(error) + place(error)
 
 
 def without_place(error: BaseException) -> str:
-    """Return the type and the text of an error on one line."""
+    """Return the type and message of an error on one line."""
     text = " ".join(str(error).split())
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:MAX_LETTERS]
 
 
 def place(error: BaseException) -> str:
-    """Return ` (env.py:12 in step, env.py:31 in score: return info["reward"])`; empty without the user's code.
+    """Return ` (env.py:12 in step, env.py:31 in score: return info["reward"])`, or an empty string without user code.
 
-    Frames stand in the order of calls. Only the last one is quoted with its line.
+    Frames are in call order. Only the last one is quoted with its source line.
     """
     frames = user_frames(error)
     if not frames:
@@ -45,10 +45,11 @@ def place(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
-    """Return the frames of an error's traceback that are the user's code, in the order of calls.
+    """Return the frames of an error's traceback that are user code, in call order.
 
-    Installed packages are not, except for the frame that raised, unless evorl builds on them. Without a line of the
-    user's own, they are: environments are packages, too. Without any, the frames are those of the error's cause.
+    Frames of installed packages are excluded, except for the frame that raised, unless evorl builds on the package. If
+    no frame is the user's own they are included: environments are packages too. If there are none either, the frames of
+    the error's cause are used.
     """
     linecache.checkcache()
     cause: BaseException | None = error
@@ -76,7 +77,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Return a path as it is reached from the working directory."""
+    """Return a path relative to the working directory if possible."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
