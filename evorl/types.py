@@ -245,11 +245,11 @@ class Agent:
 class Transition:
     """One step of every environment; all tensors lead with [P, E].
 
-    `started` marks where `observation` begins an episode. `next_observation` follows the action, also at the end of an
-    episode (it is never a reset observation). `terminated` means do not bootstrap; `truncated` means that the episode
-    was cut off: bootstrap. Where `valid` is false the environment was only reset and there is no transition;
-    `all_valid` says that there is no such step, `any_truncated` that some episode was truncated. `started` and `valid`
-    are on the CPU whatever the device, because control flow depends on them.
+    `started` marks where `observation` begins an episode. `next_observation` is the result of the action, also at the
+    end of an episode. `terminated` means do not bootstrap; `truncated` means that the episode was cut off: bootstrap.
+    Where `valid` is false the environment was only reset and there is no transition; `all_valid` says that there is no
+    such step, `any_truncated` that some episode was truncated. `started` and `valid` are on the CPU whatever the
+    device, because control flow depends on them.
     """
 
     observation: Observation

@@ -46,7 +46,8 @@ class Storage(Ring):
         """Allocate `observation` and `columns` of every slot with `empty`.
 
         Room for true last observations grows where episodes are short, or is fixed at `last`: then the oldest rows are
-        dropped earlier. Without `store_next` no next observations are stored.
+        dropped earlier. Without `store_next` no next observations are stored. Raises ValueError if memory from `empty`
+        would have to grow, or if `last` has no room for one step of all streams.
         """
         if last is None and empty is not None and store_next:
             raise ValueError("memory that is given cannot grow: say how many true last observations to keep")
@@ -134,8 +135,8 @@ class Storage(Ring):
             return
         self.flags["boundary"][self.newest_row] = True
         if self.depth > 1:
-            # The row ahead becomes one of no valid steps: new stacks take such rows anyway, and places for last
-            # observations would have to grow with all the frames of the ring.
+            # Turn the row ahead into one without valid steps: new stacks write such rows anyway, and saving all frames
+            # of the stacks as last observations would need many more places.
             age = self.flags["age"][self.newest_row] + 1
             self._write_nothing(age.clamp_(max=self.depth - 1))
         elif self.store_next:

@@ -180,7 +180,7 @@ def _blocks(source: Storage, target: Storage) -> Iterator[tuple[Integers, Intege
         return
     cuts = 1
     if count != streams:
-        # A multiple of this many cuts fills all streams of the target.
+        # The number of cuts is a multiple of this, so that the pieces fill all streams of the target.
         unit = count // math.gcd(count, streams)
         cuts = unit * math.ceil((source.written - oldest) / (unit * PIECE))
     edges = np.linspace(oldest, source.written, cuts + 1).astype(np.int64)
