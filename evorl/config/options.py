@@ -35,7 +35,7 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
             if precision == "fp16"
             else "stacks of agents compute in float32 or bfloat16"
         )
-        raise UserError(f"accelerate's mixed_precision: {precision} is not to be had: {reason}; take 'bf16' or 'no'")
+        raise UserError(f"accelerate's mixed_precision: {precision} is not supported: {reason}; take 'bf16' or 'no'")
     for option, (name, plain) in PLAIN.items():
         value = variables.get(name, plain)
         if value.lower() != plain:

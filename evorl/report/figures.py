@@ -1,6 +1,6 @@
 """Plotly figures of one run: traces and a layout. Text from a run's files is HTML-escaped here.
 
-`$ink` is a placeholder for the text colour, which the page sets by its colour scheme.
+`$ink` stands for the text colour, which the page sets by its colour scheme.
 """
 
 from __future__ import annotations

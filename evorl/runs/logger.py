@@ -167,7 +167,7 @@ class _History:
             for row in self._metrics.rows():
                 yield record_of(row, self._varying, self._use)
         except Exception as error:  # The file may have been edited, so any error is possible.
-            self._warn_once("history", f"{self._metrics.path}: a line is not as it was written: {error!r}")
+            self._warn_once("history", f"{self._metrics.path}: a line was changed or damaged: {error!r}")
 
 
 def _speed(steps_per_second: float) -> str:

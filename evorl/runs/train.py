@@ -102,7 +102,7 @@ def _text(key: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{key}: {shown(value)} is nothing that a configuration could hold") from error
+        raise UserError(f"{key}: {shown(value)} cannot be written in a configuration") from error
 
 
 def _plain(value: Any) -> Any:
