@@ -53,7 +53,7 @@ class Selection(Section):
 class Mutation(BaseModel):
     """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
     __pydantic_extra__: dict[str, Weight]
 
     none: Weight = 0.4
