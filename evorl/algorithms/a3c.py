@@ -52,8 +52,6 @@ class A3CSettings(A3CDataParallelSettings):
     """A gradient is applied once."""
     grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts whose gradients an actor averages before it sends them."""
-    weigh_by_staleness: bool = False
-    """Divide a gradient by one more than the updates that its parameters are behind."""
     normalize_observations: Literal[False] = False
 
     sends: ClassVar[str | None] = "gradients"
@@ -129,7 +127,7 @@ class A3C(A3CDataParallel):
         settings: A3CSettings = self.settings
         steps = settings.rollout_steps * settings.grad_sync_steps
         return ReceivedGradients(
-            GradientSettings(steps, settings.rollouts, settings.weigh_by_staleness),
+            GradientSettings(steps, settings.rollouts),
             gather=placement.gather_copies,
             device=placement.ranks.device,
             stopwatch=stopwatch,

@@ -39,6 +39,7 @@ from evorl.config.fields import (
 )
 from evorl.config.network import Network
 from evorl.config.origins import Origins
+from evorl.config.removed import without_removed
 from evorl.config.replay import Replay
 from evorl.types import UserError
 
@@ -56,8 +57,6 @@ class Run(Section):
     """`auto` goes on from the newest checkpoint that is whole, where there is one."""
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
-    lock_timeout: Annotated[float, Field(ge=0, le=1e6)] = 10.0
-    """Seconds to wait for another process that still uses the run's directory."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads with which each process computes. Without it OMP_NUM_THREADS if that is set, else 1, or where agents see
     images an equal share of the machine's cores."""
@@ -167,19 +166,10 @@ class Tracking(Section):
     backends: tuple[Text, ...] = ("wandb",)
     """`wandb`, `tensorboard`, both or none."""
     project: Text = "evorl"
-    """W&B: the project that the run is in."""
-    entity: Text | None = None
-    """W&B: the user or team that the project belongs to; null is W&B's own default."""
+    """W&B: the project that the run is in. Its entity, group, job type, notes and tags are those of W&B's own variables,
+    such as WANDB_ENTITY and WANDB_RUN_GROUP."""
     mode: Literal["auto", "online", "offline"] = "auto"
     """W&B: `auto` is online where there is a key, else offline."""
-    tags: tuple[Text, ...] = ()
-    """W&B: words by which the run can be found."""
-    group: Text | None = None
-    """W&B: the group that the run is shown in, such as the seeds of one configuration."""
-    job_type: Text | None = None
-    """W&B: the kind of job, by which runs can be grouped."""
-    notes: Text | None = None
-    """W&B: what stands beside the run."""
     video: bool = False
     """Film an episode of each new best agent, up to 5,000 steps of it: `videos/` in the run's directory, and W&B shows
     it. Needs `.[video]`."""
@@ -364,8 +354,10 @@ def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
     """Validate `data` into a configuration; `algorithms` maps names to algorithm settings.
 
+    Settings of earlier revisions are dropped where they have their former default, as in the file of a whole run.
     Raises UserError with the path of each invalid key and what would be valid.
     """
+    data = without_removed(data, if_unset=True)
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
     if not isinstance(name, str) or name not in algorithms:
