@@ -1,4 +1,4 @@
-"""Every setting acts: with another value agents train or evolve otherwise, or the test named here shows what it does."""
+"""Every setting acts: agents train or evolve otherwise with another value, or the test named shows what it does."""
 
 import re
 from dataclasses import dataclass
