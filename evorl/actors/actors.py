@@ -163,7 +163,6 @@ class Actors:
                 break
             self._figures.discarded(stale=message.generation == self._generation)
             self._supervisor.hand_out(message.actor, message.slot)
-        slot.staleness = staleness
         self._figures.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
         return slot
 

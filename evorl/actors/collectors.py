@@ -6,7 +6,7 @@ Axes: T steps of a rollout, P agents, E environments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from evorl.envs.spec import ObservationSpec, choices
 from evorl.population import Learner, Policy
 from evorl.population.learner import COMMON, compute_gradients
 from evorl.population.shared import read_state, write_state
-from evorl.replay.gradients import GradientMemory, staleness_weight
+from evorl.replay.gradients import GradientMemory
 from evorl.replay.n_step import make_windows
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.ring import Empty, Field
@@ -36,8 +36,6 @@ class Slot(Protocol):
 
     counts: Tensor
     """The actor's counters of each agent [C, P], in the order of `evorl.replay.segment.COUNTS`."""
-    staleness: int
-    """Updates by which the acting policy was behind when the slot was received."""
     number: int
     """The slot's number within its rank, by which the learner hands it out."""
 
@@ -173,17 +171,10 @@ class UpdateCollector(GradientCollector):
             if newest - version > acting.max_staleness:
                 return
             read_state(self._learner, acting.flat, acting.states[self._names :])
-            self._learner.update(self._weighed(batch, newest - version))
+            self._learner.update(batch)
             write_state(self._learner, acting.flat, acting.states[self._names :])
             acting.version = newest + 1
             acting.board.publish(acting.flat, list(acting.states), acting.version)
-
-    def _weighed(self, batch: Batch, staleness: int) -> Batch:
-        """Return the gradients weighted by staleness, exactly as the learner weights its copy."""
-        if not self._acting.config.algorithm.weigh_by_staleness:
-            return batch
-        gradients = {name: values * staleness_weight(staleness) for name, values in batch.gradients.items()}
-        return replace(batch, gradients=gradients)
 
 
 def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:

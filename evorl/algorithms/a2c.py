@@ -32,7 +32,7 @@ from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Segment,
 
 
 class A2CSettings(AlgorithmSettings):
-    name: Literal["a2c"] = "a2c"
+    name: str = "a2c"
     rollout_steps: Size = 16
     """Steps of each environment that an update learns from, on each rank; see `split_batches`."""
     sequence_length: Size = 16

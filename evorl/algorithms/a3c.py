@@ -30,7 +30,7 @@ SCALE = "entropy_scale"
 
 
 class A3CDataParallelSettings(AsynchronousSettings):
-    name: Literal["a3c_data_parallel"] = "a3c_data_parallel"  # type: ignore[assignment]
+    name: str = "a3c_data_parallel"
     rollout_steps: Size = 4
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 4
     entropy_scales: Annotated[tuple[Weight, ...], Field(min_length=1, max_length=4096)] = (1.0,)
@@ -44,7 +44,7 @@ class A3CDataParallelSettings(AsynchronousSettings):
 
 
 class A3CSettings(A3CDataParallelSettings):
-    name: Literal["a3c"] = "a3c"  # type: ignore[assignment]
+    name: str = "a3c"
     rollout_steps: Size = 20
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
     """Gradients that are averaged for an update, on each rank; with 1 each is applied as it arrives."""
@@ -52,8 +52,6 @@ class A3CSettings(A3CDataParallelSettings):
     """A gradient is applied once."""
     grad_sync_steps: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts whose gradients an actor averages before it sends them."""
-    weigh_by_staleness: bool = False
-    """Divide a gradient by one more than the updates that its parameters are behind."""
     normalize_observations: Literal[False] = False
 
     sends: ClassVar[str | None] = "gradients"
@@ -64,7 +62,7 @@ class A3CSettings(A3CDataParallelSettings):
 
 
 class A3CSharedSettings(A3CSettings):
-    name: Literal["a3c_shared"] = "a3c_shared"  # type: ignore[assignment]
+    name: str = "a3c_shared"
     rollouts: Literal[1] = 1
     annealing: Literal[False] = False
 
@@ -129,7 +127,7 @@ class A3C(A3CDataParallel):
         settings: A3CSettings = self.settings
         steps = settings.rollout_steps * settings.grad_sync_steps
         return ReceivedGradients(
-            GradientSettings(steps, settings.rollouts, settings.weigh_by_staleness),
+            GradientSettings(steps, settings.rollouts),
             gather=placement.gather_copies,
             device=placement.ranks.device,
             stopwatch=stopwatch,

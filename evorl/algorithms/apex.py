@@ -7,7 +7,7 @@ that arrive, whatever the machine's speed. Axes: P agents, E environments, A act
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -52,7 +52,7 @@ class NoiseLadder(Section):
 
 
 class ApeXDQNSettings(DQNSettings):
-    name: Literal["apex_dqn"] = "apex_dqn"  # type: ignore[assignment]
+    name: str = "apex_dqn"
     rollout_steps: Size = 16
     """Steps of each environment that an actor makes with one set of parameters and sends together."""
     ladder: EpsilonLadder = EpsilonLadder()
@@ -74,7 +74,7 @@ class ApeXDQNSettings(DQNSettings):
 
 
 class ApeXDDPGSettings(DDPGSettings):
-    name: Literal["apex_ddpg"] = "apex_ddpg"  # type: ignore[assignment]
+    name: str = "apex_ddpg"
     rollout_steps: Size = 16
     """Steps of each environment that an actor makes with one set of parameters and sends together."""
     ladder: NoiseLadder = NoiseLadder()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ MAX_WORKER_RATIO = 2.0
 
 
 class APPOSettings(IMPALASettings):
-    name: Literal["appo"] = "appo"  # type: ignore[assignment]
+    name: str = "appo"
     passes: Annotated[int, Field(ge=1, le=1024)] = 2
     target_period: Size = 4
     """Updates from one copy of the network to the target network to the next."""

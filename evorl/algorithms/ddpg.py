@@ -34,7 +34,7 @@ class DDPGExploration(ActionNoise):
 
 
 class DDPGSettings(ReplayedSettings):
-    name: Literal["ddpg"] = "ddpg"
+    name: str = "ddpg"
     actor_learning_rate: Rate | None = None
     """Null is the critics' `learning_rate`."""
     exploration: DDPGExploration = DDPGExploration()

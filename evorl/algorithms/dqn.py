@@ -43,7 +43,7 @@ class NoisyLayerSettings(Section):
 
 
 class DQNSettings(ValueSettings):
-    name: Literal["dqn"] = "dqn"
+    name: str = "dqn"
     double: bool = True
     """Let the online network choose the action that the target network values (arXiv 1509.06461)."""
     dueling: bool = False

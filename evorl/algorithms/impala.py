@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -24,7 +24,7 @@ from evorl.types import Batch, Tensors
 
 
 class IMPALASettings(AsynchronousSettings):
-    name: Literal["impala"] = "impala"  # type: ignore[assignment]
+    name: str = "impala"
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     rho_clip: Positive = 1.0
     """The importance weight at which the errors of values, and with them the policy's gradient, are cut."""

@@ -6,7 +6,7 @@ Axes: P agents, B batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ KL_MARGIN = 1.5
 
 
 class PPOSettings(A2CSettings):
-    name: Literal["ppo"] = "ppo"  # type: ignore[assignment]
+    name: str = "ppo"
     rollout_steps: Size = 256
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     gae_lambda: Fraction = 0.95

@@ -40,7 +40,7 @@ class SACExploration(ActionNoise):
 
 
 class SACSettings(ReplayedSettings):
-    name: Literal["sac"] = "sac"
+    name: str = "sac"
     learning_rate: Rate = 3e-4
     """That of the critics and the temperature."""
     actor_learning_rate: Rate | None = None

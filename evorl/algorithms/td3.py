@@ -6,7 +6,7 @@ Axes: P agents, B batch, A action dimensions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from evorl.types import Observation
 
 
 class TD3Settings(DDPGSettings):
-    name: Literal["td3"] = "td3"  # type: ignore[assignment]
+    name: str = "td3"
     policy_delay: Size = 2
     """Updates of an agent's critics for each update of its actor and of its target networks."""
     target_noise: Weight = 0.2

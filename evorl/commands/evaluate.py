@@ -11,7 +11,7 @@ import numpy as np
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.commands.command import Command, add_run, count, seed
-from evorl.config import validate
+from evorl.config import validate, without_removed
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
 from evorl.envs import Environments
@@ -37,7 +37,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     more than the return, `terms` has the mean of the return and of each other term.
     """
     data, agent = load_elite(run)
-    config = validate(data, SETTINGS)
+    config = validate(without_removed(data), SETTINGS)
     refuse_code(config, allow_code)
     check(config, trains=False)
     with Environments(

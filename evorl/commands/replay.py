@@ -10,7 +10,7 @@ from pathlib import Path
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import Command
 from evorl.commands.launching import add_launch, launch_command, processes_for, program_for
-from evorl.config import validate
+from evorl.config import validate, without_removed
 from evorl.runs.ancestry import ancestry, replayed
 from evorl.runs.directory import load_elite
 from evorl.runs.launch import check, read_config
@@ -28,7 +28,7 @@ def replay_command(
     directory, and prints how training differs from the original. Raises UserError if there is no such schedule.
     """
     data, _ = load_elite(run)
-    config = validate(data, SETTINGS)
+    config = validate(without_removed(data), SETTINGS)
     refuse_code(config, allow_code)
     path = run / ("replay-constant.yaml" if constant else "replay.yaml")
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())

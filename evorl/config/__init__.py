@@ -4,6 +4,7 @@ from evorl.config.evolution import ArchitectureLimits, Evolution, Schedule, Sche
 from evorl.config.fields import AlgorithmSettings, HyperparameterRange
 from evorl.config.network import Network
 from evorl.config.reader import override, read_yaml
+from evorl.config.removed import without_removed
 from evorl.config.schema import (
     AnyConfig,
     Config,
@@ -30,4 +31,5 @@ __all__ = [
     "override",
     "read_yaml",
     "validate",
+    "without_removed",
 ]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -44,7 +40,7 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> list[Setting]:
     found: list[Setting] = []
     for name, field in model.model_fields.items():
         inner, path = section_in(field.annotation), f"{prefix}{field.alias or name}"
-        sentence = sentences(model).get(name) or (own_sentence(inner) if inner else "")
+        sentence = sentence_of(model, name) or (own_sentence(inner) if inner else "")
         default = "" if inner is field.annotation else _default(field)
         found.append(Setting(path, _takes(field), default, sentence))
         if inner is not None:
@@ -65,16 +61,11 @@ def explained(settings: Sequence[Setting], key: str) -> list[str]:
     return lines
 
 
-@cache
-def sentences(model: type[BaseModel]) -> Mapping[str, str]:
-    """Return the attribute docstring of each field of a model on one line, including inherited fields."""
-    found: dict[str, str] = {}
-    for part in reversed(model.__mro__):
-        for node, after in _pairs(part):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
-                text = after.value.value if isinstance(after.value, ast.Constant) else ""
-                found[node.target.id] = " ".join(str(text).split())
-    return found
+def sentence_of(model: type[BaseModel], name: str) -> str:
+    """Return the attribute docstring of a field on one line: the model's own, or that of the nearest base model."""
+    parts = (vars(part).get("__pydantic_fields__", {}) for part in model.__mro__)
+    texts = (fields[name].description for fields in parts if name in fields)
+    return " ".join(next(filter(None, texts), "").split())
 
 
 def own_sentence(model: type[BaseModel]) -> str:
@@ -94,17 +85,6 @@ def _between(annotation: Any) -> str:
     """Return the path segment between a field and its section's keys: `NAME.` for a mapping of sections, else empty."""
     named = typing.get_origin(annotation) is dict or any(map(_between, typing.get_args(annotation)))
     return "NAME." if named else ""
-
-
-def _pairs(model: type) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
-    """Yield each statement of a class with its successor; nothing if the source is unavailable."""
-    try:
-        tree = ast.parse(inspect.getsource(sys.modules[model.__module__]))
-    except (OSError, TypeError, KeyError):
-        return
-    name = model.__name__.split("[")[0]
-    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), [])
-    yield from zip(body, [*body[1:], None], strict=True)
 
 
 def _takes(field: FieldInfo) -> str:

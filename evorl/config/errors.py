@@ -11,6 +11,8 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from evorl.config.removed import REMOVED
+
 MAX_LETTERS = 450
 """Maximum characters of the message for one invalid setting."""
 MAX_TOLD = 20_000
@@ -56,6 +58,8 @@ def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":
+        if path in REMOVED:
+            return f"{path}: {REMOVED[path].advice(path)}"
         return f"{path}: unknown key" + _nearest_path(location, _section_at(model, location[:-1]))
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
         return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}"

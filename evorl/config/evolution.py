@@ -53,7 +53,7 @@ class Selection(Section):
 class Mutation(BaseModel):
     """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
     __pydantic_extra__: dict[str, Weight]
 
     none: Weight = 0.4
@@ -101,10 +101,6 @@ class ArchitectureLimits(Section):
     """The most channels of a convolution."""
     channel_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (8, 16)
     """The number of channels that a mutation adds to a convolution or removes."""
-    max_convolutions: Width = 6
-    """The most convolutional layers that mutations may come to."""
-    max_kernel: Width = 9
-    """Mutations let kernels grow to this and shrink to 1."""
     activations: Annotated[tuple[Text, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
     """The activations that mutations choose from."""
 
@@ -151,8 +147,6 @@ class Evolution(Section):
     environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Generations before the first selection and mutation."""
-    every: Size = 1
-    """Generations from one selection and mutation to the next; in between all agents go on as they are."""
     initial: Literal["configured", "sampled"] = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
     its layers from the limits of `architecture` where mutations may change them."""
@@ -172,4 +166,4 @@ class Evolution(Section):
 
     def is_due(self, generation: int) -> bool:
         """Return whether selection and mutation follow a generation."""
-        return generation > self.burn_in and (generation - self.burn_in) % self.every == 0
+        return generation > self.burn_in

@@ -75,7 +75,7 @@ FitnessTerms = Annotated[dict[Plain, Finite], BeforeValidator(_weights), AfterVa
 class Section(BaseModel):
     """A part of the configuration: immutable, and without room for a key it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 Initialisation = Literal["uniform", "orthogonal"]

@@ -39,6 +39,7 @@ from evorl.config.fields import (
 )
 from evorl.config.network import Network
 from evorl.config.origins import Origins
+from evorl.config.removed import without_removed
 from evorl.config.replay import Replay
 from evorl.types import UserError
 
@@ -56,8 +57,6 @@ class Run(Section):
     """`auto` goes on from the newest checkpoint that is whole, where there is one."""
     timeout: Seconds = 300.0
     """Seconds that a rank waits for the others before it gives up."""
-    lock_timeout: Annotated[float, Field(ge=0, le=1e6)] = 10.0
-    """Seconds to wait for another process that still uses the run's directory."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads with which each process computes. Without it OMP_NUM_THREADS if that is set, else 1, or where agents see
     images an equal share of the machine's cores."""
@@ -167,19 +166,10 @@ class Tracking(Section):
     backends: tuple[Text, ...] = ("wandb",)
     """`wandb`, `tensorboard`, both or none."""
     project: Text = "evorl"
-    """W&B: the project that the run is in."""
-    entity: Text | None = None
-    """W&B: the user or team that the project belongs to; null is W&B's own default."""
+    """W&B: the project that the run is in. Its entity, group, job type, notes and tags are what W&B's own variables
+    say: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_JOB_TYPE, WANDB_NOTES and WANDB_TAGS."""
     mode: Literal["auto", "online", "offline"] = "auto"
     """W&B: `auto` is online where there is a key, else offline."""
-    tags: tuple[Text, ...] = ()
-    """W&B: words by which the run can be found."""
-    group: Text | None = None
-    """W&B: the group that the run is shown in, such as the seeds of one configuration."""
-    job_type: Text | None = None
-    """W&B: the kind of job, by which runs can be grouped."""
-    notes: Text | None = None
-    """W&B: what stands beside the run."""
     video: bool = False
     """Film an episode of each new best agent, up to 5,000 steps of it: `videos/` in the run's directory, and W&B shows
     it. Needs `.[video]`."""
@@ -213,12 +203,12 @@ class Config(Section, Generic[Settings]):
     environment: Environment = Environment()
     algorithm: Settings
     """The algorithm, and the settings that it has for itself."""
-    network: Network = Field(default=Network(), validate_default=True)
-    actors: ActorSettings | None = Field(default=None, validate_default=True)
+    network: Network = Network()
+    actors: ActorSettings | None = None
     """Of asynchronous algorithms; the others collect in the learner's own process."""
     replay: Replay = Replay()
     population: PopulationSettings = PopulationSettings()
-    evolution: Evolution = Field(default=Evolution(), validate_default=True)
+    evolution: Evolution = Evolution()
     evaluation: Evaluation = Evaluation()
     training: Training = Training()
     tracking: Tracking = Tracking()
@@ -236,34 +226,33 @@ class Config(Section, Generic[Settings]):
         config._origins = origins
         return config
 
-    @field_validator("network")
-    @classmethod
-    def _is_as_the_algorithm_takes_it(cls, network: Network, info: ValidationInfo) -> Network:
-        algorithm: AlgorithmSettings | None = info.data.get("algorithm")
-        if algorithm is None or network.name == "module":
-            return network
-        own = {"initialisation": algorithm.initialisation, "layer_norm": algorithm.layer_norm}
-        return network.model_copy(update={key: value for key, value in own.items() if getattr(network, key) is None})
+    def resolved(self) -> Self:
+        """Return the configuration that runs: null and `auto` replaced by what they stand for beside other settings.
+
+        What they stand for on this machine and in this launch is decided there (`evorl.runs.launch.launched`).
+        """
+        algorithm, network, given = self.algorithm, self.network, self.evolution.hyperparameters
+        if network.name != "module":
+            own = {"initialisation": algorithm.initialisation, "layer_norm": algorithm.layer_norm}
+            unset = {key: value for key, value in own.items() if getattr(network, key) is None}
+            network = network.model_copy(update=unset)
+        actors = self.actors or ActorSettings() if algorithm.sends is not None else None
+        ranges = algorithm.default_ranges() if given is None else algorithm.scaled(given)
+        evolution = self.evolution.model_copy(update={"hyperparameters": ranges})
+        environment = self.environment
+        # Native vector environments share one set of settings between all copies.
+        if environment.vectorization == "auto" and any(name.startswith(ENVIRONMENT) for name in ranges):
+            environment = environment.model_copy(update={"vectorization": "sync"})
+        update = {"network": network, "actors": actors, "evolution": evolution, "environment": environment}
+        return self.model_copy(update=update)
 
     @field_validator("actors")
     @classmethod
     def _are_where_they_act(cls, actors: ActorSettings | None, info: ValidationInfo) -> ActorSettings | None:
         algorithm: AlgorithmSettings | None = info.data.get("algorithm")
-        if algorithm is None or algorithm.sends is not None:
-            return actors or ActorSettings()
-        if actors is not None:
+        if actors is not None and algorithm is not None and algorithm.sends is None:
             raise ValueError(f"{algorithm.name} collects in the learner's own process, without actors; leave them out")
-        return None
-
-    @field_validator("evolution")
-    @classmethod
-    def _has_ranges(cls, evolution: Evolution, info: ValidationInfo) -> Evolution:
-        algorithm: AlgorithmSettings | None = info.data.get("algorithm")
-        if algorithm is None:
-            return evolution
-        given = evolution.hyperparameters
-        ranges = algorithm.default_ranges() if given is None else algorithm.scaled(given)
-        return evolution.model_copy(update={"hyperparameters": ranges})
+        return actors
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -291,7 +280,7 @@ class Config(Section, Generic[Settings]):
             name = next(name for name, value in self.replay if value != getattr(plain, name))
             raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
         environments = self.first_environment_hyperparameters()
-        for name, ends in (self.evolution.hyperparameters or {}).items():
+        for name, ends in (self.resolved().evolution.hyperparameters or {}).items():
             if name in environments:
                 if reason := ends.validation_error():
                     raise ValueError(f"evolution.hyperparameters.{name}: {reason}")
@@ -304,10 +293,7 @@ class Config(Section, Generic[Settings]):
             if getattr(self.algorithm, name) is None:
                 raise ValueError(f"algorithm.{name}: evolution can only perturb a number, and it is null")
             self._check_range(name, ends)
-        if not environments or self.environment.vectorization != "auto":
-            return self
-        # Native vector environments share one set of settings between all copies.
-        return self.model_copy(update={"environment": self.environment.model_copy(update={"vectorization": "sync"})})
+        return self
 
     def first_environment_hyperparameters(self) -> dict[str, float]:
         """Return the configured values of hyperparameters that are environment settings.
@@ -362,17 +348,19 @@ def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
 
 
 def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
-    """Validate `data` into a configuration; `algorithms` maps names to algorithm settings.
+    """Validate `data` into the configuration that runs; `algorithms` maps names to algorithm settings.
 
+    Settings of earlier revisions are dropped where they have their former default, as in the file of a whole run.
     Raises UserError with the path of each invalid key and what would be valid.
     """
+    data = without_removed(data, if_unset=True)
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else "dqn"
     if not isinstance(name, str) or name not in algorithms:
         raise UserError(f"algorithm.name: there is no algorithm {shown(name)}" + nearest(str(name), algorithms))
     model = model_of(algorithms[name])
     try:
-        return model.model_validate({"algorithm": {"name": name}, **data})
+        return model.model_validate({"algorithm": {"name": name}, **data}).resolved()
     except ValidationError as error:
         raise UserError(explain(model, error)) from error
 

@@ -20,6 +20,10 @@ from evorl.records import Change
 from evorl.types import Agent
 
 Networks = Mapping[str, NetworkSpec]
+MAX_CONVOLUTIONS = 6
+"""The most convolutional layers that mutations may come to."""
+MAX_KERNEL = 9
+"""The width to which mutations let kernels grow."""
 MERGED = "merged into the next"
 """Recorded in place of a size for a hidden layer that was merged away."""
 
@@ -33,7 +37,7 @@ def mutate_layers(
         shape = agent.architectures[name]
         hidden = {f"hidden.{index}": depth for index, depth in enumerate(shape.residual_layers)}
         images = {f"channels.{index}": layer.residual_layers for index, layer in enumerate(shape.convolutions)}
-        bounds = (hidden, limits.min_layers, limits.max_layers), (images, 0, limits.max_convolutions)
+        bounds = (hidden, limits.min_layers, limits.max_layers), (images, 0, MAX_CONVOLUTIONS)
         for depths, fewest, most in bounds:
             count, residual = len(depths) + sum(depths.values()), [group for group, depth in depths.items() if depth]
             if depths and count < most:
@@ -53,7 +57,7 @@ def mutate_units(
     rules = {
         "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),
         "channels": (int(rng.choice(limits.channel_steps)), limits.min_channels, limits.max_channels),
-        "kernel": (1, 1, limits.max_kernel),
+        "kernel": (1, 1, MAX_KERNEL),
     }
     rules["recurrent"] = rules["hidden"]
     groups = [(name, *group) for name in networks for group in agent.architectures[name].sizes().items()]

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from evorl.algorithms import SETTINGS
-from evorl.config import validate
+from evorl.config import validate, without_removed
 from evorl.export.card import PICTURE, card
 from evorl.report.data import load
 from evorl.report.picture import draw
@@ -40,7 +40,7 @@ def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
     drawn = load(run)
     if not (run / FILES[0]).is_file():
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
-    settings = shared_settings(validate(drawn.config, SETTINGS))
+    settings = shared_settings(validate(without_removed(drawn.config), SETTINGS))
     for name in (*FILES, *OPTIONAL):
         if (run / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)

@@ -10,6 +10,7 @@ from evorl.algorithms.a3c import SCALE
 from evorl.algorithms.apex import NOISE_SCALE
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
+from evorl.evolution.architecture import MAX_CONVOLUTIONS
 from evorl.evolution.founders import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stacked import check_network, new_tensors
@@ -96,7 +97,7 @@ def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
     for group, size in shape.sizes().items():
         shape = shape.resized(group, max(size, more.get(group.split(".")[0], size)))
     convolutions = len(shape.convolutions) + sum(layer.residual_layers for layer in shape.convolutions)
-    missing = {"hidden.0": limits.max_layers - shape.layers, "channels.0": limits.max_convolutions - convolutions}
+    missing = {"hidden.0": limits.max_layers - shape.layers, "channels.0": MAX_CONVOLUTIONS - convolutions}
     for group, layers in missing.items():
         if mutation.new_layer and layers > 0 and group in shape.sizes():
             shape = shape.deepened(group, layers)

@@ -26,7 +26,7 @@ class GradientMemory:
         self.counts = empty((len(COUNTS), agents), torch.float64)
         self.behind = empty((1,), torch.int64)
         """Staleness in updates of the parameters when an actor applied the gradient itself."""
-        self.staleness = self.number = 0
+        self.number = 0
 
     def write(self, batch: Batch) -> None:
         """Copy the gradients and metrics of a batch [P, 1]."""
@@ -38,11 +38,10 @@ class GradientMemory:
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """Average `gradients` gradients of `steps` steps each per update, optionally weighted by staleness (`weighed`)."""
+    """Average `gradients` gradients of `steps` steps each per update."""
 
     steps: int
     gradients: int
-    weighed: bool
 
 
 class ReceivedGradients:
@@ -67,10 +66,9 @@ class ReceivedGradients:
         self._waiting, self._steps = [], np.zeros(len(policy.agents))
 
     def extend(self, slot: GradientMemory) -> None:
-        """Copy an actor's gradients to the device, scaled by staleness if configured."""
-        weight = staleness_weight(slot.staleness) if self._settings.weighed else 1.0
+        """Copy an actor's gradients to the device."""
         with self._stopwatch("receiving"):
-            gradients = {name: values.to(self._device) * weight for name, values in slot.gradients.items()}
+            gradients = {name: values.to(self._device, copy=True) for name, values in slot.gradients.items()}
             columns = {name: values.to(self._device, copy=True) for name, values in slot.metrics.items()}
             self._steps = self._steps + slot.counts[0].numpy()
             self._waiting.append(gradient_batch(gradients, columns))
@@ -99,11 +97,6 @@ class ReceivedGradients:
 
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
         """Do nothing: no state outlasts a generation."""
-
-
-def staleness_weight(staleness: int) -> float:
-    """Return the weight 1 / (1 + s) of a gradient whose parameters are s updates old."""
-    return 1 / (1 + staleness)
 
 
 def gradient_batch(gradients: Tensors, metrics: Mapping[str, Tensor]) -> Batch:

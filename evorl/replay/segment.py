@@ -52,7 +52,7 @@ class RolloutMemory:
         )
         self._states = empty((steps + 1, layout.agents, layout.num_envs, *layout.state), torch.float32)
         self.counts = empty((len(COUNTS), layout.agents), torch.float64)
-        self.staleness = self.number = 0
+        self.number = 0
         """Staleness of the acting parameters in updates, when the rollout was received."""
         self._first = empty((1,), torch.int64)
         rows = torch.arange(steps).view(1, steps, 1) * streams

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from evorl.algorithms import SETTINGS
-from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate
+from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
 from evorl.config.errors import on_one_line
 from evorl.records import Mutation, Words
 from evorl.runs.directory import load_elite
@@ -170,7 +170,7 @@ def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
     are returned unchanged.
     """
     try:
-        return validate(data, SETTINGS).as_used
+        return validate(without_removed(data), SETTINGS).as_used
     except UserError:
         return lambda name, value: value
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evorl.algorithms import SETTINGS
-from evorl.config import AnyConfig, read_yaml, validate
+from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.distributed import Launch
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.config_file import read_config
@@ -47,6 +47,8 @@ FREE_TO_CHANGE = (
     "network.bf16",
 )
 """Settings, or prefixes of settings, that may change on resume."""
+LOCK_PATIENCE = 10.0
+"""Seconds to wait for another process that still uses a run's directory."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class RunDirectory:
         try:
             path = _directory(config, owner)
             make_directory(path)
-            lock = Lock(path, config.run.lock_timeout)
+            lock = Lock(path, LOCK_PATIENCE)
         except OSError as error:
             raise UserError(f"run.directory: cannot write to {reason(error, path)}") from error
         run = cls(path, config.checkpoint.keep, lock)
@@ -174,7 +176,7 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
 def check_same_run(path: Path, config: AnyConfig) -> None:
     """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
-    begun = validate(read_yaml(path / "config.yaml"), SETTINGS)
+    begun = validate(without_removed(read_yaml(path / "config.yaml")), SETTINGS)
     if difference := _first_difference(begun, config):
         raise UserError(f"run.resume: {path} was begun with another configuration: {difference}")
 

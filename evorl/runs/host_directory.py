@@ -12,7 +12,7 @@ import numpy as np
 
 from evorl.config import AnyConfig
 from evorl.distributed import Ranks
-from evorl.runs.directory import Owner, RunDirectory
+from evorl.runs.directory import LOCK_PATIENCE, Owner, RunDirectory
 from evorl.system.files import Lock, json_bytes, make_directory, read_owner, reason, refuse_links_within
 from evorl.types import UserError
 
@@ -76,7 +76,7 @@ class HostDirectory:
 def _claim_own(path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
     """Create and lock this host's own directory, at the same path as the main process's. Raises OSError, UserError."""
     make_directory(path)
-    lock = Lock(path, config.run.lock_timeout)
+    lock = Lock(path, LOCK_PATIENCE)
     refuse_links_within(path)
     lock.sign(here.to_json())
     directory = RunDirectory(path, config.checkpoint.keep, lock)

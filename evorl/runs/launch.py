@@ -78,7 +78,7 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
     given = read_config(parsed.config, parsed.overrides)
-    config = check(_in_place(_in_precision(given, asked_for_bf16())))
+    config = check(launched(given, asked_for_bf16()))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
@@ -115,23 +115,20 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     return config.with_origins(origins.with_found(TARGET, f"reward threshold of {id}"))
 
 
-def _in_place(config: AnyConfig) -> AnyConfig:
-    """Make directories absolute, since an environment may change the working directory."""
-    run = config.run.model_copy(update={"directory": config.run.directory.absolute()})
-    if (source := config.population.from_) is None:
-        return config.model_copy(update={"run": run})
-    population = config.population.model_copy(update={"from_": source.absolute()})
-    return config.model_copy(update={"run": run, "population": population})
+def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
+    """Return the configuration as this launch runs it: with absolute directories and its precision.
 
-
-def _in_precision(config: AnyConfig, asked: bool) -> AnyConfig:
-    """Set `network.bf16` from Accelerate's mixed precision unless the configuration sets it. Raises UserError."""
-    if config.network.bf16 is None:
-        network = config.network.model_copy(update={"bf16": asked})
-        return config.model_copy(update={"network": network})
-    if asked and not config.network.bf16:
+    An environment may change the working directory. `bf16` is Accelerate's mixed precision, which holds unless
+    `network.bf16` is set. Raises UserError if they contradict each other.
+    """
+    if bf16 and config.network.bf16 is False:
         raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
-    return config
+    run, network, population = config.run, config.network, config.population
+    run = run.model_copy(update={"directory": run.directory.absolute()})
+    network = network.model_copy(update={"bf16": bf16 if network.bf16 is None else network.bf16})
+    if population.from_ is not None:
+        population = population.model_copy(update={"from_": population.from_.absolute()})
+    return config.model_copy(update={"run": run, "network": network, "population": population})
 
 
 def check(config: AnyConfig, trains: bool = True) -> AnyConfig:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
-from evorl.config import AnyConfig, validate
+from evorl.config import AnyConfig, validate, without_removed
 from evorl.envs import Environments
 from evorl.envs.actions import action_reader
 from evorl.envs.masks import MASK
@@ -112,7 +112,7 @@ def load(
         data, found = load_elite(path)
     else:
         data, found = read_config(path), _saved(path, agent, generation)
-    config = validate(data, SETTINGS)
+    config = validate(without_removed(data), SETTINGS)
     interface, reader = _interface(path, config, allow_code)
     if config.network.factory is not None:
         refuse_code(config, allow_code, "allow_code=True")

@@ -4,11 +4,13 @@ import os
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers.kinds import made, rollout_batch
-from helpers.learning import Learning, all_gone, descendants
+from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import agent, config, population
 
 from evorl.actors.actor import Actor
@@ -47,18 +49,42 @@ def test_advantages_are_scaled_where_that_is_set(name):
     torch.testing.assert_close(scaled.var(-1, correction=0), torch.ones(2), rtol=1e-3, atol=0)
 
 
-def test_actors_weigh_their_gradients_as_the_learner_does():
-    """The learner makes the updates of shared parameters, too; each gradient but the first is one update behind."""
+def test_the_learner_repeats_the_updates_that_actors_make_to_shared_parameters():
+    """Each gradient but the first is one update behind."""
+    shared = "algorithm={name: a3c_shared, rollout_steps: 5}"
+    with Learning(shared, "actors={count: 2, lockstep: true, fetch_steps: 1000, max_staleness: 9}") as learning:
+        learning.learn(4)
+        heard = learning.policy.flat.detach().clone()
+        learning.actors.end(learning.learner)
+        torch.testing.assert_close(heard, learning.policy.flat)
+
+
+@pytest.mark.parametrize(("fetch_steps", "fetched"), [(1, [1] * 6), (5, [1] * 6), (6, [0, 1] * 3), (15, [0, 0, 1] * 2)])
+def test_actors_fetch_parameters_every_so_many_steps(fetch_steps, fetched):
+    """Before the first rollout, here of 5 steps, for which the parameters are that old."""
     found = []
-    for weighed in ("false", "true"):
-        shared = f"algorithm={{name: a3c_shared, rollout_steps: 5, weigh_by_staleness: {weighed}}}"
-        with Learning(shared, "actors={count: 2, lockstep: true, fetch_steps: 1000, max_staleness: 9}") as learning:
-            learning.learn(4)
-            heard = learning.policy.flat.detach().clone()
-            learning.actors.end(learning.learner)
-            found.append(learning.policy.flat.detach().clone())
-        torch.testing.assert_close(heard, found[-1])
-    assert not torch.allclose(*found)
+    board = SimpleNamespace(generation=1, fetch=lambda *_: found.append(1) or 7)
+    settings = config(*SETTINGS, f"actors.fetch_steps={fetch_steps}").actors
+    actor = SimpleNamespace(_board=board, _generation=1, _since_fetch=5, _steps=5, _actors=settings)
+    actor._acting = SimpleNamespace(flat=None, states=None)
+    counts = [0]
+    for _ in fetched:
+        assert Actor._is_up_to_date(actor)
+        counts.append(len(found))
+    assert np.diff(counts).tolist() == fetched
+
+
+def test_rollouts_of_parameters_that_are_too_old_are_discarded():
+    with Learning("actors={queue: 2, max_staleness: 4}") as learning:
+        until = time.monotonic() + 10
+        while learning.actors._supervisor.waiting < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        learning.policy.version += 5
+        learning.actors.publish(learning.policy)
+        learning.learn(1)
+        figures = learning.actors.figures(learning.placement)
+    assert figures["discarded_stale"] >= 2
+    assert figures["max_staleness"] <= 4
 
 
 @pytest.mark.parametrize(("copies", "rungs"), [(1, (0, 1)), (4, (4 / 7, 5 / 7))])

@@ -103,12 +103,14 @@ def test_moments_of_what_stays_survive_growing_and_shrinking():
 
 
 @CRITICS
-def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic):
+def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic, monkeypatch):
+    monkeypatch.setattr(operations, "MAX_CONVOLUTIONS", 4)
+    monkeypatch.setattr(operations, "MAX_KERNEL", 6)
     algorithm = made("ppo", "network.recurrent=lstm", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
     rng = np.random.default_rng(5)
     limits = ArchitectureLimits(
-        max_layers=3, max_convolutions=4, min_units=3, max_units=80, unit_steps=(1, 9), min_channels=2, max_channels=20,
-        channel_steps=(1, 5), max_kernel=6,
+        max_layers=3, min_units=3, max_units=80, unit_steps=(1, 9), min_channels=2, max_channels=20,
+        channel_steps=(1, 5),
     )  # fmt: skip
     member, seen = agent(dqn=algorithm), set()
     for step in range(150):

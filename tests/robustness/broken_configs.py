@@ -153,7 +153,7 @@ def no_mapping(rng: random.Random, text: str, data: Data) -> bytes:
 
 
 def bomb(rng: random.Random, text: str, data: Data) -> bytes:
-    path = rng.choice(("seed", "environment.kwargs", "tracking.tags", "run", "network.hidden_sizes", "evolution"))
+    path = rng.choice(("seed", "environment.kwargs", "tracking.exclude", "run", "network.hidden_sizes", "evolution"))
     doubled = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
     merged = "\n".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}" for n in range(1, 9))
     last = path.split(".")[-1]

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from launches import Forked
@@ -30,6 +31,7 @@ from evorl.algorithms import SETTINGS
 from evorl.commands.clean import clean
 from evorl.config import AnyConfig, validate
 from evorl.distributed import Launch
+from evorl.runs import directory as run_directory
 from evorl.runs.directory import Owner, RunDirectory
 from evorl.runs.history import JsonLines
 from evorl.types import UserError
@@ -41,7 +43,7 @@ HELD, REFUSED = "held", "refused"
 
 def settings(directory: Path, resume: str) -> AnyConfig:
     """Return a configuration whose run is named in every other launch's directory."""
-    run = {"directory": str(directory), "name": "a", "resume": resume, "lock_timeout": 5.0 if resume == "never" else 0}
+    run = {"directory": str(directory), "name": "a", "resume": resume}
     return validate({"environment": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}, "run": run}, SETTINGS)
 
 
@@ -67,7 +69,8 @@ def attempt(config: AnyConfig, number: int, writing: int) -> int:
 def second_trainer(config: AnyConfig) -> str:
     """Return `refused`, or what became of another launch that wants to train the run."""
     try:
-        RunDirectory.claim(config, Owner.here(Launch("another", restarted=False))).release()
+        with patch.object(run_directory, "LOCK_PATIENCE", 0.0):
+            RunDirectory.claim(config, Owner.here(Launch("another", restarted=False))).release()
     except UserError as error:
         return REFUSED if "is in use by process" in str(error) else str(error)
     return "let in"

@@ -126,7 +126,7 @@ def attack(run: Path, process: subprocess.Popen[bytes], restarts: int) -> list[s
             if process.poll() is not None:
                 return found
             time.sleep(0.01)
-        change = [f"run.directory={run.parent}", f"run.name={run.name}", "run.resume=auto", "run.lock_timeout=0"]
+        change = [f"run.directory={run.parent}", f"run.name={run.name}", "run.resume=auto"]
         trainer = validate(override(read_yaml(run / "config.yaml"), change), ALGORITHMS)
         found.append(attacked(run, trainer))
         attacked_already.touch()

@@ -10,7 +10,7 @@ PLACEMENTS = {
 """How many ranks there are, and how that is asked for."""
 COMMON = (
     "population.size=4", "evaluation={episodes: 2, max_steps: 20, confirmation_episodes: 3}", "tracking.backends=[]",
-    "run={timeout: 120, threads: 1, lock_timeout: 60}", "network={hidden_sizes: [16, 16]}",
+    "run={timeout: 120, threads: 1}", "network={hidden_sizes: [16, 16]}",
     "evolution.mutation={none: 0.1, architecture: 1, parameters: 0.5, activation: 0.5, hyperparameters: 0.5,"
     " new_layer: 0.5}",
     "evolution.architecture={min_units: 4, max_units: 64, unit_steps: [3, 16], max_layers: 4, min_channels: 2,"

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import wandb
 from helpers.learning import all_gone, descendants
 from helpers.offline_wandb import records
 from helpers.support import ROOT, config, lines, train
@@ -64,6 +65,19 @@ def logged(name, directory, history, upto, **settings):
     for entry in HISTORY[len(history) : upto]:
         trackers.log(entry)
     return trackers
+
+
+def test_wandb_takes_from_its_own_variables_what_organises_runs(tmp_path, monkeypatch):
+    given = {"ENTITY": "team", "RUN_GROUP": "seeds", "JOB_TYPE": "search", "NOTES": "a note", "TAGS": "one,two"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb.teardown()  # It reads them once in a process.
+    finish(logged("wandb", tmp_path, (), 1))
+    wandb.teardown()
+    (directory,) = (tmp_path / "wandb").glob("offline-run-*")
+    run = next(record.run for record in records(directory) if record.HasField("run"))
+    assert (run.entity, run.run_group, run.job_type, run.notes) == ("team", "seeds", "search", "a note")
+    assert list(run.tags) == ["one", "two"]
 
 
 def finish(trackers):

@@ -50,8 +50,7 @@ def recorded(run):
 def test_wandb_opens_few_charts_and_no_more_of_more_agents(in_directory, agents):
     overrides = ("run.name=a", "tracking.backends=[wandb]", f"population.size={agents}", "evaluation.max_steps=5")
     evolution = "evolution.mutation={architecture: 1, hyperparameters: 1}"
-    notes = "tracking={group: g, job_type: j, notes: n, backends: [wandb]}"
-    assert train(*overrides, evolution, notes) == 0
+    assert train(*overrides, evolution) == 0
     run = in_directory / "runs" / "a"
     history, hidden, custom, tables, kinds, console = recorded(run)
     rows = lines(run / "metrics.jsonl")

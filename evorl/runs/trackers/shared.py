@@ -6,6 +6,7 @@ from typing import Any
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
+from evorl.config.removed import REMOVED
 from evorl.types import UserError
 
 
@@ -13,6 +14,8 @@ def shared_settings(config: AnyConfig) -> dict[str, Any]:
     """Return all settings except those in `tracking.exclude`. Raises UserError if that names an unknown setting."""
     settings: dict[str, Any] = config.model_dump(mode="json")
     for path in config.tracking.exclude:
+        if path in REMOVED:
+            continue
         *sections, key = path.split(".")
         section: Any = settings
         for name in sections:

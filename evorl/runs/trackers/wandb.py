@@ -63,7 +63,6 @@ class WeightsAndBiases:
             print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {newest}`")
         self._run = wandb.init(
             project=settings.project,
-            entity=settings.entity,
             name=directory.name,
             id=run_id(directory),
             # Resuming an offline run would append to an earlier upload and duplicate its history.
@@ -71,10 +70,6 @@ class WeightsAndBiases:
             # Absolute, since W&B's helper process keeps the working directory of the program's first run.
             dir=str(directory.resolve()),
             mode=mode,
-            tags=list(settings.tags),
-            group=settings.group,
-            job_type=settings.job_type,
-            notes=settings.notes,
             config=self._settings,
             settings=wandb.Settings(
                 console="wrap",
