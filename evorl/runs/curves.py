@@ -8,7 +8,7 @@ from typing import Any
 
 from evorl.config import AnyConfig
 from evorl.runs.callbacks import LOGGED
-from evorl.runs.trackers.record import AgentRecord, Record
+from evorl.tracking.tracker import AgentRecord, Record
 
 SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
     "layers": lambda network: len(network["hidden_sizes"]) + sum(network["residual_layers"]),

@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 from evorl.envs.episodes import Recent
-from evorl.runs.trackers.record import Points
+from evorl.tracking.tracker import Points
 
 
 class Watched(Protocol):

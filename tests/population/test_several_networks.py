@@ -22,8 +22,8 @@ from evorl.networks.standard import StandardNetwork
 from evorl.population import check_agents
 from evorl.replay.moments import Moments
 from evorl.runs.curves import record_of
-from evorl.runs.trackers.wandb_charts import cell
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.tracking.wandb import cell
 from evorl.types import Architecture, Head, Loss, UserError
 
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,))
