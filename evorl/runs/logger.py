@@ -10,15 +10,13 @@ from typing import Any
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
+from evorl.runs.console import STOPPED, closing_lines, generation_line
 from evorl.runs.curves import Use, perturbed, record_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.history import JsonLines
-from evorl.runs.lines import closing_lines, generation_line
-from evorl.runs.summary import STOPPED
 from evorl.runs.video import film_elite
-from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched, Within
-from evorl.system.console import Terminal, say
+from evorl.system.console import Terminal, WarnOnce, say
 from evorl.system.files import reason
 from evorl.tracking import Record, Trackers
 from evorl.types import EvorlWarning

@@ -17,9 +17,8 @@ from evorl.runs.elite import Score
 from evorl.runs.logger import Logger, Row
 from evorl.runs.metrics import Counts, evaluation_row, generation_row, lineage_rows
 from evorl.runs.progress import Progress
-from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched
-from evorl.system.console import say
+from evorl.system.console import WarnOnce, say
 from evorl.system.files import reason
 from evorl.types import Agent
 

@@ -25,19 +25,17 @@ from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.archive import Archive
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint_manager import CheckpointManager
-from evorl.runs.header import header
+from evorl.runs.console import end_of, exchange_reasons, header, summary_of
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.metrics import Counts
 from evorl.runs.progress import Progress
 from evorl.runs.recovery import Recovery
 from evorl.runs.replicas import drift_warning, gather_agents
 from evorl.runs.reporter import Reporter
-from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.threads import use_threads
 from evorl.runs.transfer import first_agents
-from evorl.runs.warn_once import WarnOnce
 from evorl.runs.within import Watched
-from evorl.system.console import say
+from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
 from evorl.system.timing import Stopwatch
