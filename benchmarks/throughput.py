@@ -97,7 +97,7 @@ def environments_alone(environments: Environments, seconds: float) -> float:
     while time.perf_counter() - started < seconds:
         environments.step(actions[steps % len(actions)])
         steps += 1
-    environments.pop_steps()
+    environments.pop_collected()
     return steps * copies / (time.perf_counter() - started)
 
 
@@ -109,12 +109,12 @@ def measure(config: AnyConfig, seconds: float) -> dict[str, object] | None:
     while trainer.step() == 0:
         pass
     trainer.run(min(2.0, seconds / 4))
-    before = gather_metrics(trainer.learner, trainer.environments, trainer.placement)
+    before = gather_metrics(trainer.learner, trainer.environments.pop_collected(), trainer.placement)
     trainer.stopwatch.clear()
     started, cpu = time.perf_counter(), time.process_time()
     trainer.run(seconds)
     elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
-    counts = gather_metrics(trainer.learner, trainer.environments, trainer.placement)
+    counts = gather_metrics(trainer.learner, trainer.environments.pop_collected(), trainer.placement)
     rates = trainer.ranks.gather(np.array([alone]))
     peak = trainer.ranks.gather(np.array([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
     if not trainer.ranks.is_main:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             environments.begin(run.seed("environments"), policy.agents, run.horizon.carries_over)
             state = policy.initial_state(num_envs)
 
-            for _ in run.steps(watched=environments):
+            for _ in run.steps(recent=environments.recent):
                 with stopwatch("acting"):
                     output, state = policy.act(environments.observation, environments.started, state)
                 with stopwatch("environments"):
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
                     experience.observe(batch, learner.update(batch))
 
             experience.end(policy.agents)
-            counts = gather_metrics(learner, environments, placement)
+            counts = gather_metrics(learner, environments.pop_collected(), placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
                 results = evaluator.evaluate(policy, generation)

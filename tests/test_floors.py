@@ -18,6 +18,7 @@ FLOORS = [
     {"evolution"},
     {"algorithms"},
     {"population"},
+    {"tracking"},
     {"actors"},
     {"runs"},
     {"report"},

@@ -12,13 +12,13 @@ from evorl.actors.actor import NUMBER, RESTORE, SAVE
 from evorl.actors.board import Board, Description
 from evorl.actors.checks import check_memory, max_staleness, starting, warn_of_cores
 from evorl.actors.collectors import KINDS, Slot, slot_size, slots
-from evorl.actors.figures import Figures, Floats
+from evorl.actors.figures import Figures
 from evorl.actors.memory import SharedMemory
 from evorl.actors.supervisor import Supervisor
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.envs.episodes import Recent, Returns
+from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.shared import read_state, state_size, write_state
 from evorl.types import RunFailed, Tensors, UserError
@@ -220,13 +220,9 @@ class Actors:
         self._supervisor.restarts = 0
         return self._figures.pop(placement)
 
-    def pop_steps(self) -> Floats:
-        """Return the transitions [P] received since the last call."""
-        return self._figures.pop_steps()
-
-    def pop_returns(self) -> Returns:
-        """Return the returns of the episodes in the slots received since the last call."""
-        return self._figures.pop_returns()
+    def pop_collected(self) -> Collected:
+        """Return the counters of the slots received since the last call."""
+        return self._figures.pop_collected()
 
     def recent(self) -> Recent | None:
         """Return the mean return and length of the episodes received since the last call, or None without any."""

@@ -25,7 +25,7 @@ from evorl.replay.gradients import GradientMemory
 from evorl.replay.n_step import make_windows
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.ring import Empty, Field
-from evorl.replay.segment import COUNTS, RolloutLayout, RolloutMemory
+from evorl.replay.segment import RolloutLayout, RolloutMemory
 from evorl.replay.transitions import ERROR
 from evorl.system.timing import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
@@ -35,7 +35,7 @@ class Slot(Protocol):
     """Shared memory for what an actor sends at a time."""
 
     counts: Tensor
-    """The actor's counters of each agent [C, P], in the order of `evorl.replay.segment.COUNTS`."""
+    """The actor's counters of each agent [C, P], in the order of `evorl.envs.episodes.Collected`."""
     number: int
     """The slot's number within its rank, by which the learner hands it out."""
 
@@ -251,8 +251,7 @@ KINDS: Mapping[str, Kind] = {
 
 def note_counts(slot: Slot, environments: Environments) -> None:
     """Write the environments' counters since the last slot into this one."""
-    assert COUNTS == ("steps", "returns", "episodes", "ended", "lengths")
-    for row, values in zip(slot.counts, (environments.pop_steps(), *environments.pop_returns()), strict=True):
+    for row, values in zip(slot.counts, environments.pop_collected(), strict=True):
         row.copy_(torch.from_numpy(values))
 
 

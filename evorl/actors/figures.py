@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.distributed import Placement
-from evorl.envs.episodes import Recent, Returns
-from evorl.replay.segment import COUNTS
+from evorl.envs.episodes import Collected, Recent
 
 Floats = NDArray[np.float64]
 
@@ -18,7 +17,7 @@ class Figures:
     """Actor metrics of one rank, summed since they were last read."""
 
     def __init__(self, actors: int, agents: int) -> None:
-        self._counts = np.zeros((len(COUNTS), agents))
+        self._counts = np.zeros((len(Collected._fields), agents))
         # Episodes since the last call of `recent`: the sum of returns, their number, the sum of lengths.
         self._lately = np.zeros(3)
         self._steps = np.zeros(actors)
@@ -46,17 +45,10 @@ class Figures:
         self._stale += stale
         self._old += not stale
 
-    def pop_steps(self) -> Floats:
-        """Return the number of transitions [P] and reset it."""
-        steps: Floats = self._counts[0].copy()
-        self._counts[0] = 0.0
-        return steps
-
-    def pop_returns(self) -> Returns:
-        """Return the sums over episodes [P] and reset them."""
-        sums, episodes, ended, lengths = self._counts[1:].copy()
-        self._counts[1:] = 0.0
-        return Returns(sums, episodes, ended, lengths)
+    def pop_collected(self) -> Collected:
+        """Return the counters of the received slots since the last call."""
+        counts, self._counts = self._counts, np.zeros_like(self._counts)
+        return Collected(*counts)
 
     def recent(self) -> Recent | None:
         """Return the mean return and length of episodes since the last call, or None without any."""

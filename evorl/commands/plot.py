@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from evorl.commands.command import Command
-from evorl.report.compare import MEASURES
 from evorl.report.data import load
 from evorl.report.picture import check_output, draw
+from evorl.report.statistics import MEASURES
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from evorl.config import Environment
 from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.actions import action_reader
 from evorl.envs.continuation import Continuation
-from evorl.envs.episodes import Episodes, Recent, Returns
+from evorl.envs.episodes import Collected, Episodes, Recent
 from evorl.envs.masks import MASK, ActionMasks, refuse_late_masks
 from evorl.envs.observations import ObservationReader
 from evorl.envs.recovery import RecoveringVector
@@ -168,15 +168,10 @@ class Environments:
         """
         return read_reports(self._info, names, np.flatnonzero(chosen).tolist(), self._id)
 
-    def pop_steps(self) -> NDArray[np.float64]:
-        """Return the number of valid transitions [P] since the last call."""
-        steps = self._steps.copy()
-        self._steps[:] = 0.0
-        return steps
-
-    def pop_returns(self) -> Returns:
-        """Return the episode returns since the last call; episodes that started too recently count in a later one."""
-        return self._episodes.pop()
+    def pop_collected(self) -> Collected:
+        """Return the counters since the last call; episodes that started too recently count in a later one."""
+        steps, self._steps = self._steps, np.zeros(self.agents)
+        return Collected(steps, *self._episodes.pop())
 
     def recent(self) -> Recent | None:
         """Return mean return and length of all episodes that ended since the last call, or None if none did."""

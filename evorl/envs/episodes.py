@@ -11,19 +11,21 @@ from numpy.typing import NDArray
 from evorl.types import UserError
 
 Places = NDArray[np.intp]
+Floats = NDArray[np.float64]
 
 
-class Returns(NamedTuple):
-    """Sums of the returns [P] of counted episodes, the number counted [P], and the number of all that ended [P].
+class Collected(NamedTuple):
+    """Counters of collected experience, each [P]: valid transitions, and sums over episodes.
 
-    `lengths` [P] are sums of the steps of the counted episodes, including the step that a native environment spends on
-    a reset.
+    `returns` and `lengths` are sums over the `episodes` that count, `ended` is the number of all that ended. Lengths
+    include the step that a native environment spends on a reset.
     """
 
-    sums: NDArray[np.float64]
-    episodes: NDArray[np.float64]
-    ended: NDArray[np.float64]
-    lengths: NDArray[np.float64]
+    steps: Floats
+    returns: Floats
+    episodes: Floats
+    ended: Floats
+    lengths: Floats
 
 
 class Recent(NamedTuple):
@@ -98,8 +100,8 @@ class Episodes:
         if dropped is not None:
             self._begin(dropped)
 
-    def pop(self) -> Returns:
-        """Return the newly counted episodes, and the number of episodes that ended since the last call."""
+    def pop(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the returns, episodes, ended and lengths of `Collected` since the last call."""
         self._settle()
         ages = np.where(self._owned, self._clock - self._began, 0).reshape(self._agents, -1)
         self._longest = np.maximum(self._longest, ages.max(1))
@@ -111,7 +113,7 @@ class Episodes:
         np.add.at(episodes, agent[counts], 1)
         np.add.at(lengths, agent[counts], length[counts])
         self._waiting = agent[~counts], began[~counts], length[~counts], total[~counts]
-        return Returns(sums, episodes, ended, lengths)
+        return sums, episodes, ended, lengths
 
     def recent(self) -> Recent | None:
         """Return the means over all episodes that ended since the last call, of any agent, or None if none did.

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from evorl.report.data import Drawn
-from evorl.report.effects import effects
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
+from evorl.report.statistics import effects
 
 PICTURE = "lineage.png"
 

@@ -13,9 +13,9 @@ from evorl.export.card import PICTURE, card
 from evorl.report.data import load
 from evorl.report.picture import draw
 from evorl.runs.directory import INTERFACE
-from evorl.runs.trackers.shared import shared_settings
 from evorl.system.extras import require
 from evorl.system.files import read_bounded
+from evorl.tracking.tracker import shared_settings
 from evorl.types import UserError
 
 FILES = ("elite/agent.safetensors", "elite/agent.json", "metrics.jsonl", "lineage.jsonl", "summary.json", INTERFACE)

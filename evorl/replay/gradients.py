@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evorl.envs.episodes import Collected
 from evorl.replay import Gather, Population
 from evorl.replay.ring import Empty
-from evorl.replay.segment import COUNTS
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, Tensors, UpdateResult
 
@@ -23,7 +23,7 @@ class GradientMemory:
         """`sizes` are the flat gradient sizes by network; `metrics` names the metrics of the update."""
         self.gradients = {name: empty((size,), torch.float32) for name, size in sizes.items()}
         self.metrics = {name: empty((agents,), torch.float32) for name in metrics}
-        self.counts = empty((len(COUNTS), agents), torch.float64)
+        self.counts = empty((len(Collected._fields), agents), torch.float64)
         self.behind = empty((1,), torch.int64)
         """Staleness in updates of the parameters when an actor applied the gradient itself."""
         self.number = 0

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evorl.envs.episodes import Collected
 from evorl.envs.spec import ObservationSpecs
 from evorl.replay.ring import Empty, Field
 from evorl.replay.storage import Storage
 from evorl.types import PolicyOutput, Tensors, Transition
-
-COUNTS = ("steps", "returns", "episodes", "ended", "lengths")
-"""An actor's counters per agent: transitions, and those of `evorl.envs.episodes.Returns`."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,8 @@ class RolloutMemory:
             steps, streams, layout.parts, layout.fields, torch.device("cpu"), empty=empty, last=(steps + 1) * streams
         )
         self._states = empty((steps + 1, layout.agents, layout.num_envs, *layout.state), torch.float32)
-        self.counts = empty((len(COUNTS), layout.agents), torch.float64)
+        self.counts = empty((len(Collected._fields), layout.agents), torch.float64)
         self.number = 0
-        """Staleness of the acting parameters in updates, when the rollout was received."""
         self._first = empty((1,), torch.int64)
         rows = torch.arange(steps).view(1, steps, 1) * streams
         self._places = rows + torch.arange(streams).view(layout.agents, 1, layout.num_envs)

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from signal import Signals
 from typing import Any
 
-from evorl.report.compare import Group
 from evorl.report.data import Drawn, born_by
-from evorl.report.effects import Effect
-from evorl.report.statistics import Interval, interval
-from evorl.report.style import look
+from evorl.report.figures import look
+from evorl.report.statistics import Effect, Group, Interval, interval
 from evorl.system.console import digits
 
 Fact = tuple[str, str]

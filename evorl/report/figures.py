@@ -1,23 +1,20 @@
-"""Plotly figures of one run: traces and a layout. Text from a run's files is HTML-escaped here.
+"""Plotly figures of one run, and of several that are compared: traces and a layout.
 
-`$ink` stands for the text colour, which the page sets by its colour scheme.
+Text from a run's files is HTML-escaped here. `$ink` stands for the text colour, which the page sets by its colour
+scheme.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.report.crowd import Crowd, units_of
-from evorl.report.data import Drawn, born_by
-from evorl.report.effects import Effect
-from evorl.report.statistics import POINTS, thinned
-from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
-from evorl.report.tree import Tree
+from evorl.report.data import Crowd, Drawn, Tree, born_by, units_of
+from evorl.report.statistics import MEASURES, POINTS, Effect, Group, points, thinned
 from evorl.runs.ancestry import Stage
 from evorl.system.console import digits
 
@@ -28,6 +25,33 @@ BAND = "rgba(152,162,173,0.3)"
 STEPS = "environment steps of each agent"
 TINY = 1e-3
 """Fractions of time below which no bar is drawn."""
+
+
+class Look(NamedTuple):
+    """The style of a kind of mutation: label, colour, plotly `symbol` and matplotlib `marker`."""
+
+    words: str
+    colour: str
+    symbol: str
+    marker: str
+
+
+PLAIN = Look("no mutation", "#98a2ad", "circle", "o")
+LOOKS = {
+    "none": PLAIN,
+    "initial": PLAIN,
+    "hyperparameters": Look("hyperparameters", "#0072b2", "diamond", "D"),
+    "architecture": Look("architecture", "#e69f00", "square", "s"),
+    "parameters": Look("parameters (noise)", "#cc79a7", "triangle-up", "^"),
+    "activation": Look("activation", "#009e73", "star", "*"),
+}
+GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours of groups of runs, used cyclically: the colour-blind-safe palette of Okabe & Ito 2008."""
+
+
+def look(kind: str) -> Look:
+    """Return the style of a kind of mutation; user-defined kinds share a separate style."""
+    return LOOKS.get(kind, Look(kind, "#56b4e9", "cross", "X"))
 
 
 def returns(run: Drawn) -> Figure:
@@ -254,6 +278,14 @@ def speed(run: Drawn) -> Figure:
     layout = _axes(STEPS, "steps/s of all agents")
     layout["yaxis"] |= {"rangemode": "tozero"}
     return {"data": [trace], "layout": {**layout, "height": 260, "showlegend": False}}
+
+
+def comparison(groups: Sequence[Group], measure: str) -> Figure:
+    """Plot a measure over steps for each group: every seed, their mean, and its 95 % confidence interval."""
+    traces = [trace for place, group in enumerate(groups) for trace in _traces(group, measure, place)]
+    words = MEASURES[measure][0]
+    layout = {"xaxis": {"title": {"text": STEPS}}, "yaxis": {"title": {"text": words}}, "legend": {"y": -0.18}}
+    return {"data": traces, "layout": layout}
 
 
 def _agents(run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Figure]:
@@ -486,3 +518,47 @@ def _level(value: float) -> Figure:
 
 def _axes(x: str, y: str) -> Figure:
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+
+
+def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
+    colour = GROUPS[place % len(GROUPS)]
+    for run in group.runs:
+        steps, values = points(run, measure)
+        yield {
+            **_line(steps.tolist(), values.tolist(), colour, 1),
+            "opacity": 0.45,
+            "showlegend": False,
+            "name": html.escape(run.name),
+            "hovertemplate": "%{fullData.name}: %{y:.1f}<extra></extra>",
+        }
+    grid, means = group.curve(measure)
+    x, count = grid.tolist(), len(group.runs)
+    if count > 1 and x:
+        low, high = [mean.low for mean in means], [mean.high for mean in means]
+        yield {
+            **_line(x + x[::-1], high + low[::-1], colour, 0),
+            "fill": "toself",
+            "fillcolor": _clear(colour),
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    yield {
+        **_line(x, [mean.mean for mean in means], colour, 3),
+        "name": html.escape(f"{group.label} ({count} {'run' if count == 1 else 'runs'})"),
+        "hovertemplate": "mean %{y:.1f}<extra></extra>",
+    }
+
+
+def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int) -> Figure:
+    line: dict[str, Any] = {"color": colour, "width": width}
+    return {"type": "scatter", "mode": "lines", "x": list(x), "y": _known(y), "line": line}
+
+
+def _known(values: Sequence[float | None]) -> list[float | None]:
+    """Replace NaN by None, since JSON has no NaN."""
+    return [None if value is None or value != value else float(value) for value in values]
+
+
+def _clear(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"

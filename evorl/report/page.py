@@ -11,11 +11,9 @@ from typing import Any
 import yaml
 
 from evorl.report import figures
-from evorl.report.compare import MEASURES, groups
-from evorl.report.comparison import comparison
 from evorl.report.data import Drawn
-from evorl.report.effects import effects
 from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
+from evorl.report.statistics import MEASURES, effects, groups
 from evorl.system.extras import require
 
 HERE = Path(__file__).parent
@@ -36,7 +34,7 @@ def page(runs: Sequence[Drawn]) -> str:
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined
     )
     together = groups(runs)
-    drawn = {f"compare-{name}": comparison(together, name) for name in MEASURES} if len(runs) > 1 else {}
+    drawn = {f"compare-{name}": figures.comparison(together, name) for name in MEASURES} if len(runs) > 1 else {}
     parts = []
     for number, run in enumerate(runs):
         own = {name: figure for name, figure in _figures(run).items() if figure is not None}

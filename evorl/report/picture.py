@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config.errors import on_one_line
-from evorl.report.compare import MEASURES, Group, groups, points
 from evorl.report.data import Drawn, born_by
-from evorl.report.figures import STEPS, value_of
-from evorl.report.statistics import thinned
-from evorl.report.style import GROUPS, LOOKS, PLAIN, Look, look
+from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
+from evorl.report.statistics import MEASURES, Group, groups, points, thinned
 from evorl.runs.ancestry import Stage
 from evorl.system.extras import require
 from evorl.system.files import replacing

@@ -1,21 +1,36 @@
-"""Means of small samples with Student's t confidence intervals."""
+"""Statistics of reports: confidence intervals, the effects of mutations, and runs that differ only in the seed.
+
+Axes: S seeds, N steps or values.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.records import RESTORED
+from evorl.report.data import Drawn, Floats, Generation
+
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
-
 POINTS = 1_000
 """The maximum number of points of a curve; more would fall into the same pixel."""
+APART = ("seed", "run", "tracking", "checkpoint")
+"""Settings, or sections, in which the runs of a group may differ."""
 Item = TypeVar("Item")
+
+MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
+    "best": ("best agent so far", lambda row: row.elite_fitness),
+    "mean": ("mean fitness of the population", lambda row: row.mean_fitness),
+}
 
 
 class Interval(NamedTuple):
@@ -48,3 +63,120 @@ def thinned(points: Sequence[Item]) -> Sequence[Item]:
     """Return at most `POINTS` evenly spaced items, including the last one."""
     stride = max(1, -(-len(points) // POINTS))
     return points[(len(points) - 1) % stride :: stride]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The fitness `changes` from parent to child for one `kind` of mutation of one `target`.
+
+    Parents are selected for their fitness, which is partly luck, so their children regress to the mean whatever the
+    mutation. Only children whose parents were selected in the same way can be compared with each other. A generation of
+    training lies between parent and child, so the effect of a mutation is its mean minus that of children without
+    mutation.
+    """
+
+    kind: str
+    target: str
+    changes: Sequence[float] | NDArray[np.float64]
+
+    @property
+    def interval(self) -> Interval:
+        return interval(self.changes)
+
+    @property
+    def improved(self) -> float:
+        """The fraction of children that were better than their parents."""
+        return float(np.mean(np.asarray(self.changes) > 0))
+
+
+def effects(run: Drawn) -> list[Effect]:
+    """Return the effects of all mutations of a run, by kind and, for hyperparameters, also by name.
+
+    The kind `none` holds the children that were not mutated. Agents that survived unchanged are excluded: the elite is
+    the best of its generation, so it regresses further than the parents of children do.
+    """
+    if run.crowd is not None:
+        return _ordered(run.crowd.effects)
+    parents = run.parents()
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for life in run.lives:
+        parent = parents.get((life.generation, life.id))
+        if parent is None or parent.fitness is None or life.fitness is None:
+            continue
+        if parent.id == life.id or life.mutation == RESTORED:
+            continue
+        kind, change = life.mutation.kind, life.fitness - parent.fitness
+        found[kind, ""].append(change)
+        if kind == "hyperparameters":
+            found[kind, life.mutation.target].append(change)
+    return _ordered({key: tuple(changes) for key, changes in found.items()})
+
+
+def _ordered(found: Mapping[tuple[str, str], Sequence[float] | NDArray[np.float64]]) -> list[Effect]:
+    """Sort by kind, then by target, with the baseline `none` first."""
+    ordered = sorted(found.items(), key=lambda item: (item[0][0] != "none", item[0]))
+    return [Effect(kind, target, changes) for (kind, target), changes in ordered]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration, with a `label` that distinguishes it from other groups."""
+
+    label: str
+    runs: tuple[Drawn, ...]
+
+    def curve(self, measure: str) -> tuple[Floats, list[Interval]]:
+        """Return steps [N] and the confidence interval over seeds at each, up to the end of the shortest run.
+
+        Values are interpolated linearly between generations. A run that ended because it was solved keeps its best
+        agent, so for `best` the curve extends to the end of the longest run.
+        """
+        curves = [points(run, measure) for run in self.runs]
+        first = max(steps[0] for steps, _ in curves)
+        longest = max if measure == "best" else min
+        last = longest(steps[-1] for steps, _ in curves)
+        grid = np.unique(np.concatenate([steps for steps, _ in curves]))
+        grid = grid[(grid >= first) & (grid <= last)]
+        rows = np.stack([np.interp(grid, steps, values) for steps, values in curves])
+        return grid, [interval(column.tolist()) for column in rows.T]
+
+
+def points(run: Drawn, measure: str) -> tuple[Floats, Floats]:
+    """Return steps [N] and values [N] of a measure, for the generations of a run that have a value."""
+    _, of = MEASURES[measure]
+    known = [(row.agent_steps, value) for row in run.generations if (value := of(row)) is not None]
+    points = thinned(known) or [(run.generations[0].agent_steps, float("nan"))]
+    steps, values = zip(*points, strict=True)
+    return np.array(steps, dtype=np.float64), np.array(values, dtype=np.float64)
+
+
+def groups(runs: Sequence[Drawn]) -> list[Group]:
+    """Group runs by configuration, in order of first appearance."""
+    kinds: dict[str, list[Drawn]] = {}
+    for run in runs:
+        kept = {name: value for name, value in run.config.items() if name not in APART}
+        kinds.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
+    configs = [_leaves(members[0].config) for members in kinds.values()]
+    differing = [
+        name
+        for name in configs[0]
+        if not name.startswith(APART) and len({str(config.get(name)) for config in configs}) > 1
+    ]
+    return [
+        Group(_label(members[0], config, differing), tuple(members))
+        for members, config in zip(kinds.values(), configs, strict=True)
+    ]
+
+
+def _label(run: Drawn, config: Mapping[str, Any], differing: Sequence[str]) -> str:
+    own = [name for name in differing if name not in ("algorithm.name", "environment.id")]
+    named = ", ".join(f"{name.rpartition('.')[2]} {config.get(name)}" for name in own[:3])
+    base = f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"
+    return f"{base}: {named}" if named else base
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return leaves

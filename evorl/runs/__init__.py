@@ -1,1 +1,1 @@
-"""The lifecycle of a run on all ranks: its directory, checkpoints, recovery, metrics and trackers."""
+"""The lifecycle of a run on all ranks: its directory, checkpoints, recovery, metrics."""

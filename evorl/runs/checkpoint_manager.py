@@ -16,7 +16,7 @@ from evorl.envs.continuation import Continued
 from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Files, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress
-from evorl.runs.warn_once import WarnOnce
+from evorl.system.console import WarnOnce
 from evorl.system.files import digest, json_bytes, read_bounded, reason
 from evorl.system.formats import decode_agents, encode_tensors
 from evorl.types import Agent

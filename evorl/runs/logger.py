@@ -1,48 +1,108 @@
-"""The logger of a run: metrics and lineage files, trackers, the progress bar and the summary."""
+"""The logger of a run: its files, trackers, progress bar and terminal lines. Axes: P agents, N episodes."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from signal import Signals
 from typing import Any
 
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
-from evorl.runs.curves import Use, perturbed, record_of
+from evorl.envs.horizon import Horizon
+from evorl.envs.spaces import interface_to_json
+from evorl.envs.spec import EnvSpec
+from evorl.population.evaluation import EpisodeResults
+from evorl.runs.archive import Archive
+from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
+from evorl.runs.console import STOPPED, closing_lines, generation_line
 from evorl.runs.directory import RunDirectory
+from evorl.runs.elite import Score
 from evorl.runs.history import JsonLines
-from evorl.runs.lines import closing_lines, generation_line
-from evorl.runs.summary import STOPPED
-from evorl.runs.trackers import Record, Trackers
+from evorl.runs.metrics import (
+    Counts,
+    RecentEpisodes,
+    Use,
+    Within,
+    evaluation_row,
+    generation_row,
+    lineage_rows,
+    perturbed,
+    record_of,
+)
+from evorl.runs.progress import Progress
 from evorl.runs.video import film_elite
-from evorl.runs.warn_once import WarnOnce
-from evorl.runs.within import Watched, Within
-from evorl.system.console import Terminal, say
+from evorl.system.console import Terminal, WarnOnce, say
 from evorl.system.files import reason
-from evorl.types import EvorlWarning
+from evorl.tracking import Record, Trackers
+from evorl.types import Agent, EvorlWarning
 
 Row = Mapping[str, Any]
 MOST_LINES = 5_000
 """The number of newest lineage lines that trackers receive at the end."""
 
 
-class Logger:
+class NullLogger:
+    """Logs nothing: the logger of all ranks but the main process, and of that before the run is entered."""
+
+    def enter(self, phase: str) -> None:
+        """Show the current phase of the generation on the bar."""
+
+    def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
+        """Advance the bar by `steps` of each agent; every `tracking.interval` seconds also log means from `recent`."""
+
+    def record(
+        self,
+        agents: list[Agent],
+        results: EpisodeResults,
+        counts: Counts,
+        progress: Progress,
+        seconds: Mapping[str, float],
+        actors: Mapping[str, float] | None,
+        archive: Archive,
+    ) -> Stop | None:
+        """Log a finished generation, whose evaluation gave `results` [P, N]; return the Stop of a callback, or None."""
+        return None
+
+    def close(self, summary: Row) -> str:
+        """Write pending lines and the summary, and close the trackers; return the write error, empty on success.
+
+        Closing lines are printed unless the run ended with an error, which is printed elsewhere.
+        """
+        return ""
+
+
+class Logger(NullLogger):
     """Writes and displays the results of each generation; only the main process has one.
 
     A failed write is reported once and retried with the next generation.
     """
 
     def __init__(
-        self, config: AnyConfig, directory: RunDirectory, warn_once: WarnOnce, agent_steps: int, elite: bytes
+        self,
+        config: AnyConfig,
+        directory: RunDirectory,
+        horizon: Horizon,
+        interface: EnvSpec,
+        warn_once: WarnOnce,
+        callbacks: Sequence[Callback],
+        agent_steps: int,
+        elite: bytes,
     ) -> None:
         """Open the trackers and the progress bar at `agent_steps`; `elite` is the content of the elite's file."""
         self._config = config
         self._directory = directory
+        self._horizon = horizon
         self._warn_once = warn_once
+        self._callbacks = callbacks
         self._written_elite = elite
         self._varying = perturbed(config)
+        try:
+            directory.write_interface(interface_to_json(interface))
+        except OSError as error:
+            warn_once("interface", f"{reason(error, directory.path)}; training goes on")
         self._trackers = Trackers(
             config, directory.path, _History(directory.metrics, self._varying, config.as_used, warn_once)
         )
@@ -66,11 +126,14 @@ class Logger:
         self._recent = ""
         self._speed = ""
 
-    def advance(self, steps: int, watched: Watched | None) -> None:
-        """Advance the bar by `steps` of each agent; every `tracking.interval` seconds also log points of `watched`."""
+    def enter(self, phase: str) -> None:
+        self._phase, self._recent = phase, ""
+        self._show()
+
+    def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
         self._reach(self._bar.n + steps)
         self._bar.update(steps)
-        if watched is not None and (found := self._within.advance(steps * self._config.population.size, watched)):
+        if recent is not None and (found := self._within.advance(steps * self._config.population.size, recent)):
             step, points = found
             self._trackers.log_within(step, points)
             # The speed of this generation: it may be the first, and may take minutes.
@@ -79,12 +142,54 @@ class Logger:
                 self._recent = f"return {points['charts/episodic_return']:.4g}"
             self._show()
 
-    def enter(self, phase: str) -> None:
-        """Show the current phase of the generation on the bar."""
-        self._phase, self._recent = phase, ""
-        self._show()
+    def record(
+        self,
+        agents: list[Agent],
+        results: EpisodeResults,
+        counts: Counts,
+        progress: Progress,
+        seconds: Mapping[str, float],
+        actors: Mapping[str, float] | None,
+        archive: Archive,
+    ) -> Stop | None:
+        # Only reset steps are not counted, and without an ended episode there are none: a generation that has fewer
+        # steps was cut short.
+        if not counts.ended_episodes.any() and counts.steps.mean() >= self._horizon.steps * self._horizon.counted:
+            self._warn_once(
+                "episodes",
+                f"no episode ended in generation {progress.generation}, which had {self._horizon.steps:,} steps of "
+                "each environment, so train_return has no numbers",
+            )
+        if warning := self._config.algorithm.warning(counts.metrics):
+            self._warn_once("metrics", f"{warning} (generation {progress.generation})")
+        known = {name: value for name, value in asdict(progress).items() if name != "elite"}
+        fitness = self._config.evolution.fitness
+        scores = [Score.of(row) for row in results.fitness(fitness)]
+        row = generation_row(agents, scores, counts, known, progress.elite, seconds, self._config)
+        row |= evaluation_row(results, fitness, archive.evaluation_steps)
+        row |= {} if actors is None else {"actors": dict(actors)}
+        logged, stop = call_each(self._callbacks, row, agents)
+        row |= {LOGGED: logged} if logged else {}
+        self._log(row, lineage_rows(agents, progress.generation), archive.payload)
+        self.enter("evolution")
+        return stop
 
-    def log(self, row: Row, lineage: Sequence[Row], elite: bytes) -> None:
+    def close(self, summary: Row) -> str:
+        problem = ""
+        self._bar.close()
+        try:
+            self._directory.flush()
+            self._directory.write_summary(summary)
+        except OSError as error:
+            problem = reason(error, self._directory.path)
+        self._trackers.finish(summary, self._directory.lineage.newest(MOST_LINES))
+        if summary["ended"] in ("finished", STOPPED, *Signals.__members__):
+            has_elite = bool(self._written_elite)
+            for line in closing_lines(summary, self._config, self._directory.path, has_elite=has_elite):
+                say(line)
+        return problem
+
+    def _log(self, row: Row, lineage: Sequence[Row], elite: bytes) -> None:
         """Write a generation's lines, then the elite if it is new; then update the trackers and the bar."""
         self._directory.metrics.add([row])
         self._directory.lineage.add(lineage)
@@ -124,25 +229,6 @@ class Logger:
             self._warn_once("film", f"tracking.video: no film of the best agent: {error}; training goes on")
         else:
             self._trackers.log_video(row["global_steps"], path)
-
-    def close(self, summary: Row) -> str:
-        """Write pending lines and the summary, and close the trackers; return the write error, empty on success.
-
-        Closing lines are printed unless the run ended with an error, which is printed elsewhere.
-        """
-        problem = ""
-        self._bar.close()
-        try:
-            self._directory.flush()
-            self._directory.write_summary(summary)
-        except OSError as error:
-            problem = reason(error, self._directory.path)
-        self._trackers.finish(summary, self._directory.lineage.newest(MOST_LINES))
-        if summary["ended"] in ("finished", STOPPED, *Signals.__members__):
-            has_elite = bool(self._written_elite)
-            for line in closing_lines(summary, self._config, self._directory.path, has_elite=has_elite):
-                say(line)
-        return problem
 
     def _show(self) -> None:
         """Show the phase, the mean return of recent episodes, and the speed on the bar."""

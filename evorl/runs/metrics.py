@@ -1,10 +1,15 @@
-"""Metrics of a generation, as rows of `metrics.jsonl` and `lineage.jsonl`. Axes: P agents."""
+"""Metrics of a generation: its lines of `metrics.jsonl` and `lineage.jsonl`, and the points that trackers receive.
+
+Axes: P agents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +17,28 @@ from numpy.typing import NDArray
 from evorl.config import AnyConfig
 from evorl.config.fields import RETURN
 from evorl.distributed import Placement
-from evorl.envs.episodes import Returns
+from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults
+from evorl.runs.callbacks import LOGGED
 from evorl.runs.elite import Elite, Score
+from evorl.tracking import AgentRecord, Points, Record
 from evorl.types import Agent
+
+SIZES: Mapping[str, Callable[[Mapping[str, Any]], int]] = {
+    "layers": lambda network: len(network["hidden_sizes"]) + sum(network["residual_layers"]),
+    "units": lambda network: sum(network["hidden_sizes"]),
+    "recurrent_units": lambda network: network["recurrent_size"],
+    "channels": lambda network: sum(layer["channels"] for layer in network["convolutions"]),
+}
+"""Size metrics of an agent's architectures, summed over its networks; sums of 0 are not drawn."""
+
+PER_ACTOR = "steps_per_second/"
+
+Use = Callable[[str, float], float]
+"""Maps a hyperparameter's name and stored value to the value that training uses."""
+RecentEpisodes = Callable[[], Recent | None]
+"""Returns the means over this rank's episodes that ended since the last call, or None if none did."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +56,12 @@ class Counts:
     metrics: Mapping[str, NDArray[np.float64]]
 
 
-class Collecting(Protocol):
-    """Collects experience, in environments of this process or in actor processes."""
-
-    def pop_steps(self) -> NDArray[np.float64]:
-        """Return the transitions [P] collected since the last call."""
-
-    def pop_returns(self) -> Returns:
-        """Return the statistics of the episodes since the last call."""
-
-
-def gather_metrics(learner: Learner, environments: Collecting, placement: Placement) -> Counts:
-    """Reduce over ranks what was counted since the last call; means are NaN where nothing was counted."""
+def gather_metrics(learner: Learner, collected: Collected, placement: Placement) -> Counts:
+    """Reduce over ranks what was `collected` and learned in a generation; means are NaN where nothing was counted."""
     learned = learner.metrics()
     reported = [*learned.sums.values(), *learned.counts.values()]
-    local = np.stack([environments.pop_steps(), learned.updates, *environments.pop_returns(), *reported])
-    steps, updates, returns, episodes, ended, lengths, *totals = placement.total(local, "the other ranks' metrics")
+    local = np.stack([*collected, learned.updates, *reported])
+    steps, returns, episodes, ended, lengths, updates, *totals = placement.total(local, "the other ranks' metrics")
     with np.errstate(invalid="ignore"):
         half = len(learned.sums)
         means = {
@@ -127,3 +139,102 @@ def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any
 def _list(values: NDArray[np.float64]) -> list[float | None]:
     """Convert to JSON numbers, with null for non-finite values."""
     return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def perturbed(config: AnyConfig) -> frozenset[str]:
+    """Return the names of the hyperparameters that evolution can change, and `architecture` if it can change those."""
+    evolution = config.evolution
+    names: set[str] = set()
+    if config.population.size > 1:
+        names |= set(evolution.hyperparameters or ()) if evolution.mutation.hyperparameters else set()
+        names |= {"architecture"} if evolution.mutation.architecture else set()
+    if evolution.schedule is not None:
+        names |= {mutation.target for mutation in evolution.schedule.mutations if mutation.kind == "hyperparameters"}
+        names |= {"architecture" for mutation in evolution.schedule.mutations if mutation.kind == "architecture"}
+    return frozenset(names)
+
+
+def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Record:
+    """Convert a line of `metrics.jsonl` to a tracker record with the hyperparameters in `varying` only."""
+    places = range(len(row["agents"]))
+    agents = [_agent(row, place, varying, use) for place in places]
+    names = {name: None for agent in agents for name in agent.points}
+    means = {name: _mean(agent.points[name] for agent in agents if name in agent.points) for name in names}
+    means.pop("fitness/agents", None)
+    points = {
+        **means,
+        "charts/SPS": row["env_steps_per_second"],
+        "fitness/best": row["best_fitness"],
+        "fitness/mean": row["mean_fitness"],
+        "fitness/elite": row["elite_fitness"],
+        "time/updates_per_second": row["updates_per_second"],
+        **{f"time/{name}": value for name, value in row["seconds"].items()},
+        **{f"callbacks/{name}": value for name, value in row.get(LOGGED, {}).items()},
+        **{f"actors/{name}": value for name, value in row.get("actors", {}).items() if not name.startswith(PER_ACTOR)},
+    }
+    return Record(row["generation"], row["global_steps"], _finite(points), agents)
+
+
+def _agent(row: Mapping[str, Any], place: int, varying: frozenset[str], use: Use) -> AgentRecord:
+    hyperparameters = {name: use(name, value) for name, value in row["hyperparameters"][place].items()}
+    architectures = row["architectures"][place]
+    sizes = {name: sum(map(size, architectures.values())) for name, size in SIZES.items()}
+    lengths, generations = row.get("train_length"), row.get("parent_generations")
+    points = {
+        "charts/episodic_return": row["train_return"][place],
+        "charts/episodic_length": lengths[place] if lengths else None,
+        "fitness/agents": row["fitness"][place],
+        **{f"fitness/{name}": values[place] for name, values in row.get("terms", {}).items()},
+        **{f"losses/{name}": values[place] for name, values in row["metrics"].items()},
+        **{f"hyperparameters/{name}": value for name, value in hyperparameters.items() if name in varying},
+        **{f"architecture/{name}": size for name, size in sizes.items() if size and "architecture" in varying},
+    }
+    return AgentRecord(
+        id=row["agents"][place],
+        parent=row["parents"][place],
+        parent_generation=generations[place] if generations else None,
+        mutation=row["mutations"][place],
+        points=_finite(points),
+        hyperparameters=hyperparameters,
+        architectures=architectures,
+    )
+
+
+def _finite(points: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in points.items() if value is not None and math.isfinite(value)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+class Within:
+    """Tracker points within a generation, which may take minutes: at most every `interval` seconds, the speed and
+    the means over this rank's recent episodes.
+    """
+
+    def __init__(self, interval: float, step: int) -> None:
+        self._interval = interval
+        self.begin(step)
+
+    def begin(self, step: int) -> None:
+        """Start a generation at `step`, the environment steps of all agents so far."""
+        self._step = self._first = step
+        self._began = self._said = 0.0
+
+    def advance(self, steps: int, recent: RecentEpisodes) -> tuple[int, Points] | None:
+        """Count `steps` more of all agents; return the step and its points if the interval has passed, else None."""
+        now = time.perf_counter()
+        if not self._began:
+            # Start the clock here, not in `begin`: evolution and a checkpoint come before the first step.
+            self._began = self._said = now
+            self._first = self._step + steps
+        self._step += steps
+        if now - self._said < self._interval:
+            return None
+        self._said = now
+        points = {"charts/SPS": (self._step - self._first) / (now - self._began)}
+        means = recent()
+        points |= {f"charts/{name}": value for name, value in means._asdict().items()} if means else {}
+        return self._step, points

@@ -18,8 +18,7 @@ from evorl.randomness import derive_seed
 from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress, progress_of
-from evorl.runs.warn_once import WarnOnce
-from evorl.system.console import say
+from evorl.system.console import WarnOnce, say
 from evorl.system.files import json_bytes
 from evorl.system.formats import decode_agents, decode_tensors
 from evorl.types import Agent, UserError

@@ -17,7 +17,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.distributed.signals import Interrupted
 from evorl.envs.continuation import Continued
-from evorl.envs.horizon import horizon
+from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
@@ -25,19 +25,16 @@ from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.archive import Archive
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint_manager import CheckpointManager
-from evorl.runs.header import header
+from evorl.runs.console import end_of, exchange_reasons, header, summary_of
 from evorl.runs.host_directory import HostDirectory
-from evorl.runs.metrics import Counts
+from evorl.runs.logger import Logger, NullLogger
+from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.progress import Progress
 from evorl.runs.recovery import Recovery
 from evorl.runs.replicas import drift_warning, gather_agents
-from evorl.runs.reporter import Reporter
-from evorl.runs.summary import end_of, exchange_reasons, summary_of
 from evorl.runs.threads import use_threads
 from evorl.runs.transfer import first_agents
-from evorl.runs.warn_once import WarnOnce
-from evorl.runs.within import Watched
-from evorl.system.console import say
+from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
 from evorl.system.timing import Stopwatch
@@ -90,8 +87,8 @@ class Run:
         self.progress.note_setup(config, placement)
         self._archive = Archive(config, self.progress.elite, elite)
         self._recorded = self.progress.copy()
-        is_main = self.ranks.is_main
-        self._reporter = Reporter(config, self._directory, self.horizon, self._warn_once, callbacks, is_main=is_main)
+        self._callbacks = callbacks
+        self._logger = NullLogger()
         self.summary: Mapping[str, Any] = {}
         self._stopped = ""
         self._training_seconds = 0.0
@@ -127,13 +124,8 @@ class Run:
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
     def __enter__(self) -> Self:
-        pace = self.algorithm.pace(self.placement.copies)
-        interface = self.algorithm.interface
-        lines = header(
-            self.config, self.placement, interface, pace, self._generation, threads=self._threads, directory=self.path
-        )
-        steps, elite = self.progress.agent_steps, self._archive.payload
-        self._reporter.begin(lines, interface, steps, elite)
+        if self.ranks.is_main:
+            self._open_logger()
         return self
 
     def __exit__(
@@ -146,7 +138,7 @@ class Run:
         ended = end_of(error, self._unsaved, self._stopped)
         self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
         self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
-        not_written = self._reporter.end(self.summary)
+        not_written = self._logger.close(self.summary)
         self._directory.release()
         if error is None and (unsaved := self._unsaved or not_written):
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
@@ -161,20 +153,20 @@ class Run:
             self.generation = self.progress.generation + 1
             yield self.generation
 
-    def steps(self, at_once: int = 1, watched: Watched | None = None) -> Iterator[int]:
+    def steps(self, at_once: int = 1, recent: RecentEpisodes | None = None) -> Iterator[int]:
         """Yield the index of each vector step of a generation, in strides of `at_once` if rollouts arrive whole.
 
-        Points of `watched` go to the trackers.
+        The trackers receive the means over `recent` episodes.
         """
         started = time.perf_counter()
-        self._reporter.enter("training")
+        self._logger.enter("training")
         each = self.config.environment.num_envs * self.placement.copies * at_once
         for step in range(0, self.horizon.steps, at_once):
             yield step
             self._steps_within += each
-            self._reporter.advance(each, watched)
+            self._logger.advance(each, recent)
         self._training_seconds = time.perf_counter() - started
-        self._reporter.enter("evaluation")
+        self._logger.enter("evaluation")
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
         """Return all trained agents on every rank; if replicas have drifted apart, those of rank 0."""
@@ -216,7 +208,7 @@ class Run:
         self.stopwatch.clear()
 
         def written() -> bytes:
-            stop = self._reporter.record(trained, results, counts, progress, seconds, actors, self._archive)
+            stop = self._logger.record(trained, results, counts, progress, seconds, actors, self._archive)
             return b"" if stop is None else stop.reason.encode() or b"a callback"
 
         self._stopped = self.ranks.from_main(written, "the main process's callbacks").decode()
@@ -249,7 +241,7 @@ class Run:
 
         A failing disk is reported, and training continues.
         """
-        self._reporter.enter("checkpoint")
+        self._logger.enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload, self._archive.payload)
         if not self._unsaved:
@@ -257,6 +249,25 @@ class Run:
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
+
+    def _open_logger(self) -> None:
+        """Print the header, and open the run's files and trackers."""
+        pace, interface = self.algorithm.pace(self.placement.copies), self.algorithm.interface
+        for line in header(
+            self.config, self.placement, interface, pace, self._generation, threads=self._threads, directory=self.path
+        ):
+            say(line)
+        announce(self._generation, self.config.evaluation.max_steps)
+        self._logger = Logger(
+            self.config,
+            self._directory,
+            self._generation,
+            interface,
+            self._warn_once,
+            self._callbacks,
+            self.progress.agent_steps,
+            self._archive.payload,
+        )
 
     def _lost(self) -> str:
         """Describe the steps that would be lost if the run ended now; empty if the checkpoint has them all."""

@@ -1,4 +1,4 @@
-"""Terminal output that survives a reader who leaves before the run ends."""
+"""Terminal output that survives a reader who leaves before the run ends, and warnings that are not repeated."""
 
 from __future__ import annotations
 
@@ -84,3 +84,24 @@ def warnings_on_one_line(suffix: str = "") -> Iterator[None]:
             yield
         finally:
             warnings.formatwarning = usual
+
+
+class WarnOnce:
+    """Warns of a condition that persists, such as a full disk, once per subject until the subject is reset.
+
+    Silent unless `speaks`: another process then warns.
+    """
+
+    def __init__(self, speaks: bool) -> None:
+        self._speaks = speaks
+        self._reported: set[str] = set()
+
+    def __call__(self, subject: str, message: str) -> None:
+        """Warn, unless this subject has been reported since its last reset."""
+        if self._speaks and subject not in self._reported:
+            self._reported.add(subject)
+            warnings.warn(message, EvorlWarning, stacklevel=2)
+
+    def reset(self, subject: str) -> None:
+        """Clear the subject, so that its next occurrence is reported again."""
+        self._reported.discard(subject)

@@ -118,7 +118,7 @@ def test_scores_are_true_and_lives_do_not_end_a_game():
         ends = int((transition.terminated & transition.valid).sum())
         lost += ends
         resets += int((~transition.valid).sum())
-    games = made.pop_returns().ended.sum()
+    games = made.pop_collected().ended.sum()
     assert lost > games > 0, "a game has five lives"
     assert resets <= games + lost
 

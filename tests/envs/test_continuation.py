@@ -73,14 +73,12 @@ def test_episodes_go_on_as_they_would_have(world, made):
     ours, theirs = made(world), made(world)
     ours.reset(3)
     played(ours, 130)
-    ours.pop_returns()
-    ours.pop_steps()
+    ours.pop_collected()
     assert theirs.restore(state_of(ours), seed=9) == ""
     assert torch.equal(ours.started, theirs.started)
     assert_equal(played(ours, 150, 1), played(theirs, 150, 1))
-    for mine, other in zip(ours.pop_returns(), theirs.pop_returns(), strict=True):
+    for mine, other in zip(ours.pop_collected(), theirs.pop_collected(), strict=True):
         np.testing.assert_array_equal(mine, other)
-    np.testing.assert_array_equal(ours.pop_steps(), theirs.pop_steps())
 
 
 def test_they_go_on_from_a_process_that_went_on_itself(made):

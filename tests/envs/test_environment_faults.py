@@ -54,10 +54,10 @@ def test_only_the_episode_of_the_environment_that_raised_is_dropped(vectorizatio
             numbers = made.observation["observation"][..., 1:]
             assert numbers[1, 1].tolist() == ([step // 4, step % 4] if step < 6 else [(step - 6) // 4, (step - 6) % 4])
             assert (numbers[[0, 0, 1], [0, 1, 0]] == torch.tensor([step // 4, step % 4])).all()
-        returns, count, ended, _ = made.pop_returns()
+        steps, returns, count, ended, _ = made.pop_collected()
         assert returns.tolist() == [16.0, 12.0]
         assert count.tolist() == ended.tolist() == [4.0, 3.0], "the dropped episode does not count"
-        assert made.pop_steps().tolist() == [18.0, 17.0]
+        assert steps.tolist() == [18.0, 17.0]
     finally:
         made.close()
 
@@ -91,7 +91,7 @@ def test_a_reset_that_raises_costs_no_transition(vectorization):
         assert (now.next_observation["observation"][..., 1:] == torch.tensor([0.0, 4.0])).all()
         assert made.started.all()
         assert all(now.all_valid for now in silently(made, 8))
-        assert made.pop_returns()[0].tolist() == [24.0, 24.0]
+        assert made.pop_collected().returns.tolist() == [24.0, 24.0]
     finally:
         made.close()
 
@@ -224,7 +224,7 @@ def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, mon
     while not (now.terminated | now.truncated).any():
         now = made.step(ACT)
     led_to = made.observation["observation"]
-    made.pop_steps()
+    made.pop_collected()
 
     def once(self, *action, **options):
         monkeypatch.setattr(kind, method, working)
@@ -238,7 +238,7 @@ def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, mon
     if method == "step":
         assert not now.valid.any()
         assert torch.equal(now.observation["observation"], led_to)
-        assert not made.pop_steps().any()
+        assert not made.pop_collected().steps.any()
     now = made.step(ACT)
     assert now.all_valid
     assert (now.reward == 1.0).all()
@@ -272,8 +272,9 @@ def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
         assert [process.exitcode for process in old] == [0, 1, 0, 0], "the others have closed their environments"
         assert made.started.all()
         assert all(now.all_valid for now in silently(made, 4))
-        assert made.pop_returns()[0].tolist() == [16.0, 16.0], "two episodes of each copy, and none from before twice"
-        assert made.pop_steps().tolist() == [18.0, 18.0]
+        collected = made.pop_collected()
+        assert collected.returns.tolist() == [16.0, 16.0], "two episodes of each copy, and none from before twice"
+        assert collected.steps.tolist() == [18.0, 18.0]
     finally:
         made.close()
 

@@ -44,7 +44,7 @@ def test_every_transition_stays_inside_its_episode(vectorization):
             assert torch.equal(then.observation["observation"][~ended], now.next_observation["observation"][~ended])
             assert (then.observation["observation"][ended][:, 1] == 0).all()
         assert sum(int(now.truncated.sum()) for now in made) > 0
-        steps, (returns, episodes, ended, _) = environments.pop_steps(), environments.pop_returns()
+        steps, returns, episodes, ended, _ = environments.pop_collected()
         assert (steps == 40 * E).all()
         # Episodes of 3, 4, 5, ... steps return 6, 10, 15, ...; ten of them end within 40 steps. The last one begins in
         # step 37, and one that takes five steps, as some do, would not have ended yet.
@@ -73,15 +73,17 @@ def test_a_native_environment_marks_its_reset_steps(vectorization):
         torch.testing.assert_close(after[:, 0], real[:, 0] + 0.02 * real[:, 1])
     assert resets > 20
     valid = sum(int(now.valid.sum()) for now in made)
-    assert environments.pop_steps().sum() == valid == 200 * P * E - sum(int((~now.valid).sum()) for now in made)
+    assert (
+        environments.pop_collected().steps.sum() == valid == 200 * P * E - sum(int((~now.valid).sum()) for now in made)
+    )
 
 
 def test_all_vectorizations_of_cartpole_agree_on_the_length_of_episodes():
     returns = {}
     for vectorization in ("native", "sync"):
         environments, _ = transitions(Environment(id="CartPole-v1", vectorization=vectorization), 300, action=1)
-        sums, counts, *_ = environments.pop_returns()
-        returns[vectorization] = sums.sum() / counts.sum()
+        collected = environments.pop_collected()
+        returns[vectorization] = collected.returns.sum() / collected.episodes.sum()
     assert returns["native"] == pytest.approx(returns["sync"], abs=0.4)
 
 

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from evorl.envs.episodes import Episodes
+from evorl.envs.episodes import Collected, Episodes
+
+
+def popped(episodes):
+    """The counters of episodes by name; steps are counted by the environments."""
+    return Collected(np.zeros(1), *episodes.pop())
 
 
 def played(draw, generations, steps, num_envs, owners=None, carries=True):
@@ -20,7 +25,7 @@ def played(draw, generations, steps, num_envs, owners=None, carries=True):
                 left[copy], value[copy] = draw()
             left -= 1
             episodes.step(np.where(left == 0, value, 0.0), left == 0, None)
-        given.append(episodes.pop())
+        given.append(popped(episodes))
     return given
 
 
@@ -36,7 +41,7 @@ def test_long_episodes_count_as_much_as_short_ones(steps, carries):
     rng = np.random.default_rng(0)
     true = np.mean([long_and_good(rng)[1] for _ in range(100_000)])
     given = played(lambda: long_and_good(rng), 150, steps, 8, carries=carries)
-    sums, counts, ended, lengths = (np.sum(column) for column in zip(*given, strict=True))
+    _, sums, counts, ended, lengths = (np.sum(column) for column in zip(*given, strict=True))
     assert sums / counts == pytest.approx(true, rel=0.04)
     assert lengths == sums, "each of these episodes returns its length"
     assert 0.5 * ended < counts <= ended
@@ -50,8 +55,8 @@ def test_every_episode_of_an_agent_that_goes_on_counts_once():
         return drawn[-1]
 
     given = played(draw, 40, 64, 8)
-    counts = sum(int(returns.episodes[0]) for returns in given)
-    assert len(drawn) - 40 < counts <= sum(returns.ended[0] for returns in given) <= len(drawn)
+    counts = sum(int(collected.episodes[0]) for collected in given)
+    assert len(drawn) - 40 < counts <= sum(collected.ended[0] for collected in given) <= len(drawn)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +65,9 @@ def test_every_episode_of_an_agent_that_goes_on_counts_once():
 def test_an_episode_in_which_the_agent_changed_is_nobodys(owners, counts):
     """Two environments, episodes of four steps and generations of six: every second generation ends within one."""
     given = played(lambda: (4, 1.0), 4, 6, 2, owners)
-    assert [int(returns.ended[0]) for returns in given] == [2, 4, 2, 4]
-    assert [int(returns.episodes[0]) for returns in given] == counts
-    assert [returns.sums[0] for returns in given] == counts
+    assert [int(collected.ended[0]) for collected in given] == [2, 4, 2, 4]
+    assert [int(collected.episodes[0]) for collected in given] == counts
+    assert [collected.returns[0] for collected in given] == counts
 
 
 def test_what_waits_to_be_counted_goes_with_its_agent():
@@ -73,11 +78,11 @@ def test_what_waits_to_be_counted_goes_with_its_agent():
         for length in (5, 3):
             for step in range(length):
                 episodes.step(np.ones(1), np.array([step == length - 1]), None)
-        assert episodes.pop().sums == 5.0
+        assert popped(episodes).returns == 5.0
         episodes.hand_over([owners[1]])
         for _ in range(2):
             episodes.step(np.ones(1), np.array([False]), None)
-        assert episodes.pop().episodes == later / 2
+        assert popped(episodes).episodes == later / 2
 
 
 def test_what_ended_before_an_agent_took_over_is_not_its_own():
@@ -87,10 +92,10 @@ def test_what_ended_before_an_agent_took_over_is_not_its_own():
     episodes.step(np.array([1.0, 10.0]), over, None)
     episodes.hand_over([0, 2])
     episodes.step(np.array([2.0, 20.0]), over, None)
-    returns = episodes.pop()
-    assert returns.sums.tolist() == [3.0, 20.0]
-    assert returns.episodes.tolist() == [2.0, 1.0]
-    assert returns.ended.tolist() == [2.0, 2.0]
+    collected = popped(episodes)
+    assert collected.returns.tolist() == [3.0, 20.0]
+    assert collected.episodes.tolist() == [2.0, 1.0]
+    assert collected.ended.tolist() == [2.0, 2.0]
 
 
 def test_recent_episodes_are_those_since_the_last_question():

@@ -21,9 +21,9 @@ from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.standard import StandardNetwork
 from evorl.population import check_agents
 from evorl.replay.moments import Moments
-from evorl.runs.curves import record_of
-from evorl.runs.trackers.wandb_charts import cell
+from evorl.runs.metrics import record_of
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.tracking.wandb import cell
 from evorl.types import Architecture, Head, Loss, UserError
 
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,))

@@ -16,12 +16,10 @@ from evorl.config import Selection
 from evorl.evolution.selection import tournament
 from evorl.records import INITIAL, Mutation
 from evorl.report import figures
-from evorl.report.compare import groups
 from evorl.report.data import Drawn, load
-from evorl.report.effects import effects
 from evorl.report.facts import path_rows
 from evorl.report.page import embedded, page
-from evorl.report.statistics import interval, quantile
+from evorl.report.statistics import effects, groups, interval, quantile
 from evorl.runs.ancestry import Stage
 from evorl.types import UserError
 
@@ -134,7 +132,7 @@ def each(long_run):
 def _small_limits(monkeypatch):
     """Let the run be one of too many agents."""
     monkeypatch.setattr("evorl.report.data.MOST_LIVES", 100)
-    monkeypatch.setattr("evorl.report.crowd.SHOWN", 20)
+    monkeypatch.setattr("evorl.report.data.SHOWN", 20)
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from evorl.commands.resume import resume_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import run_program
-from evorl.runs.trackers import shared_settings
 from evorl.system.memory import check_room, free_memory
 from evorl.system.processes import end_sibling, started_at
+from evorl.tracking import shared_settings
 from evorl.types import UserError
 
 CANARY = "from pathlib import Path\nPath({path!r}).write_text('ran')\n"
@@ -90,7 +90,7 @@ def test_atari_is_not_looked_for_in_the_working_directory(in_directory):
 WANDB = """
 import sys
 from pathlib import Path
-from evorl.runs.trackers.wandb import WeightsAndBiases
+from evorl.tracking.wandb import WeightsAndBiases
 sys.path.insert(0, {tests!r})
 from helpers.support import config
 tracker = WeightsAndBiases(config("tracking.mode=offline"), Path("."))

@@ -390,7 +390,7 @@ def test_trackers_record_and_a_failing_one_is_dropped(in_directory, monkeypatch)
     def broken(config, directory, history):
         raise OSError("no room")
 
-    monkeypatch.setitem(__import__("evorl.runs.trackers", fromlist=["TRACKERS"]).TRACKERS, "tensorboard", broken)
+    monkeypatch.setitem(__import__("evorl.tracking", fromlist=["TRACKERS"]).TRACKERS, "tensorboard", broken)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert train("run.name=b", "tracking.backends=[tensorboard]") == 0

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from evorl.distributed.signals import Interrupted
-from evorl.runs.summary import end_of, exchange_reasons
+from evorl.runs.console import end_of, exchange_reasons
 from evorl.types import RunFailed, UserError
 
 

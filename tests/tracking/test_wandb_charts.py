@@ -10,10 +10,9 @@ from helpers.offline_wandb import panels, records
 from helpers.support import lines, train
 
 from evorl.runs import logger
-from evorl.runs.curves import record_of
-from evorl.runs.trackers.paths import Paths, thinned
-from evorl.runs.trackers.record import AgentRecord, Record
-from evorl.runs.trackers.wandb_charts import EACH, MOST_ROWS, AgentTables
+from evorl.runs.metrics import record_of
+from evorl.tracking.tracker import AgentRecord, Paths, Record, thinned
+from evorl.tracking.wandb import EACH, MOST_ROWS, AgentTables
 from evorl.types import EvorlWarning, UserError
 
 
@@ -140,7 +139,7 @@ def test_paths_of_long_runs_forget_agents_without_descendants(monkeypatch):
     """Each agent's parent is one of the two first of the generation before, or a child of generations ago."""
 
     def paths_of(recent):
-        monkeypatch.setattr("evorl.runs.trackers.paths.RECENT", recent)
+        monkeypatch.setattr("evorl.tracking.tracker.RECENT", recent)
         paths, rng, living = Paths(), random.Random(0), list(range(8))
         agents = [(id, None, None) for id in living]
         for generation in range(1, 121):

@@ -13,7 +13,7 @@ from wandb.sdk.launch.sweeps import utils
 from evorl.cli import main
 from evorl.config.reader import plain_assignments
 from evorl.config.shipped import configuration_file, read_settings
-from evorl.runs.trackers.wandb import run_id
+from evorl.tracking.wandb import run_id
 
 CHOSEN = {"algorithm.learning_rate": {"value": 0.002}, "evolution.mutation.hyperparameters": {"value": 0.0}}
 

@@ -1,19 +1,25 @@
-"""The collection of a run's trackers, which drops those that fail."""
+"""The registry of trackers, and the trackers of a run, of which those that fail are dropped."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from evorl.config import AnyConfig
-from evorl.runs.trackers.base import Row, Tracker
-from evorl.runs.trackers.record import History, Points, Record
-from evorl.runs.trackers.registry import TRACKERS
 from evorl.system.background import Background
 from evorl.system.user_code import place
+from evorl.tracking.tensorboard import TensorBoard
+from evorl.tracking.tracker import History, Points, Record, Row, Tracker
+from evorl.tracking.wandb import WeightsAndBiases
 from evorl.types import EvorlWarning
+
+TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
+    "wandb": WeightsAndBiases,
+    "tensorboard": TensorBoard,
+}
+"""Factories (configuration, run directory, history) -> tracker, by name in `tracking.backends`."""
 
 GRACE = 5.0
 """Seconds beyond `tracking.timeout` before a tracker is abandoned, so that it can first report its own timeout."""

@@ -11,10 +11,8 @@ from typing import Any
 import yaml
 
 from evorl.config import AnyConfig
-from evorl.runs.trackers.paths import Node, Paths
-from evorl.runs.trackers.record import History, Points, Record, with_words
-from evorl.runs.trackers.shared import shared_settings
 from evorl.system.files import refuse_links
+from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, shared_settings, with_words
 from evorl.types import EvorlWarning
 
 EVERY_GENERATION = "time/training"
@@ -23,7 +21,7 @@ MOST_AGENTS = 500
 """The maximum number of agents with a line; TensorBoard reads one directory per agent."""
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Writes event files below `tensorboard/` in the run's directory. Raises ImportError without the extra.
 
     TensorBoard draws one line per directory: the population's is `tensorboard/` itself, agents have directories below

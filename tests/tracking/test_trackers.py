@@ -21,9 +21,9 @@ from helpers.support import ROOT, config, lines, train
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from evorl.runs.trackers import TRACKERS, Trackers
-from evorl.runs.trackers import wandb as wandb_tracker
-from evorl.runs.trackers.record import Record
+from evorl.tracking import TRACKERS, Trackers
+from evorl.tracking import wandb as wandb_tracker
+from evorl.tracking.tracker import Record
 from evorl.types import EvorlWarning
 
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
@@ -286,7 +286,7 @@ def test_a_tracker_that_fails_is_told_once_and_training_ends_well(
     OPEN.clear()
     request.addfinalizer(OPEN.set)  # The end of every later run would wait for the thread.
     failing = Failing(where, how)
-    monkeypatch.setattr("evorl.runs.trackers.trackers.GRACE", 0.1)
+    monkeypatch.setattr("evorl.tracking.trackers.GRACE", 0.1)
     monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: failing)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

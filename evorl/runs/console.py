@@ -1,0 +1,270 @@
+"""What a run says of itself: its header, a line per generation, its summary and the closing lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
+from evorl.config.fields import RETURN
+from evorl.config.origins import DEFAULT
+from evorl.config.task import TARGET
+from evorl.distributed import Placement, Ranks
+from evorl.distributed.signals import Interrupted
+from evorl.envs.horizon import Horizon
+from evorl.envs.spec import EnvSpec
+from evorl.records import Mutation
+from evorl.replay import Pace
+from evorl.runs.elite import Score
+from evorl.runs.progress import Progress
+from evorl.system.console import digits
+from evorl.system.plugins import SCRIPT
+from evorl.system.provenance import multiplies_bfloat16
+from evorl.system.user_code import described
+from evorl.types import RunFailed, UserError
+
+Row = Mapping[str, Any]
+UNCHANGED = ("initial", "none")
+MOST = 3
+"""Mutations that a line lists; the rest are only counted."""
+SLOW = "network.bf16: this machine has no units for bfloat16, so updates take longer than with mixed_precision: 'no'"
+ALONE = "a single agent trains on without selection and mutation; take population.size=2 or more to evolve"
+STOPPED = "stopped"
+"""The value of `ended` for a run stopped by a callback."""
+
+
+def header(
+    config: AnyConfig,
+    placement: Placement,
+    interface: EnvSpec,
+    pace: Pace,
+    horizon: Horizon,
+    *,
+    threads: int,
+    directory: Path,
+) -> list[str]:
+    """Return the header: hardware and `threads`, spaces, a new agent's batch size and update frequency, and the target
+    and lengths with their origins.
+    """
+    ranks, size = placement.ranks.size, config.population.size
+    where = "on 1 rank"
+    compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
+    if ranks > 1:
+        where = f"divided over {ranks} ranks" if placement.is_sharded else f"on each of {ranks} ranks"
+        where += f" of {_counted(placement.ranks.hosts, 'host')}"
+        compute += f" each, {placement.ranks.backend}"
+    together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
+    compute += ", products in bfloat16" if config.network.bf16 else ""
+    slow = config.network.bf16 and not multiplies_bfloat16(placement.ranks.device)
+    return [
+        f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
+        f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {from_here(directory)}",
+        f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
+        + (", some of which may be forbidden" if interface.masked else ""),
+        f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
+        _aim(config, horizon.steps * horizon.counted),
+        *([omissions] if (omissions := config.origins.omissions()) else []),
+        *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
+        *([ALONE] if size == 1 and config.evolution.schedule is None else []),
+        *([SLOW] if slow else []),
+    ]
+
+
+def _aim(config: AnyConfig, generation: int) -> str:
+    """Describe the target and each agent's steps in the run and in a `generation`, with the origin of each."""
+    target, origins = config.training.target_fitness, config.origins
+    aim = "no target" if target is None else f"target {target:g}"
+    if target is not None or origins.of(TARGET) != DEFAULT:
+        aim += f": {origins.of(TARGET)}"
+    lengths = {"training.max_steps": config.training.max_steps, "evolution.steps": generation}
+    run, part = (f"{steps:,} ({origins.of(key)})" for key, steps in lengths.items())
+    return f"{aim}; steps of each agent: {run}; of a generation: {part}"
+
+
+def short(space: gym.Space[Any]) -> str:
+    """Describe a space in words, without bounds."""
+    if isinstance(space, gym.spaces.Dict):
+        return "{" + ", ".join(f"{name}: {short(inner)}" for name, inner in space.spaces.items()) + "}"
+    if isinstance(space, gym.spaces.Tuple):
+        return "(" + ", ".join(map(short, space.spaces)) + ")"
+    return f"Box{space.shape} of {space.dtype}" if isinstance(space, gym.spaces.Box) else on_one_line(str(space), 80)
+
+
+def from_here(directory: Path) -> Path:
+    """Return a directory relative to the working directory if it is below that, else unchanged."""
+    return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
+
+
+def _frequency(pace: Pace) -> str:
+    """Describe the update frequency, as in "one for every 4 environment steps"."""
+    updates, steps = pace.updates, pace.steps
+    if steps < 1:
+        updates, steps = updates / steps, 1.0
+    every = "environment step" if steps == 1 else f"{_number(steps)} environment steps"
+    return f"{'one' if updates == 1 else _number(updates)} for every {every}"
+
+
+def _sum(terms: Mapping[str, float]) -> str:
+    """Format weighted fitness terms, as in "return + 10 info.success"."""
+    parts = (name if weight == 1 else f"{weight:g} {name}" for name, weight in terms.items())
+    return "the mean over episodes of " + " + ".join(parts)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
+    """Format the line of a generation from its line of metrics and the lineage lines of agents created for it."""
+    number, steps, max_steps = row["generation"], row["agent_steps"], config.training.max_steps
+    expected = max(number, round(max_steps * number / max(steps, 1)))
+    parts = [f"gen {number}/{expected}", f"{_short(steps)} steps", _fitness(row)]
+    children = [agent for agent in born if agent["mutation"]["kind"] not in UNCHANGED]
+    mutated = [f"#{agent['id']} {_change(agent, config)}" for agent in children]
+    if mutated:
+        more = f" and {len(mutated) - MOST} more" if len(mutated) > MOST else ""
+        parts.append("mutated: " + ", ".join(mutated[:MOST]) + more)
+    return " | ".join([*parts, f"{row['wall_clock_seconds']:.0f} s"])
+
+
+def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite: bool) -> list[str]:
+    """Format the outcome of a run, its elite's score, and suggested next commands.
+
+    `has_elite` is True if the elite is on disk.
+    """
+    target, steps = config.training.target_fitness, config.training.max_steps
+    allow = " --allow-code" if ":" in config.environment.id + (config.network.factory or "") else ""
+    where = f"{from_here(directory)}{allow}"
+    next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
+    if summary["ended"] != "finished":
+        how = f"{_broken_off(summary)} after generation {summary['generations']}"
+        next_steps.append(f"`evorl resume {where}` to go on")
+    elif summary["solved"]:
+        how = f"solved: the mean {_measure(config)} is above {target:g} (evaluation.error {config.evaluation.error:g})"
+    else:
+        done = summary["agent_steps"]
+        how = f"trained for {done:,} steps" + ("" if target is None else f"; {_missed(summary, config, target)}")
+        # `training.max_steps` may be below the steps already taken if it was lowered for a resume.
+        longer = 2 * max(steps, round(done, -3))
+        next_steps.append(f"`evorl resume {where} training.max_steps={longer}` to train longer")
+    lines = [f"{how}; best: {_best(summary, config)}"]
+    if config.environment.id.startswith(SCRIPT):
+        # No command can import an environment that a script defines.
+        again = f'the same call with run={{"name": "{directory.name}", "resume": "auto"}} to go on'
+        next_steps = [*([f'`evorl.load("{from_here(directory)}")`'] if has_elite else []), again]
+    return [*lines, f"next: {', '.join(next_steps)}"] if next_steps else lines
+
+
+def _broken_off(summary: Row) -> str:
+    if summary["ended"] == STOPPED:
+        return f"stopped ({on_one_line(str(summary['because']), 200)})"
+    return f"ended by {summary['ended']}"
+
+
+def _fitness(row: Row) -> str:
+    if row["best_fitness"] is None:
+        return "no agent has a fitness"
+    place = row["fitness"].index(row["best_fitness"])
+    best = f"best {digits(row['best_fitness'])} (#{row['agents'][place]}{_terms(row, place)})"
+    return f"{best}, mean {digits(row['mean_fitness'])}"
+
+
+def _terms(row: Row, place: int) -> str:
+    """Format an agent's fitness terms, if fitness is more than the return."""
+    return "".join(f", {name} {digits(values[place])}" for name, values in row.get("terms", {}).items())
+
+
+def _measure(config: AnyConfig) -> str:
+    """Return the name of the selection criterion: a single unweighted term's, else `fitness`."""
+    terms = config.evolution.fitness
+    return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
+
+
+def _missed(summary: Row, config: AnyConfig, target: float) -> str:
+    """Describe how far from the target a run ended."""
+    best, bound = summary["best_fitness"], summary["best_fitness_lower_bound"]
+    if best is None or best < target:
+        return f"the target of {target:g} is not reached"
+    sure = "" if bound is None else f" (at least {_at_least(bound)} with {100 * (1 - config.evaluation.error):g} %)"
+    return f"the target of {target:g} is not yet certain{sure}"
+
+
+def _at_least(bound: float) -> str:
+    """Format a lower bound with as many digits as a mean, rounded down."""
+    unit = 0.1 if abs(bound) >= 10 else 10.0 ** (math.floor(math.log10(abs(bound))) - 2) if bound else 1.0
+    return digits(math.floor(bound / unit) * unit)
+
+
+def _best(summary: Row, config: AnyConfig) -> str:
+    if summary["best_fitness"] is None:
+        return "no agent yet"
+    score = Score(summary["best_fitness_episodes"], summary["best_fitness"], summary["best_fitness_std"])
+    described = score.described(fresh=config.evaluation.confirmation_episodes > 0)
+    return f"a mean {_measure(config)} of {described}"
+
+
+def _change(agent: Row, config: AnyConfig) -> str:
+    mutation = Mutation(**agent["mutation"]).as_used(config.as_used)
+    return str(mutation).removeprefix(f"{mutation.kind} (").removesuffix(")") if mutation.target else mutation.kind
+
+
+def _short(steps: int) -> str:
+    """Format a number of steps with three significant digits, as in 1.25M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if steps >= size:
+            return f"{steps / size:.3g}{unit}"
+    return str(steps)
+
+
+def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
+    """Return the summary for `summary.json` and the trackers.
+
+    `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
+    """
+    score = progress.elite.score
+    return {
+        "solved": None if config.training.target_fitness is None else progress.solved,
+        "best_fitness": score.mean if score else None,
+        "best_fitness_std": score.std if score else None,
+        "best_fitness_episodes": score.episodes if score else 0,
+        "best_fitness_lower_bound": progress.elite.lower_bound,
+        "generations": progress.generation,
+        "global_steps": progress.global_steps,
+        "agent_steps": progress.agent_steps,
+        "wall_clock_seconds": progress.wall_clock_seconds,
+        "ranks": ranks,
+        "ended": ended,
+        "because": because or None,
+    }
+
+
+def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
+    """Return how a run ended: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
+    if error is None:
+        return "unsaved" if unsaved else STOPPED if stopped else "finished"
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    return error.name if isinstance(error, Interrupted) else type(error).__name__
+
+
+def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
+    """Return in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        # A launcher kills all ranks once one has exited, so the reason may be another rank's.
+        return ranks.last_words()
+    known = isinstance(error, UserError | RunFailed)
+    because = on_one_line(str(error) if known else described(error))
+    if not (isinstance(error, UserError) and error.reported_elsewhere):
+        ranks.end(because)
+    if isinstance(error, UserError) and error.reported_elsewhere is None and ranks.wait_for_same(because):
+        error.reported_elsewhere = True
+    return because

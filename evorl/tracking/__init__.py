@@ -1,0 +1,6 @@
+"""Experiment trackers: Weights & Biases and TensorBoard."""
+
+from evorl.tracking.tracker import AgentRecord, History, Points, Record, Tracker, shared_settings
+from evorl.tracking.trackers import TRACKERS, Trackers
+
+__all__ = ["TRACKERS", "AgentRecord", "History", "Points", "Record", "Tracker", "Trackers", "shared_settings"]

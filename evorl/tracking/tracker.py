@@ -1,0 +1,171 @@
+"""What a tracker is: the records that it receives, its base class, and the lineages that it draws lines from.
+
+Subclass `Tracker` and register the class in `trackers.py` to add one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evorl.config import AnyConfig
+from evorl.config.errors import shown
+from evorl.config.removed import REMOVED
+from evorl.records import Mutation
+from evorl.types import UserError
+
+Row = Mapping[str, Any]
+"""A line of `metrics.jsonl` or `lineage.jsonl`, or the content of `summary.json`."""
+Points = Mapping[str, float]
+"""Scalars by name, such as `losses/q_loss`; the part before the slash groups charts."""
+
+
+@dataclass(frozen=True)
+class AgentRecord:
+    """One agent in one generation: its `points`, its parent, and the `mutation` that created it, in words."""
+
+    id: int
+    parent: int | None = None
+    parent_generation: int | None = None
+    mutation: str = "initial"
+    points: Points = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    architectures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One generation, which ended after `step` environment steps of all agents.
+
+    `points` are the metrics of the population; for metrics of agents, the mean over agents.
+    """
+
+    generation: int
+    step: int
+    points: Points
+    agents: Sequence[AgentRecord] = ()
+
+
+History = Iterable[Record]
+"""The generations of a run before it was resumed, in order; can be iterated several times."""
+
+
+class Tracker(ABC):
+    """An experiment tracker of one run: a chart per metric, over the environment steps of all agents.
+
+    Constructed as (configuration, run directory, history). On resume, it logs the part of the history that it lacks and
+    discards what it logged after it. Any method may raise: the tracker is then dropped, and training continues.
+    Methods that are not abstract may be left out.
+    """
+
+    @abstractmethod
+    def log(self, record: Record) -> None:
+        """Log a generation; generations and steps are increasing."""
+
+    def log_within(self, step: int, points: Points) -> None:  # noqa: B027
+        """Log population metrics from within a generation, at approximately `step`."""
+
+    def log_video(self, step: int, path: Path) -> None:  # noqa: B027
+        """Log the video of a new elite, found at `step`."""
+
+    @abstractmethod
+    def finish(self, summary: Row, lineage: Sequence[Row]) -> None:
+        """Log the summary and the newest lines of the lineage, and close the tracker."""
+
+
+def shared_settings(config: AnyConfig) -> dict[str, Any]:
+    """Return all settings except those in `tracking.exclude`. Raises UserError if that names an unknown setting."""
+    settings: dict[str, Any] = config.model_dump(mode="json")
+    for path in config.tracking.exclude:
+        if path in REMOVED:
+            continue
+        *sections, key = path.split(".")
+        section: Any = settings
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or key not in section:
+            raise UserError(f"tracking.exclude: there is no setting {shown(path)} to leave out")
+        del section[key]
+    return settings
+
+
+def with_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of `lineage.jsonl` with its mutation described in words."""
+    return {**row, "mutation": str(Mutation(**row["mutation"]))}
+
+
+class Node(NamedTuple):
+    """An agent in one generation, which ended at environment step `step`."""
+
+    generation: int
+    step: int
+    agent: AgentRecord
+
+
+RECENT = 50
+"""The number of newest generations of which all agents are kept, since they may still become parents; of older
+generations only ancestors are kept."""
+
+
+class Paths:
+    """The agents so far, by id. The curve of an agent begins with that of its ancestors.
+
+    Agents without descendants are dropped, so memory grows with the number of generations, not of agents.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, list[Node]] = {}
+        self._living: list[int] = []
+
+    def add(self, record: Record) -> None:
+        """Add a generation."""
+        for agent in record.agents:
+            drawn = replace(agent, hyperparameters={}, architectures={})
+            self._nodes.setdefault(agent.id, []).append(Node(record.generation, record.step, drawn))
+        self._living = [agent.id for agent in record.agents]
+        if record.generation % RECENT == 0:
+            self._forget(record.generation - RECENT)
+
+    def living(self) -> dict[int, list[Node]]:
+        """Return the lineage of each agent of the newest generation, from an initial agent to itself."""
+        return {agent: self._path(agent) for agent in self._living}
+
+    def parent(self, node: Node) -> Node | None:
+        """Return the parent of an agent in the generation in which the child was created, or None if not known."""
+        before = node.agent.parent_generation or node.generation - 1
+        older = [one for one in self._nodes.get(node.agent.parent or 0, ()) if one.generation <= before]
+        return older[-1] if node.agent.parent is not None and older else None
+
+    def _forget(self, generation: int) -> None:
+        """Drop nodes up to `generation` that have no descendants in later generations."""
+        kept: dict[int, int] = {}  # The newest generation needed of each agent.
+        for nodes in self._nodes.values():
+            node: Node | None = nodes[-1]
+            if nodes[-1].generation <= generation:
+                continue
+            while node is not None and kept.get(node.agent.id, 0) < node.generation:
+                kept[node.agent.id] = node.generation
+                node = self.parent(self._nodes[node.agent.id][0])
+        self._nodes = {
+            id: [node for node in nodes if node.generation <= kept[id]]
+            for id, nodes in self._nodes.items()
+            if id in kept
+        }
+
+    def _path(self, agent: int) -> list[Node]:
+        path: list[Node] = []
+        own = self._nodes[agent]
+        while own:
+            path = own + path
+            parent = self.parent(own[0])
+            own = [] if parent is None else [one for one in self._nodes[parent.agent.id] if one.step <= parent.step]
+        return path
+
+
+def thinned(path: list[Node], most: int) -> list[Node]:
+    """Return at most `most` evenly spaced nodes of a path, including the last one."""
+    stride = -(-len(path) // most)
+    return path[(len(path) - 1) % stride :: stride]
