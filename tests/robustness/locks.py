@@ -27,7 +27,7 @@ import torch
 from launches import Forked
 
 from evorl.algorithms import SETTINGS
-from evorl.commands.clean import clean
+from evorl.commands.inspect import clean
 from evorl.config import AnyConfig, validate
 from evorl.distributed import Launch
 from evorl.runs.directory import Owner, RunDirectory
