@@ -17,7 +17,7 @@ printed = functools.cache(script)
 
 def completions(tmp_path, *lines):
     """What bash completes at the end of each line of words, the last of which is being typed."""
-    text = [printed("bash"), 'compopt() { [[ $* != *nospace* ]] || echo nospace; }']
+    text = [printed("bash"), "compopt() { [[ $* != *nospace* ]] || echo nospace; }"]
     for words in lines:
         text.append(f"COMP_WORDS=(evorl {' '.join(words)}); COMP_CWORD={len(words)}; COMPREPLY=()")
         text.append(f"_evorl evorl {words[-1]} {['evorl', *words][-2]}")
