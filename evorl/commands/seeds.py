@@ -42,7 +42,8 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
     name = parsed.name or config.run.name or plain
     runs = [(number, config.run.directory / f"{name}-seed-{number}") for number in seeds]
-    program = [sys.executable, "-P", "-m", "evorl", "train", str(file), *given, "--processes", str(parsed.processes)]
+    several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
+    program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
     commands = [
         (number, [*program, f"seed={number}", f"run.name={json.dumps(path.name)}", "run.resume=auto"])
         for number, path in runs

@@ -77,12 +77,11 @@ def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
     assert jobs == 2
     for number, command in commands:
         name = f'run.name="dqn-CartPole-v1-seed-{number}"'
-        settings = ["population.size=2", "--processes", "1", f"seed={number}", name, "run.resume=auto"]
-        assert command[4:] == ["train", str(SMALL), *settings]
+        assert command[4:] == ["train", str(SMALL), "population.size=2", f"seed={number}", name, "run.resume=auto"]
     assert [number for number, _ in commands] == [4, 5]
     commands, jobs = commands_of(monkeypatch, "--seeds", "1", "2", "3", "--name", "x", "--processes", "2")
     assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]
-    assert all(command[command.index("--processes") + 1] == "2" for _, command in commands)
+    assert all(command[4:7] == ["train", "--processes", "2"] for _, command in commands)
     assert jobs == 1
 
 

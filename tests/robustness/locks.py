@@ -76,7 +76,7 @@ def second_trainer(config: AnyConfig) -> str:
 def cleaned(run: Path) -> str:
     """Return `refused`, or what `evorl clean --yes` said."""
     try:
-        return clean(run, remove_them=True)
+        return clean(run, delete=True)
     except UserError as error:
         return REFUSED if "is still training" in str(error) else str(error)
 
