@@ -22,7 +22,7 @@ KINDS = {"schedule": (), "constant": ("--constant",)}
 def replay(winner: Path, kind: str, seed: int) -> dict[str, Any]:
     """Train one agent with a winner's schedule or its last settings, and return its line."""
     name = f"{winner.name}-{kind}-{seed}"
-    command = [sys.executable, "-c", EVORL, "replay", str(winner), *KINDS[kind], f"seed={seed}", f"run.name={name}"]
+    command = [sys.executable, "-c", EVORL, "retrain", str(winner), *KINDS[kind], f"seed={seed}", f"run.name={name}"]
     with (winner.parent / f"{name}.log").open("w") as log:
         subprocess.run(command, stdout=log, stderr=log, check=True)
     run = winner.parent / name

@@ -1,20 +1,34 @@
-"""The `evorl` command line; `evorl.commands` has one module per command."""
+"""The console script `evorl`."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from evorl.commands.overview import HELP, overview
+from evorl.commands.command import answer, discard_stdout, mistake_in, reader_has_gone, run_command
 
 
 def main() -> int:
-    """Run the `evorl` console script and return its exit code."""
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in HELP:
-        print(overview())
+    """Run the command line and return its exit code: 141, as of SIGPIPE, if the reader of stdout has gone."""
+    try:
+        code = _code_of(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not reader_has_gone():
+            raise
+        discard_stdout()
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _code_of(arguments: list[str]) -> int:
+    if (text := answer(arguments)) is not None:
+        print(text, end="")
         return 0
-    # Imported late: importing torch takes seconds, and `--help` should not wait for it.
-    from evorl.commands.command import run_command
+    if mistake := mistake_in(arguments[0]):
+        print(f"error: {mistake}", file=sys.stderr)
+        return 2
+    # Imported late: importing torch takes seconds.
     from evorl.runs.launch import run_program
 
     return run_program(run_command, arguments)

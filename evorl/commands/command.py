@@ -1,46 +1,96 @@
-"""The definition of a command, and arguments shared by several commands."""
+"""The commands of `evorl`: their arguments and examples, and the module that runs each.
+
+Importing this module, and printing help, must not import torch, which takes seconds. So each command names the function
+that runs it, and the functions here import what they need.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
-from collections.abc import Callable, Sequence
+import os
+import select
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evorl.commands import COMMANDS
-from evorl.commands.overview import HELP, overview
-from evorl.config import check_name
-from evorl.config.errors import shown
-from evorl.config.reader import plain_assignments
-from evorl.runs.launch import Parser
-from evorl.system.files import reason
-from evorl.types import UserError
+import evorl
+
+HELP = ("-h", "--help")
+WORDS = "words"
+"""Name of the positional arguments that select a configuration: an algorithm or a file, and `key.path=value`."""
+OVERRIDES = "overrides"
+"""Name of the positional arguments that are all `key.path=value`."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `arguments` adds its arguments to a parser, `run` executes it. Raises UserError, OSError."""
+    """One command. `place`, `module:function` below `evorl.commands`, runs it and raises UserError or OSError."""
 
-    run: Callable[[argparse.Namespace], None]
+    purpose: str
+    place: str
     arguments: Callable[[argparse.ArgumentParser], None]
     examples: Sequence[str]
 
+    @property
+    def function(self) -> Callable[[argparse.Namespace], None]:
+        """The function that runs the command, imported on first use."""
+        module, _, name = self.place.partition(":")
+        function: Callable[[argparse.Namespace], None] = getattr(
+            importlib.import_module(f"evorl.commands.{module}"), name
+        )
+        return function
 
-def command_named(name: str) -> Command:
-    """Import a command by name. Raises UserError if there is none of this name."""
-    check_name("evorl", name, COMMANDS)
-    found: Command = importlib.import_module(f"evorl.commands.{name}").COMMAND
-    return found
+
+def answer(arguments: Sequence[str]) -> str | None:
+    """Return the text of `--help` or `--version`, or None if a command is to be run."""
+    name, *rest = arguments or HELP
+    if name in HELP:
+        return overview()
+    if name == "--version":
+        return f"evorl {evorl.__version__}\n"
+    if name in COMMANDS and not {*HELP}.isdisjoint(rest):
+        return parser_of(name).format_help()
+    return None
 
 
-def parser_of(name: str) -> Parser:
-    """Return the argument parser of a command. Raises UserError if there is no such command."""
-    command = command_named(name)
+def overview() -> str:
+    """Format the help of `evorl` itself."""
+    width = max(map(len, COMMANDS))
+    lines = [
+        "usage: evorl COMMAND ...",
+        "",
+        *(f"  {name.ljust(width)}  {command.purpose}" for name, command in COMMANDS.items()),
+        "",
+        "examples:",
+        *(f"  {example}" for example in EXAMPLES),
+        "",
+        "`evorl COMMAND --help` lists the arguments of a command, with examples. `evorl --version` prints the version.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def mistake_in(name: str) -> str | None:
+    """Say what is wrong with the name of a command, or None if the command exists."""
+    if name in COMMANDS:
+        return None
+    if name in RENAMED:
+        return f"evorl: {name!r} is now `{RENAMED[name]}`"
+    quoted = name if len(name) <= 80 else f"{name[:80]}…"
+    nearest = difflib.get_close_matches(quoted, COMMANDS, n=1, cutoff=0.5)
+    known = f"; did you mean {nearest[0]!r}?" if nearest else f"; the commands are {', '.join(COMMANDS)}"
+    return f"evorl: there is no command {quoted!r}{known}"
+
+
+def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Build the argument parser of a command."""
+    command = COMMANDS[name]
     examples = "\n".join(f"  {example}" for example in command.examples)
-    parser = Parser(
+    parser = kind(
         prog=f"evorl {name}",
-        description=COMMANDS[name],
+        description=command.purpose,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,39 +100,325 @@ def parser_of(name: str) -> Parser:
 
 def run_command(arguments: Sequence[str]) -> None:
     """Parse a command line and run its command. Raises UserError."""
-    name, *rest = arguments or ["--help"]
-    if name in HELP:
-        print(overview())
+    from evorl.config.reader import plain_assignments
+    from evorl.runs.launch import Parser
+    from evorl.system.files import reason
+    from evorl.types import UserError
+
+    if (text := answer(arguments)) is not None:
+        print(text, end="")
         return
-    parser = parser_of(name)
-    parsed = parser.parse_intermixed_args(plain_assignments(rest))
+    name, *rest = arguments
+    if mistake := mistake_in(name):
+        raise UserError(mistake)
+    parsed = parser_of(name, Parser).parse_intermixed_args(plain_assignments(rest))
     try:
-        command_named(name).run(parsed)
+        COMMANDS[name].function(parsed)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and reader_has_gone():
+            raise
         raise UserError(reason(error, getattr(parsed, "run", Path()))) from error
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the run's directory and `--allow-code`."""
-    parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--allow-code", action="store_true", help="let the run's configuration name code to run")
+def reader_has_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads any more, as after `| head`."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # There is no descriptor: stdout is closed, or replaced by a file in memory.
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add `key.path=value` arguments, which override settings."""
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
+def discard_stdout() -> None:
+    """Discard what is buffered for stdout and all that follows: Python would fail when it flushes it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """Split words into the configuration file and the `key.path=value` assignments. Raises UserError."""
+    from evorl.config.shipped import configuration_file
+    from evorl.types import UserError
+
+    named = [word for word in words if "=" not in word]
+    if len(named) > 1:
+        raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
+    return configuration_file(named[0] if named else "dqn").absolute(), [word for word in words if "=" in word]
 
 
 def seed(text: str) -> int:
+    """Parse a random seed, of at most 63 bits."""
     return _within(text, 0, 2**63)
 
 
 def count(text: str) -> int:
+    """Parse a number of things, at least one."""
     return _within(text, 1, 1_000_000)
+
+
+def seed_or_word(text: str) -> int | str:
+    """Parse a seed, or keep a word that follows the seeds, since both are separated by spaces."""
+    return text if not text.lstrip("-").isdecimal() else seed(text)
 
 
 def _within(text: str, least: int, most: int) -> int:
     value = int(text)
     if not least <= value <= most:
+        from evorl.config.errors import shown
+
         raise argparse.ArgumentTypeError(f"{shown(value)} is out of range; it must be {least} to {most}")
     return value
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's directory")
+    parser.add_argument("--allow-code", action="store_true", help="run code that the run's configuration names")
+
+
+def _runs(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help)
+
+
+def _agent(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--agent", type=int, metavar="ID", help="an agent of a checkpoint (default: the best agent)")
+    parser.add_argument("--generation", type=count, metavar="N", help="the checkpoint's generation (default: newest)")
+
+
+def _words(parser: argparse.ArgumentParser) -> None:
+    from evorl.config.shipped import shipped_names
+
+    parser.add_argument(
+        WORDS,
+        nargs="*",
+        metavar="ALGORITHM | FILE | key.path=value",
+        help=f"a shipped configuration ({', '.join(shipped_names())}; default: dqn) or a YAML file, and settings that "
+        "override it",
+    )
+
+
+def _train(parser: argparse.ArgumentParser) -> None:
+    _words(parser)
+    parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
+    parser.add_argument("--name", help="directory of the run below runs/; with --seeds, -seed-N is appended")
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
+    seeds.add_argument(
+        "--seeds",
+        nargs="+",
+        type=seed_or_word,
+        metavar="N",
+        help="train one run per seed and summarise them; seeds that have finished are not repeated",
+    )
+    parser.add_argument("--jobs", type=count, metavar="N", help="with --seeds: seeds to train at a time (default: 1)")
+
+
+def _launch(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help="settings to change")
+    parser.add_argument("--processes", type=count, help="number of processes (default: as many as the run had)")
+    parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
+
+
+def _retrain(parser: argparse.ArgumentParser) -> None:
+    _launch(parser)
+    parser.add_argument("--constant", action="store_true", help="keep the best agent's last settings throughout")
+
+
+def _evaluate(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--episodes", type=count, default=100, metavar="N", help="number of episodes (default: 100)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the episodes (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the return of each episode")
+
+
+def _watch(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="write a video instead of opening a window")
+    parser.add_argument("--episodes", type=count, default=3, metavar="N", help="number of episodes (default: 3)")
+    parser.add_argument(
+        "--seed", type=seed, default=0, metavar="N", help="random seed of the episodes, as in `evorl evaluate`"
+    )
+    _agent(parser)
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    _runs(parser, "a run's directory; several runs are compared")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in the run's directory or, for several runs, in this one",
+    )
+
+
+def _plot(parser: argparse.ArgumentParser) -> None:
+    from evorl.report.statistics import MEASURES
+
+    _runs(parser, "a run's directory; several runs are compared")
+    parser.add_argument(
+        "--output", "-o", type=Path, default=Path("plot.png"), metavar="FILE", help="a .png, .svg or .pdf file"
+    )
+    parser.add_argument("--measure", choices=tuple(MEASURES), default="best", help="what to compare several runs by")
+    parser.add_argument("--hyperparameter", metavar="NAME", help="with one run: a hyperparameter to plot as well")
+
+
+def _lineage(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--settings", action="store_true", help="print the hyperparameter schedule, by generation")
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", nargs="?", type=Path, default=Path("runs"), metavar="DIR", help="directory of the runs (default: runs)"
+    )
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    _words(parser)
+    parser.add_argument("--explain", metavar="KEY", help="explain only this key, or each key of this section")
+    parser.add_argument("--markdown", action="store_true", help="print the keys of all algorithms as Markdown")
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: agent.onnx in the run's directory")
+    _agent(parser)
+
+
+def _push(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="the run's directory")
+    parser.add_argument("name", help="name of the model page, such as ME/ppo-CartPole-v1")
+    parser.add_argument("--private", action="store_true", help="make a new page private")
+    parser.add_argument(
+        "--video", type=Path, metavar="FILE.mp4", help="a video for the page, from `evorl watch RUN --video`"
+    )
+
+
+def _clean(parser: argparse.ArgumentParser) -> None:
+    _runs(parser, "a run's directory")
+    parser.add_argument("--yes", action="store_true", help="delete; without it, only the size is printed")
+
+
+def _completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="your shell")
+
+
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        "train and evolve a population of agents, with one seed or several",
+        "train:train",
+        _train,
+        (
+            "evorl train",
+            "evorl train ppo environment=CartPole-v1 training.target_fitness=475 --name first",
+            "evorl train sac --seed 7 population.size=8",
+            "evorl train my.yaml --processes 2",
+            "evorl train my.yaml --seeds 1 2 3 4 5 --jobs 2 --name wide 'network.hidden_sizes=[256,256]'",
+        ),
+    ),
+    "resume": Command(
+        "resume a run from its newest checkpoint, optionally with a larger budget",
+        "train:resume",
+        _launch,
+        ("evorl resume runs/my-run", "evorl resume runs/my-run training.max_steps=2000000 --processes 4"),
+    ),
+    "retrain": Command(
+        "train one agent with the best agent's hyperparameter schedule",
+        "train:retrain",
+        _retrain,
+        ("evorl retrain runs/my-run seed=7", "evorl retrain runs/my-run --constant seed=7"),
+    ),
+    "evaluate": Command(
+        "evaluate the best agent on fresh episodes",
+        "evaluate:evaluate_run",
+        _evaluate,
+        ("evorl evaluate runs/my-run", "evorl evaluate runs/my-run --episodes 20 --seed 7 --json"),
+    ),
+    "watch": Command(
+        "watch an agent play, in a window or as a video",
+        "render:watch",
+        _watch,
+        ("evorl watch runs/my-run --video best.mp4", "evorl watch runs/my-run --episodes 1 --seed 7"),
+    ),
+    "report": Command(
+        "write an HTML report on a run, or a comparison of several runs",
+        "render:report",
+        _report,
+        ("evorl report runs/my-run", "evorl report runs/ppo-1 runs/ppo-2 runs/ppo-3 --output ppo.html"),
+    ),
+    "plot": Command(
+        "plot the learning curve of a run, or the mean of several with its confidence interval",
+        "render:plot",
+        _plot,
+        (
+            "evorl plot runs/my-run --hyperparameter learning_rate --output run.png",
+            "evorl plot runs/ppo-1 runs/ppo-2 runs/ppo-3 --output ppo.svg",
+        ),
+    ),
+    "lineage": Command(
+        "print the best agent's ancestors and mutations, or its hyperparameter schedule",
+        "inspect:lineage",
+        _lineage,
+        ("evorl lineage runs/my-run", "evorl lineage runs/my-run --settings"),
+    ),
+    "list": Command(
+        "list the runs in a directory, with their progress and how they ended",
+        "inspect:list_runs",
+        _list,
+        ("evorl list", "evorl list results/ppo"),
+    ),
+    "config": Command(
+        "print a complete configuration with the meaning of each key, or explain one key",
+        "inspect:config",
+        _config,
+        (
+            "evorl config ppo population.size=8",
+            "evorl config sac --explain algorithm.target_entropy",
+            "evorl config --explain evolution.selection",
+        ),
+    ),
+    "export": Command(
+        "export an agent to ONNX, checked against its own predictions",
+        "render:export",
+        _export,
+        ("evorl export runs/my-run", "evorl export runs/my-run --generation 12 --agent 7 -o agent-7.onnx"),
+    ),
+    "push": Command(
+        "publish the best agent as a model page on the Hugging Face Hub",
+        "render:push",
+        _push,
+        ("evorl push runs/my-run ME/dqn-LunarLander-v3 --video best.mp4",),
+    ),
+    "clean": Command(
+        "delete checkpoints, which only `resume` needs",
+        "inspect:clean_runs",
+        _clean,
+        ("evorl clean runs/my-run", "evorl clean runs/first runs/second --yes"),
+    ),
+    "completion": Command(
+        "print the completion script of a shell: commands, options, configurations and keys",
+        "completion:completion",
+        _completion,
+        (
+            "evorl completion bash > ~/.local/share/bash-completion/completions/evorl",
+            "evorl completion zsh > ~/.zfunc/_evorl",
+            "evorl completion fish > ~/.config/fish/completions/evorl.fish",
+        ),
+    ),
+}
+"""All commands, in the order of `evorl --help`."""
+RENAMED: Mapping[str, str] = {
+    "tune": "evorl train --seeds 1 2 3",
+    "schedule": "evorl lineage RUN --settings",
+    "replay": "evorl retrain RUN",
+}
+"""Former names of commands, and what to type instead."""
+EXAMPLES = (
+    "evorl train ppo environment=CartPole-v1 training.target_fitness=475 --name first",
+    "evorl watch runs/first --video best.mp4",
+    "evorl report runs/first",
+)
+"""The examples of `evorl --help`."""

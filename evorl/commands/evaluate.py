@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.commands.command import Command, add_run, count, seed
 from evorl.config import validate, without_removed
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
@@ -28,6 +27,20 @@ from evorl.system.console import digits
 
 PURPOSE = "evaluation of the elite"
 """A separate purpose makes these episodes differ from all episodes of the run, even with the run's seed."""
+
+
+def evaluate_run(parsed: argparse.Namespace) -> None:
+    """`evorl evaluate`."""
+    result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed, parsed.allow_code)
+    if parsed.json:
+        print(json.dumps(result))
+        return
+    score = Score(result["episodes"], result["mean"], result["std"])
+    print(
+        f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {score.described()} "
+        f"(standard deviation {digits(score.std)}, min {digits(result['min'])}, max {digits(result['max'])})"
+        + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
+    )
 
 
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
@@ -70,32 +83,3 @@ def seeds_of(seed: int, episodes: int) -> list[int]:
     """Derive the episodes' environment seeds from `seed`."""
     rng = numpy_generator(seed, generation=0, rank=0, purpose=PURPOSE)
     return [int(number) for number in rng.integers(2**31, size=episodes)]
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument(
-        "--episodes", type=count, default=100, help="default: 100; ± is the standard error of their mean"
-    )
-    parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _run(parsed: argparse.Namespace) -> None:
-    result = evaluate_elite(parsed.run, parsed.episodes, parsed.seed, parsed.allow_code)
-    if parsed.json:
-        print(json.dumps(result))
-        return
-    score = Score(result["episodes"], result["mean"], result["std"])
-    print(
-        f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {score.described()} "
-        f"(standard deviation {digits(score.std)}, min {digits(result['min'])}, max {digits(result['max'])})"
-        + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
-    )
-
-
-COMMAND = Command(
-    run=_run,
-    arguments=_arguments,
-    examples=("evorl evaluate runs/my-run", "evorl evaluate runs/my-run --episodes 20 --seed 7 --json"),
-)

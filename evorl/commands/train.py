@@ -1,19 +1,51 @@
-"""`evorl train`: train a population on one process or, with Accelerate's launcher, on several."""
+"""`evorl train`, `resume` and `retrain`: start a training program on one process or several."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evorl.commands.command import Command, count, seed
-from evorl.commands.launching import launch_command
-from evorl.commands.words import add_words, file_and_assignments
-from evorl.config.shipped import read_settings
+from evorl.algorithms import SETTINGS
+from evorl.commands.command import file_and_assignments
+from evorl.commands.seeds import train_seeds
+from evorl.config import AnyConfig, validate, without_removed
+from evorl.config.shipped import ACCELERATE, PACKAGE, read_settings
+from evorl.runs.ancestry import ancestry, replayed
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.config_file import check_run
+from evorl.runs.directory import check_same_run, load_elite
 from evorl.runs.launch import check, read_config
-from evorl.runs.programs import main_of, program_for
+from evorl.runs.programs import ASYNCHRONOUS, ONLINE, main_of, program_for
+from evorl.runs.progress import progress_of
+from evorl.runs.trust import refuse_code
+from evorl.system.console import say
+from evorl.system.files import write_atomically
+from evorl.system.processes import usable_cores
+from evorl.types import UserError
+
+LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
+
+
+def train(parsed: argparse.Namespace) -> None:
+    """`evorl train`: on one process in this one, otherwise with Accelerate's launcher in its place."""
+    if parsed.seeds is not None:
+        train_seeds(parsed)
+        return
+    if parsed.jobs is not None:
+        raise UserError("--jobs: is the number of seeds to train at a time; give them, such as --seeds 1 2 3")
+    arguments = program_arguments(parsed.words, parsed.seed, parsed.name)
+    program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
+    if parsed.processes == 1:
+        main_of(program)(arguments)
+        return
+    # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
+    check(read_config(Path(arguments[1]), arguments[2:]))
+    _become(launch_command([str(program), *arguments], parsed.processes))
 
 
 def program_arguments(words: Sequence[str], seed: int | None, name: str | None) -> list[str]:
@@ -24,32 +56,98 @@ def program_arguments(words: Sequence[str], seed: int | None, name: str | None) 
     return ["--config", str(file), *given]
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_words(parser)
-    parser.add_argument("--processes", type=count, default=1, help="processes to train with (default: 1)")
-    parser.add_argument("--seed", type=seed, help="short for seed=N")
-    parser.add_argument("--name", help="the run's directory below runs/; short for run.name=NAME")
+def resume(parsed: argparse.Namespace) -> None:
+    """`evorl resume`: the training program replaces this process."""
+    _become(resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code))
 
 
-def _run(parsed: argparse.Namespace) -> None:
-    arguments = program_arguments(parsed.words, parsed.seed, parsed.name)
-    program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
-    if parsed.processes == 1:
-        main_of(program)(arguments)
-        return
-    # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
-    check(read_config(Path(arguments[1]), arguments[2:]))
-    command = launch_command([str(program), *arguments], parsed.processes)
-    os.execv(command[0], command)
+def resume_command(
+    run: Path, overrides: Sequence[str], program: Path | None, processes: int | None, allow_code: bool = False
+) -> list[str]:
+    """Return the command that resumes a run, by default on as many processes as it had.
+
+    Raises UserError if the overrides change a setting that a resumed run may not change.
+    """
+    check_run(run)
+    directory, name = (json.dumps(str(part), ensure_ascii=False) for part in (run.resolve().parent, run.resolve().name))
+    place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
+    given = [*overrides, *place]
+    config = read_config(run / "config.yaml", given)
+    refuse_code(config, allow_code)
+    check_same_run(run, check(config))
+    return _again(run, program, config, run / "config.yaml", given, processes)
 
 
-COMMAND = Command(
-    run=_run,
-    arguments=_arguments,
-    examples=(
-        "evorl train",
-        "evorl train ppo environment=CartPole-v1 training.target_fitness=475 --name first",
-        "evorl train sac --seed 7 population.size=8",
-        "evorl train my.yaml --processes 2",
-    ),
-)
+def retrain(parsed: argparse.Namespace) -> None:
+    """`evorl retrain`: the training program replaces this process."""
+    given = parsed.overrides, parsed.program, parsed.processes, parsed.constant, parsed.allow_code
+    _become(retrain_command(parsed.run, *given))
+
+
+def retrain_command(
+    run: Path,
+    overrides: Sequence[str],
+    program: Path | None,
+    processes: int | None,
+    constant: bool,
+    allow_code: bool = False,
+) -> list[str]:
+    """Return the command that trains one agent with the hyperparameter schedule of a run's best agent.
+
+    If `constant`, the agent keeps the best agent's last settings throughout. Writes the configuration into the run's
+    directory, and prints how training differs from the original. Raises UserError if there is no such schedule.
+    """
+    data, _ = load_elite(run)
+    config = validate(without_removed(data), SETTINGS)
+    refuse_code(config, allow_code)
+    path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
+    write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
+    refuse_code(check(read_config(path, overrides)), allow_code)
+    if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
+        others = config.population.size - 1
+        say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")
+    return _again(run, program, config, path.absolute(), overrides, processes)
+
+
+def _again(
+    run: Path, program: Path | None, config: AnyConfig, file: Path, given: Sequence[str], processes: int | None
+) -> list[str]:
+    """Return the command that trains with `file`, by default on as many processes as the run had. Raises UserError."""
+    program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)
+    if not program.is_file():
+        raise UserError(f"--program: there is no file {program}; name the program that trained the run")
+    return launch_command([str(program), "--config", str(file), *given], processes_for(run, processes))
+
+
+def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
+    """Return the command that starts the program `arguments[0]` on a number of processes."""
+    if processes == 1:
+        return [sys.executable, *arguments]
+    # Without -P, a `yaml.py` in the working directory, which may be an untrusted run, would be imported as yaml.
+    launcher = [sys.executable, "-P", str(LOCAL_LAUNCHER), "--config_file", str(ACCELERATE)]
+    return [*launcher, "--num_processes", str(processes), *arguments]
+
+
+def processes_for(run: Path, asked: int | None) -> int:
+    """Return the number `asked` for, else the run's. Raises UserError if the run's number exceeds the usable cores."""
+    ranks, cores = asked or _ranks_of(run), usable_cores()
+    if ranks > cores and asked is None:
+        raise UserError(
+            f"--processes: the run had {ranks}, but only {cores} core{'s are' if cores > 1 else ' is'} available; "
+            "say how many to start"
+        )
+    return ranks
+
+
+def _ranks_of(run: Path) -> int:
+    """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume."""
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    for generation in reversed(checkpoints.generations()):
+        with contextlib.suppress(UserError):
+            return progress_of(checkpoints.read(generation, "state.json"), str(checkpoints.path(generation))).ranks
+    return 1
+
+
+def _become(command: Sequence[str]) -> None:
+    """Replace this process by a command, so that signals and the exit code are the command's."""
+    os.execv(command[0], list(command))

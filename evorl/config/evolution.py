@@ -162,7 +162,7 @@ class Evolution(Section):
     `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of several
     with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is."""
     schedule: Schedule | None = None
-    """Agents follow it instead of being selected and mutated; `evorl replay` takes it from a winner's ancestry."""
+    """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
 
     def is_due(self, generation: int) -> bool:
         """Return whether selection and mutation follow a generation."""

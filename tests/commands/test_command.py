@@ -1,39 +1,42 @@
 """The command line: every command explains itself, and mistakes are told in one line."""
 
-import importlib
+import os
 import re
 import runpy
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.support import ROOT, error_line
 
-from evorl import commands
-from evorl.commands import COMMANDS
-from evorl.commands.command import command_named, parser_of, run_command
-from evorl.commands.overview import EXAMPLES
-from evorl.runs.launch import Answered, run_program
+import evorl
+from evorl import cli
+from evorl.commands.command import COMMANDS, EXAMPLES, RENAMED, parser_of, run_command
+from evorl.runs.launch import Answered, Parser, run_program
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_has_examples_that_the_parser_takes(name, capsys):
-    with pytest.raises(Answered):
-        run_command([name, "--help"])
+    run_command([name, "--help"])
     shown = capsys.readouterr().out
-    for example in command_named(name).examples:
+    assert shown.isascii()
+    for example in COMMANDS[name].examples:
         assert example in shown
         program, command, *arguments = shlex.split(example.partition(" > ")[0], comments=True)
         assert (program, command) == ("evorl", name)
-        parser_of(name).parse_intermixed_args(arguments)
+        parser_of(name, Parser).parse_intermixed_args(arguments)
 
 
-def test_each_command_has_a_file_and_each_file_a_command():
-    files = {path.stem for path in Path(commands.__file__).parent.glob("*.py")}
-    named = {name for name in files if hasattr(importlib.import_module(f"evorl.commands.{name}"), "COMMAND")}
-    assert named == set(COMMANDS)
+def test_an_abbreviated_help_is_an_answer_too(capsys):
+    with pytest.raises(Answered):
+        run_command(["evaluate", "--hel"])
+    assert "usage: evorl evaluate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_function(name):
+    assert callable(COMMANDS[name].function)
 
 
 def test_the_help_of_all_lists_each(capsys):
@@ -41,18 +44,55 @@ def test_the_help_of_all_lists_each(capsys):
         run_command(arguments)
         shown = capsys.readouterr().out
         assert all(re.search(rf"^  {name} +\S", shown, re.MULTILINE) for name in COMMANDS)
-
-
-def test_help_does_not_wait_for_torch():
-    code = (
-        "import sys; sys.argv = ['evorl', '--help']; from evorl.cli import main; main(); print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    shown, loaded = done.stdout[:-1].rsplit("\n", 1)
-    assert loaded == "False"
     for example in EXAMPLES:
         assert example in shown
-        parser_of(example.split()[1]).parse_intermixed_args(shlex.split(example)[2:])
+        parser_of(example.split()[1], Parser).parse_intermixed_args(shlex.split(example)[2:])
+
+
+def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
+    code = """
+import contextlib, io, sys
+from evorl.cli import main
+for words in (["--help"], ["--version"], ["trian"], ["tune"], ["clean", "--help"]):
+    sys.argv = ["evorl", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main()
+    print(code, (out.getvalue() or err.getvalue()).splitlines()[0])
+print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [
+        "0 usage: evorl COMMAND ...",
+        f"0 evorl {evorl.__version__}",
+        "2 error: evorl: there is no command 'trian'; did you mean 'train'?",
+        "2 error: evorl: 'tune' is now `evorl train --seeds 1 2 3`",
+        "0 usage: evorl clean [-h] [--yes] RUN [RUN ...]",
+        "[]",
+    ]
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_former_name_says_the_new_one(name, capsys):
+    assert run_program(run_command, [name, "runs/a"]) == 2
+    assert f"{name!r} is now `{RENAMED[name]}`" in error_line(capsys)
+    program, command, *arguments = RENAMED[name].split()
+    assert program == "evorl"
+    parser_of(command, Parser).parse_intermixed_args(arguments)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list", "."], ["config", "--markdown"]])
+def test_a_reader_that_leaves_early_sees_no_traceback(words, monkeypatch, capfd):
+    """As `| head` does: some output fills the pipe, other output is written when the program ends."""
+    for module in (sys.modules["evorl.runs.launch"],):
+        monkeypatch.setattr(module, "limit_end", lambda code: None)
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("sys.argv", ["evorl", *words])
+    with os.fdopen(writer, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        assert cli.main() == 141
+        print("more")
+    assert capfd.readouterr().err == ""
 
 
 def test_importing_evorl_does_not_wait_for_torch():
@@ -64,7 +104,8 @@ def test_importing_evorl_does_not_wait_for_torch():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("evalute x", "evorl: there is no 'evalute'; did you mean 'evaluate'?"),
+        ("evalute x", "evorl: there is no command 'evalute'; did you mean 'evaluate'?"),
+        ("\x1b[2J", r"evorl: there is no command '\x1b[2J'; the commands are train, resume"),
         ("evaluate", "the following arguments are required: run"),
         ("evaluate runs/a --episodes 0", "argument --episodes: 0 is out of range; it must be 1 to 1000000"),
         ("evaluate runs/a --episodes few", "argument --episodes: invalid count value: 'few'"),

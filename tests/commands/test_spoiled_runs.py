@@ -12,7 +12,7 @@ from helpers.support import lines
 
 import evorl
 from evorl.commands.command import run_command
-from evorl.commands.tune import summary_lines
+from evorl.commands.seeds import summary_lines
 from evorl.config import override, read_yaml
 from evorl.runs.launch import run_program
 from evorl.system.json_text import parse_json
@@ -93,8 +93,8 @@ SPOILED = {
 COMMANDS = {
     "list": ("list", "runs"),
     "lineage": ("lineage", "runs/a"),
-    "schedule": ("schedule", "runs/a"),
-    "replay": ("replay", "runs/a", "seed=3"),
+    "lineage --settings": ("lineage", "runs/a", "--settings"),
+    "retrain": ("retrain", "runs/a", "seed=3"),
     "plot": ("plot", "runs/a", "-o", "plot.svg"),
     "report": ("report", "runs/a", "runs/b"),
     "config": ("config", "runs/a/config.yaml"),

@@ -73,6 +73,6 @@ def test_each_shipped_configuration_has_its_program(name):
 def test_words_that_name_nothing_are_refused(in_directory):
     with pytest.raises(UserError, match="'pppo' is no file and no shipped configuration; did you mean 'ppo'"):
         program_arguments(["pppo"], None, None)
-    with pytest.raises(UserError, match="one algorithm or file at a time, and not 'ppo' and 'dqn'"):
+    with pytest.raises(UserError, match="name one algorithm or file, not several: 'ppo', 'dqn'"):
         program_arguments(["ppo", "seed=1", "dqn"], None, None)
     assert program_arguments([], None, "42")[1:] == [str(configuration_file("dqn")), 'run.name="42"']

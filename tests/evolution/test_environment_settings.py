@@ -82,7 +82,7 @@ def test_training_varies_and_evaluation_does_not(in_directory, capsys):
     returns = np.array([row["train_return"] for row in lines(run / "metrics.jsonl")], dtype=float)
     assert np.nanmax(returns) > 4
     capsys.readouterr()
-    assert run_program(run_command, ["schedule", "runs/a"]) == 0
+    assert run_program(run_command, ["lineage", "runs/a", "--settings"]) == 0
     assert capsys.readouterr().out
 
 

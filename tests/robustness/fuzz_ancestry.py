@@ -1,4 +1,4 @@
-"""Hostile lineages and schedules: what `evorl schedule` prints, and what `evorl replay` makes of it."""
+"""Hostile lineages and schedules: what `evorl lineage --settings` prints, and what `evorl retrain` makes of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fuzz_places import configure, prepared
 from fuzz_rooms import RUN, Room
 from fuzz_texts import Family, pick
 
-SCHEDULE, REPLAY, CONSTANT = ("schedule", RUN), ("replay", RUN, "seed=3"), ("replay", RUN, "--constant")
+SETTINGS = ("lineage", RUN, "--settings")
+RETRAIN, CONSTANT = ("retrain", RUN, "seed=3"), ("retrain", RUN, "--constant")
 KINDS = ("none", "hyperparameters", "parameters", "activation", "architecture", "initial", "x", "")
 TARGETS = (
     "learning_rate", "gamma", "hidden.0", "hidden.9", "hidden.0.residual_layers", "hidden.x", "kernel.0", "q.hidden.0",
@@ -63,10 +64,10 @@ def schedules(rng: np.random.Generator, room: Room) -> None:
 
 
 ANCESTRY: tuple[Family, ...] = (
-    prepared("lineage: schedule", SCHEDULE, lineages),
-    prepared("lineage: replay", REPLAY, lineages),
-    prepared("lineage: replay --constant", CONSTANT, lineages),
-    prepared("metrics: schedule", SCHEDULE, metrics),
-    prepared("metrics: replay", REPLAY, metrics),
+    prepared("lineage: lineage --settings", SETTINGS, lineages),
+    prepared("lineage: retrain", RETRAIN, lineages),
+    prepared("lineage: retrain --constant", CONSTANT, lineages),
+    prepared("metrics: lineage --settings", SETTINGS, metrics),
+    prepared("metrics: retrain", RETRAIN, metrics),
     prepared("schedule: resume", RESUME, schedules, goes_on=True),
 )

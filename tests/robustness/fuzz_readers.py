@@ -16,7 +16,7 @@ from fuzz_rooms import BESIDE, RUN, Case, Room
 from fuzz_texts import ODD, Family, known, literal, pick, settings
 
 import evorl
-from evorl.commands.tune import summary_lines
+from evorl.commands.seeds import summary_lines
 from evorl.export.onnx_file import write_onnx
 from evorl.report.data import load as load_drawn
 from evorl.report.page import page
@@ -45,7 +45,7 @@ def read(run: Path) -> None:
 
 
 def tabulate(run: Path) -> None:
-    """Print what `evorl tune` prints of its runs."""
+    """Print what `evorl train --seeds` prints of its runs."""
     print("\n".join(summary_lines([(1, run), (2, run.with_name("b"))])))
 
 
@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "evaluate": ("evaluate", RUN, "--episodes", "1"),
     "evaluate --json": ("evaluate", RUN, "--episodes", "1", "--json"),
     "lineage": ("lineage", RUN),
-    "schedule": ("schedule", RUN),
+    "lineage --settings": ("lineage", RUN, "--settings"),
     "plot": ("plot", RUN, "-o", f"{RUN}/plot.png", "--hyperparameter", "learning_rate"),
     "plot of two": ("plot", RUN, BESIDE, "-o", f"{RUN}/plot.svg"),
     "report": ("report", RUN),
@@ -72,8 +72,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "watch": ("watch", RUN, "--video", FILM, "--episodes", "1"),
     "push": ("push", RUN, "me/agent"),
     "resume": ("resume", RUN, "training.max_steps=100000"),
-    "replay": ("replay", RUN, "seed=3"),
-    "replay --constant": ("replay", RUN, "--constant"),
+    "retrain": ("retrain", RUN, "seed=3"),
+    "retrain --constant": ("retrain", RUN, "--constant"),
     "clean": ("clean", RUN, "--yes"),
     "config": ("config", f"{RUN}/config.yaml"),
     "train from": ("train", f"{BESIDE}/config.yaml", f"population.from={RUN}", *TRAINED),
@@ -82,11 +82,11 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """A command line of each command that reads a run."""
-ONLY_TEXTS = ("list", "plot", "plot of two", "report", "report of two", "config", "read_run", "the table of tune")
+ONLY_TEXTS = ("list", "plot", "plot of two", "report", "report of two", "config", "read_run", "the table of seeds")
 WITH_CHECKPOINTS = ("resume", "clean", "train from all", "load of a generation")
 GO_ON = ("resume", "train from", "train from all")
 CALLS: Mapping[str, Callable[[Path], None]] = {
-    "read_run": read, "load": load_best, "load of a generation": load_saved, "the table of tune": tabulate,
+    "read_run": read, "load": load_best, "load of a generation": load_saved, "the table of seeds": tabulate,
 }  # fmt: skip
 """What Python programs read a run by."""
 

@@ -36,8 +36,9 @@ from wandb.sdk.wandb_setup import _WandbSetup
 
 from evorl import cli
 from evorl.algorithms import SETTINGS
-from evorl.commands import evaluate, push
+from evorl.commands import evaluate
 from evorl.config import read_yaml, validate
+from evorl.export import hub
 from evorl.runs import run as training
 from evorl.runs.launch import run_program
 from evorl.runs.programs import ONLINE
@@ -365,8 +366,8 @@ class Child:
             patch.object(training.Run, "steps", steps),
             patch.object(_WandbSetup, "ensure_service", lambda it: None),
             patch.object(_WandbInit, "init", settled),
-            patch.object(push, "check_hub", lambda: None),
-            patch.object(push, "push", lambda folder, name, private: name),
+            patch.object(hub, "check_hub", lambda: None),
+            patch.object(hub, "push", lambda folder, name, private: name),
         ):
             return self._ended(self._command)
 

@@ -28,7 +28,7 @@ import torch
 from launches import Forked
 
 from evorl.algorithms import SETTINGS
-from evorl.commands.clean import clean
+from evorl.commands.inspect import clean
 from evorl.config import AnyConfig, validate
 from evorl.distributed import Launch
 from evorl.runs import directory as run_directory
@@ -79,7 +79,7 @@ def second_trainer(config: AnyConfig) -> str:
 def cleaned(run: Path) -> str:
     """Return `refused`, or what `evorl clean --yes` said."""
     try:
-        return clean(run, remove_them=True)
+        return clean(run, delete=True)
     except UserError as error:
         return REFUSED if "is still training" in str(error) else str(error)
 

@@ -20,7 +20,7 @@ from fuzz_readers import COMMANDS
 from fuzz_rooms import RUN, Case, nothing
 from fuzz_watch import Limits, unsafe
 
-from evorl import commands as evorl_commands
+from evorl.commands import command as evorl_commands
 from evorl.types import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the harness reads /proc")
@@ -82,12 +82,12 @@ def test_every_command_reads_a_whole_run(place, bench):
 
 
 def test_every_command_that_reads_a_run_is_tried():
-    others = {"tune", "completion"}
+    others = {"completion"}
     assert {command[0] for command in COMMANDS.values()} == set(evorl_commands.COMMANDS) - others
 
 
 def test_a_run_that_hides_another_is_seen(bench, monkeypatch):
-    monkeypatch.setattr("evorl.commands.list.rows_of", lambda directory: [])
+    monkeypatch.setattr("evorl.commands.inspect.rows_of_runs", lambda directory: [])
     case = fuzz.drawn(bench, 0, seed=1, families=fuzz.READERS)
     assert case.family == "list"
     assert any("stdout does not match" in problem for problem in bench.tried(case).problems)

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 from helpers.support import ROOT, SMALL, free_port, launch, lines
 
-from evorl.commands.launching import launch_command
+from evorl.commands.train import launch_command
 from evorl.config.options import processes_wanted, refuse_options
 from evorl.distributed import Launch, Ranks
 from evorl.distributed.ranks import choose_backend, loopback

@@ -13,8 +13,7 @@ from helpers.support import ROOT, config, train
 
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
-from evorl.commands.launching import LOCAL_LAUNCHER
-from evorl.commands.resume import resume_command
+from evorl.commands.train import LOCAL_LAUNCHER, resume_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import run_program

@@ -9,7 +9,7 @@ import yaml
 from helpers.support import SMALL, lines, train
 
 from evorl.commands.command import run_command
-from evorl.commands.replay import replay_command
+from evorl.commands.train import retrain_command
 from evorl.config import override, read_yaml
 from evorl.records import Mutation
 from evorl.runs.ancestry import SAME, ancestry, constant_schedule_of, schedule_of
@@ -46,7 +46,7 @@ def run(searched, in_directory):
 
 def follow(run, capsys, *overrides, constant=False):
     """The lineage of a run that follows the winner of another one, trained in this process."""
-    command = replay_command(run, [*overrides, "run.name=again"], SMALL, 1, constant)
+    command = retrain_command(run, [*overrides, "run.name=again"], SMALL, 1, constant)
     assert train(*command[command.index("--config") + 2 :], configuration=command[command.index("--config") + 1]) == 0
     return lines(run.parent / "again" / "lineage.jsonl")
 
@@ -99,7 +99,7 @@ def test_a_constant_schedule_is_that_of_the_last_settings(run, capsys):
 
 
 def test_the_schedule_is_shown_with_what_changed(run, capsys):
-    run_command(["schedule", str(run)])
+    run_command(["lineage", str(run), "--settings"])
     shown = capsys.readouterr().out.splitlines()
     stages = ancestry(run)
     assert len(shown) == 1 + len(stages)
@@ -112,8 +112,8 @@ def test_the_schedule_is_shown_with_what_changed(run, capsys):
 def test_a_replay_says_that_the_winner_had_the_steps_of_others(run, capsys, shared, said):
     path = run / "config.yaml"
     path.write_text(yaml.safe_dump(override(read_yaml(path), [f"replay.shared={shared}"])))
-    replay_command(run, [], SMALL, 1, constant=False)
-    assert ("from steps of 3 other agents too" in capsys.readouterr().err) == said
+    retrain_command(run, [], SMALL, 1, constant=False)
+    assert ("from the steps of 3 other agents" in capsys.readouterr().err) == said
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
 
-from evorl.commands import launching, resume
-from evorl.commands.clean import clean
+from evorl.commands import train as train_commands
 from evorl.commands.command import run_command
-from evorl.commands.resume import resume_command
+from evorl.commands.inspect import clean
+from evorl.commands.train import resume_command
 from evorl.distributed.signals import Interrupted
 from evorl.population import check_agents
 from evorl.runs.checkpoint import Checkpoints
@@ -298,8 +298,8 @@ def test_a_forked_child_that_outlives_the_lock_s_owner_does_not_keep_it(tmp_path
 def test_checkpoints_are_removed_under_the_lock(trained_run, tmp_path, monkeypatch):
     run = shutil.copytree(trained_run, tmp_path / "a")
     seen = []
-    monkeypatch.setattr("evorl.commands.clean.remove", lambda path: seen.append((path, is_locked(run))))
-    clean(run, remove_them=True)
+    monkeypatch.setattr("evorl.commands.inspect.remove", lambda path: seen.append((path, is_locked(run))))
+    clean(run, delete=True)
     assert seen == [(run / "checkpoints", True)]
     assert not is_locked(run)
 
@@ -339,10 +339,10 @@ def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypat
         asked.append(given)
         raise UserError("enough")
 
-    monkeypatch.setattr(resume, "resume_command", resume_command)
+    monkeypatch.setattr(train_commands, "resume_command", resume_command)
     with pytest.raises(UserError, match="enough"):
         run_command(["resume", str(tmp_path), *arguments.split()])
-    assert asked == [(tmp_path, ["a.b=1", "c=2"], launching.ONLINE, 1, False)]
+    assert asked == [(tmp_path, ["a.b=1", "c=2"], None, 1, False)]
 
 
 @pytest.mark.parametrize("arguments", ["resume runs/a --proceses 1", "evaluate runs/a a.b=1"])
@@ -356,16 +356,16 @@ def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path)
     run = tmp_path / "e #1" / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(config().to_yaml())
-    command = resume_command(run, [], launching.ONLINE, 1)
+    command = resume_command(run, [], None, 1)
     resumed = config(*command[command.index("--config") + 2 :]).run
     assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
 
 
 def test_more_processes_than_cores_are_only_started_when_asked_for(in_directory, monkeypatch):
     assert train("run.name=a") == 0
-    monkeypatch.setattr(launching, "_ranks_of", lambda run: 1_000_000)
+    monkeypatch.setattr(train_commands, "_ranks_of", lambda run: 1_000_000)
     with pytest.raises(UserError, match="--processes: the run had 1000000"):
-        resume_command(in_directory / "runs" / "a", [], launching.ONLINE, None)
+        resume_command(in_directory / "runs" / "a", [], None, None)
 
 
 @pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])

@@ -9,7 +9,7 @@ import torch
 from helpers.support import ROOT, interface, train
 
 from evorl.commands.command import run_command
-from evorl.commands.launching import processes_for
+from evorl.commands.train import processes_for
 from evorl.config import Environment
 from evorl.envs.spec import ObservationSpec
 from evorl.envs.vector import _atari_options
@@ -90,8 +90,8 @@ def test_only_the_cores_that_the_process_may_use_are_counted(tmp_path, monkeypat
     try:
         assert usable_cores() == 1
         assert _atari_options(Environment(id="ALE/Pong-v5"))["num_threads"] == 1
-        monkeypatch.setattr("evorl.commands.launching._ranks_of", lambda run: 2)
-        with pytest.raises(UserError, match="--processes: the run had 2, and here 1 core may be used"):
+        monkeypatch.setattr("evorl.commands.train._ranks_of", lambda run: 2)
+        with pytest.raises(UserError, match="--processes: the run had 2, and but only 1 core is available"):
             processes_for(tmp_path, None)
         assert processes_for(tmp_path, 2) == 2, "a person may ask for more"
     finally:

@@ -110,12 +110,12 @@ PLACES = (
     "config.yaml", "metrics.jsonl", "lineage.jsonl", "summary.json", "environment.json", "tracking.json", ".lock",
     "elite/agent.safetensors", "elite/agent.json", "elite/.agent.safetensors.partial", "elite",
     "checkpoints", "videos", "videos/generation-000004.mp4", "tensorboard", "tensorboard/agent-0001/events",
-    "agent.onnx", "report.html", "replay.yaml", "replay-constant.yaml", "plot.png", "film.mp4",
+    "agent.onnx", "report.html", "retrain.yaml", "retrain-constant.yaml", "plot.png", "film.mp4",
     "wandb", "wandb/offline-run-x", "notes/deeper/any",
 )  # fmt: skip
 COMMANDS = (
     ("resume", "."), ("evaluate", ".", "--episodes", "1"), ("export", "."), ("watch", ".", "--video", "film.mp4"),
-    ("replay", "."), ("lineage", "."), ("plot", "."), ("report", "."), ("clean", ".", "--yes"),
+    ("retrain", "."), ("lineage", "."), ("plot", "."), ("report", "."), ("clean", ".", "--yes"),
 )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_a_link_at_any_depth_of_a_run_is_refused_by_each_command(place, run, tmp
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(outside)
     monkeypatch.chdir(run)
-    monkeypatch.setattr("evorl.commands.push.check_hub", lambda: None)
+    monkeypatch.setattr("evorl.export.hub.check_hub", lambda: None)
     for command in (*COMMANDS, ("push", ".", "me/x")):
         capsys.readouterr()
         assert run_program(run_command, command) == 2

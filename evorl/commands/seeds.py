@@ -1,4 +1,4 @@
-"""`evorl tune`: train several seeds of one configuration and summarise their results."""
+"""`evorl train --seeds`: train several seeds of one configuration and summarise their results."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evorl.commands.command import Command, count, seed
-from evorl.commands.list import state_of
-from evorl.commands.words import add_words, file_and_assignments
+from evorl.commands.command import file_and_assignments
+from evorl.commands.inspect import state_of
 from evorl.config.errors import on_one_line
 from evorl.config.shipped import PACKAGE
 from evorl.report.statistics import interval
@@ -27,6 +26,32 @@ from evorl.types import RunFailed, UserError
 PIECE = 0.5
 """Seconds between checks whether all runs have ended."""
 HEADINGS = ("seed", "run", "best", "episodes", "steps", "seconds", "state")
+
+
+def train_seeds(parsed: argparse.Namespace) -> None:
+    """Train each seed with a command of its own, then print a table. Raises UserError, and RunFailed if any failed."""
+    seeds = [each for each in parsed.seeds if isinstance(each, int)]
+    if not seeds:
+        raise UserError("--seeds: give at least one seed, such as --seeds 1 2 3")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds: each seed may be given once, not {' '.join(map(str, seeds))}")
+    file, given = file_and_assignments([*parsed.words, *(each for each in parsed.seeds if isinstance(each, str))])
+    if "seed" in (word.partition("=")[0] for word in given):
+        raise UserError("seed: --seeds sets it for each run; leave one of them out")
+    config = check(read_config(file, given))
+    plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
+    name = parsed.name or config.run.name or plain
+    runs = [(number, config.run.directory / f"{name}-seed-{number}") for number in seeds]
+    several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
+    program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
+    commands = [
+        (number, [*program, f"seed={number}", f"run.name={json.dumps(path.name)}", "run.resume=auto"])
+        for number, path in runs
+    ]
+    codes = train_each(commands, min(parsed.jobs or 1, len(seeds)))
+    print("\n".join(summary_lines([(number, path) for number, path in runs if (path / "config.yaml").is_file()])))
+    if failed := [str(number) for number, code in codes.items() if code]:
+        raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
 
 
 @dataclass
@@ -102,53 +127,9 @@ def summary_lines(runs: Sequence[tuple[int, Path]]) -> list[str]:
 
 
 def _together(best: Sequence[float], solved: int, targets: int, number: int) -> str:
-    words = f"{len(best)} of {number} seeds have an agent"
+    words = f"no seed of {number} has an agent"
     if best:
         _, mean, low, high = interval(best)
         spread = "" if low is None or high is None else f" (95 % interval {digits(low)} to {digits(high)})"
-        words = f"best agents of {len(best)} seeds: mean {digits(mean)}{spread}"
+        words = f"best agents of {len(best)} seed{'s' if len(best) > 1 else ''}: mean {digits(mean)}{spread}"
     return f"{words}; solved: {solved} of {number}" if targets else words
-
-
-def _seed_or_word(text: str) -> int | str:
-    """Parse a seed, or keep a word that follows the seeds. Raises an error for a number out of range."""
-    return text if not text.lstrip("-").isdecimal() else seed(text)
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_words(parser)
-    parser.add_argument("--seeds", nargs="+", type=_seed_or_word, default=[1, 2, 3], help="default: 1 2 3")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="seeds to train at a time (default: 1)")
-    parser.add_argument("--name", help="of the runs, before -seed-N (default: the algorithm and the environment)")
-
-
-def _run(parsed: argparse.Namespace) -> None:
-    seeds = [each for each in parsed.seeds if isinstance(each, int)]
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds: {seeds} are no different seeds; give some, such as --seeds 1 2 3")
-    file, given = file_and_assignments([*parsed.words, *(each for each in parsed.seeds if isinstance(each, str))])
-    if "seed" in (word.partition("=")[0] for word in given):
-        raise UserError("seed: several are trained; give them as --seeds 1 2 3")
-    config = check(read_config(file, given))
-    plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
-    name = parsed.name or config.run.name or plain
-    runs = [(number, config.run.directory / f"{name}-seed-{number}") for number in seeds]
-    program = [sys.executable, "-P", "-m", "evorl", "train", str(file), *given]
-    commands = [
-        (number, [*program, f"seed={number}", f"run.name={json.dumps(path.name)}", "run.resume=auto"])
-        for number, path in runs
-    ]
-    codes = train_each(commands, min(parsed.jobs, len(seeds)))
-    print("\n".join(summary_lines([(number, path) for number, path in runs if (path / "config.yaml").is_file()])))
-    if failed := [str(number) for number, code in codes.items() if code]:
-        raise RunFailed(f"seed {', '.join(failed)} did not come to its end; the same command goes on where it stopped")
-
-
-COMMAND = Command(
-    run=_run,
-    arguments=_arguments,
-    examples=(
-        "evorl tune ppo --seeds 1 2 3 environment=CartPole-v1 training.target_fitness=475",
-        "evorl tune my.yaml --seeds 1 2 3 4 5 --jobs 2 --name wide 'network.hidden_sizes=[256,256]'",
-    ),
-)

@@ -9,7 +9,7 @@ import time
 import pytest
 from helpers.support import SMALL, error_line
 
-from evorl.commands import tune
+from evorl.commands import seeds
 from evorl.commands.command import run_command
 from evorl.runs.launch import run_program
 
@@ -25,8 +25,8 @@ def a_run(directory, number, best, solved=None):
 
 def test_seeds_are_told_one_by_one_and_together(tmp_path):
     runs = [a_run(tmp_path, number, best, True) for number, best in ((1, 190.0), (2, 210.0), (7, 200.0))]
-    heading, first, *_, last = tune.summary_lines(runs)
-    assert heading.split() == list(tune.HEADINGS)
+    heading, first, *_, last = seeds.summary_lines(runs)
+    assert heading.split() == list(seeds.HEADINGS)
     assert first.split() == ["1", "a-seed-1", "190.0", "60", "4,000", "12", "solved"]
     # 200 ± 4.303 * 10 / sqrt(3).
     assert last == "best agents of 3 seeds: mean 200.0 (95 % interval 175.2 to 224.8); solved: 3 of 3"
@@ -34,15 +34,15 @@ def test_seeds_are_told_one_by_one_and_together(tmp_path):
 
 def test_without_a_target_or_an_agent_nothing_is_claimed(tmp_path):
     runs = [a_run(tmp_path, 1, 190.0), a_run(tmp_path, 2, None)]
-    assert tune.summary_lines(runs)[-1] == "best agents of 1 seeds: mean 190.0"
-    assert tune.summary_lines(runs[1:])[-1] == "0 of 1 seeds have an agent"
+    assert seeds.summary_lines(runs)[-1] == "best agents of 1 seed: mean 190.0"
+    assert seeds.summary_lines(runs[1:])[-1] == "no seed of 1 has an agent"
     (runs[0][1] / "summary.json").write_text(json.dumps({"best_fitness": 1.0, "solved": False, "ended": "SIGTERM"}))
-    assert tune.summary_lines(runs)[-1].endswith("; solved: 0 of 2")
+    assert seeds.summary_lines(runs)[-1].endswith("; solved: 0 of 2")
 
 
 def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
     commands = [(1, [sys.executable, "-c", "print('one')"]), (2, [sys.executable, "-c", "raise SystemExit(3)"])]
-    assert tune.train_each(commands, jobs=2) == {1: 0, 2: 3}
+    assert seeds.train_each(commands, jobs=2) == {1: 0, 2: 3}
     assert capsys.readouterr().err == "seed 1 | one\n"
 
 
@@ -58,7 +58,7 @@ def test_who_is_told_to_end_tells_all_and_begins_no_other(tmp_path):
     threading.Timer(1.5, lambda: signal.raise_signal(signal.SIGALRM)).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        tune.train_each([(1, waits), (2, begins)], jobs=1)
+        seeds.train_each([(1, waits), (2, begins)], jobs=1)
     signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - started < 30
     assert not (tmp_path / "begun").exists()
@@ -66,9 +66,9 @@ def test_who_is_told_to_end_tells_all_and_begins_no_other(tmp_path):
 
 def commands_of(monkeypatch, *words):
     given = []
-    monkeypatch.setattr(tune, "train_each", lambda commands, jobs: given.append((commands, jobs)) or {})
-    monkeypatch.setattr(tune, "summary_lines", lambda runs: [])
-    assert run_program(run_command, ["tune", str(SMALL), *words]) == 0
+    monkeypatch.setattr(seeds, "train_each", lambda commands, jobs: given.append((commands, jobs)) or {})
+    monkeypatch.setattr(seeds, "summary_lines", lambda runs: [])
+    assert run_program(run_command, ["train", str(SMALL), *words]) == 0
     return given[0]
 
 
@@ -79,29 +79,33 @@ def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
         name = f'run.name="dqn-CartPole-v1-seed-{number}"'
         assert command[4:] == ["train", str(SMALL), "population.size=2", f"seed={number}", name, "run.resume=auto"]
     assert [number for number, _ in commands] == [4, 5]
-    commands, jobs = commands_of(monkeypatch, "--name", "x")
+    commands, jobs = commands_of(monkeypatch, "--seeds", "1", "2", "3", "--name", "x", "--processes", "2")
     assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]
+    assert all(command[4:7] == ["train", "--processes", "2"] for _, command in commands)
     assert jobs == 1
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seeds", "1", "1"], "--seeds: [1, 1] are no different seeds"),
-        (["--seeds", "1", "seed=4"], "seed: several are trained; give them as --seeds"),
+        (["--seeds", "1", "1"], "--seeds: each seed may be given once, not 1 1"),
+        (["--seeds", "population.size=2"], "--seeds: give at least one seed, such as --seeds 1 2 3"),
+        (["--seeds", "1", "seed=4"], "seed: --seeds sets it for each run; leave one of them out"),
+        (["--seeds", "1", "2", "--seed", "4"], "argument --seed: not allowed with argument --seeds"),
+        (["--jobs", "2"], "--jobs: is the number of seeds to train at a time"),
         (["--seeds", "-3"], "--seeds"),
         (["--seeds", "1", "algorithm.gamma=7"], "algorithm.gamma: 7 is out of range"),
     ],
 )
 def test_a_mistake_is_told_before_anything_begins(words, message, in_directory, monkeypatch, capsys):
-    monkeypatch.setattr(tune, "train_each", None)
-    assert run_program(run_command, ["tune", str(SMALL), *words]) == 2
+    monkeypatch.setattr(seeds, "train_each", None)
+    assert run_program(run_command, ["train", str(SMALL), *words]) == 2
     assert message in error_line(capsys)
 
 
 @pytest.mark.slow
 def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
-    words = ["tune", str(SMALL), "--seeds", "1", "2", "--jobs", "2", "--name", "a", "training.max_steps=40"]
+    words = ["train", str(SMALL), "--seeds", "1", "2", "--jobs", "2", "--name", "a", "training.max_steps=40"]
     assert run_program(run_command, words) == 0
     told = capsys.readouterr()
     assert "best agents of 2 seeds: mean" in told.out
@@ -112,4 +116,4 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
     assert run_program(run_command, words) == 0
     assert (in_directory / "runs" / "a-seed-1" / "metrics.jsonl").read_bytes() in kept.values()
     assert run_program(run_command, [*words, "algorithm.gamma=0.5"]) == 1
-    assert "seed 1, 2 did not come to its end" in capsys.readouterr().err
+    assert "seed 1, 2 did not finish; repeat the command to resume" in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""`evorl list`, `lineage`, `config` and `clean`: what runs and configurations are, and how much disk they take."""
+
+from __future__ import annotations
+
+import argparse
+import stat
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evorl.commands.command import file_and_assignments
+from evorl.config.errors import on_one_line
+from evorl.runs.config_file import check_run
+from evorl.runs.read import RunOverview, read_overview
+from evorl.system.console import aligned, digits
+from evorl.system.files import Lock, is_locked, remove, size_of
+from evorl.types import UserError
+
+if TYPE_CHECKING:
+    from evorl.runs.ancestry import Stage
+
+WIDEST = 80
+"""The maximum number of characters in a cell of `evorl list`, except the run's name."""
+RUN_HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state", "size")
+LINEAGE_HEADINGS = ("agent", "generations", "fitness", "mutation")
+
+
+def list_runs(parsed: argparse.Namespace) -> None:
+    """`evorl list`."""
+    rows = rows_of_runs(parsed.run)
+    if not rows:
+        print(f"there are no runs in {parsed.run}")
+        return
+    print("\n".join(map(on_one_line, aligned([RUN_HEADINGS, *rows]))))
+
+
+def rows_of_runs(directory: Path) -> list[tuple[str, ...]]:
+    """Return one table row per run in a directory, oldest first. Raises OSError."""
+    began = {path: _began(path) for path in directory.iterdir() if not path.is_symlink()}
+    known = sorted((time, path) for path, time in began.items() if time is not None)
+    # One very long value would push the columns of all other runs off the screen.
+    return [(path.name, *(on_one_line(cell, WIDEST) for cell in _row(path)[1:])) for _, path in known]
+
+
+def _began(path: Path) -> float | None:
+    """Return the modification time of a run's configuration, 0 if it is not accessible, None if there is no run."""
+    try:
+        status = (path / "config.yaml").stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return 0.0
+    return status.st_mtime if stat.S_ISREG(status.st_mode) else None
+
+
+def _row(path: Path) -> tuple[str, ...]:
+    try:
+        run = read_overview(path)
+    except (UserError, OSError):
+        return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path))
+    best, steps = run.last.get("elite_fitness"), run.last.get("agent_steps")
+    return (
+        path.name,
+        _setting(run, "environment", "id"),
+        _setting(run, "algorithm", "name"),
+        str(run.config.get("seed", "?")),
+        digits(best) if isinstance(best, int | float) else "-",
+        f"{steps:,}" if isinstance(steps, int) else "-",
+        state_of(run),
+        _megabytes(path),
+    )
+
+
+def state_of(run: RunOverview) -> str:
+    """Return a run's state: `training`, `begun`, `killed`, `solved`, or how its summary says it ended."""
+    if is_locked(run.path):
+        return "training"
+    if not run.summary:
+        return "killed" if run.last else "begun"
+    ended = "solved" if run.summary.get("solved") is True else run.summary.get("ended")
+    return str(ended)
+
+
+def _setting(run: RunOverview, section: str, key: str) -> str:
+    values: Any = run.config.get(section)
+    return str(values.get(key, "?")) if isinstance(values, dict) else "?"
+
+
+def _megabytes(path: Path) -> str:
+    return f"{size_of(path) / 1e6:,.1f} MB"
+
+
+def lineage(parsed: argparse.Namespace) -> None:
+    """`evorl lineage`."""
+    from evorl.runs.ancestry import ancestry, reader_of, table
+    from evorl.runs.directory import load_elite
+
+    stages, use = ancestry(parsed.run), reader_of(load_elite(parsed.run)[0])
+    print("\n".join(table(stages, use) if parsed.settings else lineage_table(stages, use)))
+
+
+def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:
+    """Format one row per agent of a lineage, the initial one first.
+
+    `use` converts stored hyperparameters to the values training uses.
+    """
+    from evorl.runs.ancestry import SAME
+
+    rows: list[tuple[str, ...]] = [LINEAGE_HEADINGS]
+    for number, group in groupby(stages, key=lambda stage: stage.id):
+        own = list(group)
+        first, last = own[0], own[-1]
+        lived = f"{first.generation}" if first is last else f"{first.generation} to {last.generation}"
+        scores = [stage.fitness for stage in (first, last) if stage.fitness is not None]
+        fitness = " to ".join(digits(score) for score in dict.fromkeys(scores)) or "-"
+        born = "" if first.mutation == SAME else str(first.mutation.as_used(use))
+        rows.append((f"#{number}", lived, fitness, on_one_line(born)))
+    return aligned(rows)
+
+
+def config(parsed: argparse.Namespace) -> None:
+    """`evorl config`."""
+    from evorl.algorithms import SETTINGS
+    from evorl.config import model_of
+    from evorl.config.described import explained, settings_of
+    from evorl.config.documents import commented, page
+    from evorl.runs.launch import read_config
+
+    if parsed.markdown:
+        print(page(SETTINGS), end="")
+        return
+    complete = read_config(*file_and_assignments(parsed.words))
+    known = settings_of(model_of(SETTINGS[complete.algorithm.name]))
+    if parsed.explain is not None:
+        print("\n".join(explained(known, parsed.explain)))
+        return
+    print(commented(complete.model_dump(mode="json"), known), end="")
+
+
+def clean_runs(parsed: argparse.Namespace) -> None:
+    """`evorl clean`."""
+    for run in parsed.runs:
+        print(clean(run, parsed.yes))
+
+
+def clean(run: Path, delete: bool) -> str:
+    """Describe the size of a run's checkpoints, in MB, and delete them if asked to. Raises UserError."""
+    check_run(run)
+    if is_locked(run):
+        raise UserError(f"{run}: is still training")
+    checkpoints = run / "checkpoints"
+    size = size_of(checkpoints)
+    if not delete:
+        return f"{run}: {size / 1e6:,.1f} MB of checkpoints; --yes deletes them"
+    # Hold the lock, so that no process starts to resume from checkpoints that are being deleted.
+    lock = Lock(run, wait=0.0)
+    try:
+        remove(checkpoints)
+    finally:
+        lock.release()
+    return f"{run}: deleted {size / 1e6:,.1f} MB of checkpoints; the run can still be evaluated, but not resumed"

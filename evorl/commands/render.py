@@ -1,0 +1,123 @@
+"""`evorl watch`, `report`, `plot`, `export` and `push`: what runs and agents look like elsewhere.
+
+Each imports what it needs by itself, since most of it is optional.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import evorl
+from evorl.system.console import digits
+from evorl.system.files import write_atomically
+from evorl.types import UserError
+
+if TYPE_CHECKING:
+    from evorl.runs.loaded import LoadedAgent
+    from evorl.runs.video import Image
+
+
+def watch(parsed: argparse.Namespace) -> None:
+    """`evorl watch`."""
+    from evorl.commands.evaluate import seeds_of
+    from evorl.runs.loaded import load
+    from evorl.runs.trust import refuse_code
+    from evorl.runs.video import check_video, play, write_video
+
+    if parsed.video is not None:
+        check_video(parsed.video)
+    elif sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        raise UserError("watch: there is no display for a window; use --video FILE.mp4")
+    agent = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
+    refuse_code(agent.config, parsed.allow_code)
+    seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps
+    returns: list[float] = []
+
+    def images() -> Iterator[tuple[Image, float]]:
+        for image, gained, rate in playing:
+            if gained is not None:
+                returns.append(gained)
+            if image is not None:
+                yield image, rate
+
+    mode = "human" if parsed.video is None else "rgb_array"
+    with closing(play(agent, agent.config.environment, seeds, most, mode)) as playing:
+        if parsed.video is None:
+            for _ in images():
+                pass
+        else:
+            shown = write_video(parsed.video, images())
+            print(f"{parsed.video}: {shown} frames")
+    mean, each = sum(returns) / len(returns), ", ".join(map(digits, returns))
+    print(f"agent {agent.agent.id}: mean return {digits(mean)} over {len(returns)} episodes ({each})")
+
+
+def report(parsed: argparse.Namespace) -> None:
+    """`evorl report`."""
+    from evorl.report.data import load
+    from evorl.report.page import check_packages, page
+
+    check_packages()
+    runs = [load(path) for path in parsed.runs]
+    output = parsed.output or (parsed.runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    text = page(runs).encode()
+    write_atomically(output, text)
+    print(f"{output} ({len(text) / 1e6:.1f} MB; opens in any browser, offline)")
+
+
+def plot(parsed: argparse.Namespace) -> None:
+    """`evorl plot`."""
+    from evorl.report.data import load
+    from evorl.report.picture import check_output, draw
+
+    check_output(parsed.output)
+    draw([load(path) for path in parsed.runs], parsed.output, parsed.measure, parsed.hyperparameter)
+    print(parsed.output)
+
+
+def export(parsed: argparse.Namespace) -> None:
+    """`evorl export`."""
+    from evorl.export.onnx_file import check_packages, in_float32, write_onnx
+    from evorl.runs.loaded import load
+
+    check_packages()
+    found = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
+    loaded, output = in_float32(found), parsed.output or parsed.run / "agent.onnx"
+    difference = write_onnx(loaded, output, facts_of(loaded))
+    exact = "" if loaded is found else "; exported in float32, although the agent was trained in bfloat16"
+    close = f"within {difference:.1g} of" if difference else "exactly equal to"
+    print(f"{output}: agent {loaded.agent.id}, {close} `predict`{exact}")
+
+
+def facts_of(loaded: LoadedAgent) -> dict[str, str]:
+    """Return the metadata of an agent's ONNX file."""
+    return {
+        "environment": loaded.config.environment.id,
+        "algorithm": loaded.config.algorithm.name,
+        "agent": str(loaded.agent.id),
+        "hyperparameters": json.dumps(loaded.agent.hyperparameters),
+        "made_with": f"evorl {evorl.__version__}",
+    }
+
+
+def push(parsed: argparse.Namespace) -> None:
+    """`evorl push`."""
+    from evorl.export import hub
+
+    if parsed.video is not None and not parsed.video.is_file():
+        raise UserError(
+            f"--video: there is no file {parsed.video}; `evorl watch {parsed.run} --video FILE.mp4` makes one"
+        )
+    hub.check_hub()
+    with tempfile.TemporaryDirectory() as folder:
+        files = hub.write_page(parsed.run, Path(folder), parsed.video)
+        address = hub.push(Path(folder), parsed.name, parsed.private)
+    print(f"{address}: {', '.join(files)}")

@@ -1,0 +1,63 @@
+"""Commands that show what an agent does."""
+
+import json
+import shutil
+
+import pytest
+from helpers.support import error_line
+
+from evorl.commands import render
+from evorl.commands.command import run_command
+from evorl.commands.evaluate import evaluate_elite
+from evorl.runs.launch import run_program
+from evorl.system import extras
+
+
+@pytest.fixture
+def run(trained_run, in_directory):
+    return shutil.copytree(trained_run, in_directory / "runs" / "a")
+
+
+def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
+    av = pytest.importorskip("av")
+    run_command(["watch", "runs/a", "--video", "best.mp4", "--episodes", "2"])
+    told = capsys.readouterr().out
+    mean = evaluate_elite(run, 2, 0)["mean"]
+    assert f"mean return {mean:.1f} over 2 episodes" in told
+    with av.open("best.mp4") as film:
+        assert film.streams.video[0].average_rate == 50
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    assert len(frames) == int(told.split(": ")[1].split()[0]) == round(2 * mean) + 2, "one before each step, one after"
+    assert frames[0].std() > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--video", "best.avi"], "best.avi must end in .mp4"),
+        (["--video", "none/best.mp4"], "there is no directory none"),
+        ([], "there is no display for a window; use --video FILE.mp4"),
+    ],
+)
+def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monkeypatch, in_directory, capsys):
+    pytest.importorskip("av")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(render.sys, "platform", "linux")
+    assert run_program(run_command, ["watch", "runs/none", *words]) == 2
+    assert message in error_line(capsys)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch, in_directory, capsys):
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    assert run_program(run_command, ["watch", "runs/none", "--video", "a.mp4"]) == 2
+    assert "--video needs av; install it with" in error_line(capsys)
+
+
+def test_code_is_not_run_to_watch(run, capsys):
+    text = (run / "config.yaml").read_text().replace("id: CartPole-v1", "id: evilmod:CartPole-v1")
+    (run / "config.yaml").write_text(text)
+    pytest.importorskip("av")
+    assert run_program(run_command, ["watch", "runs/a", "--video", "a.mp4"]) == 2
+    assert "add --allow-code if you trust this run" in error_line(capsys)
+    assert json.loads((run / "environment.json").read_text())["environment"] == "CartPole-v1"
