@@ -8,8 +8,13 @@ import torch
 from helpers.dqns import DQNS, same_noise
 from helpers.support import agent, algorithm, batch, config, first_architecture, population, seen, train, trained
 
-from evorl.algorithms.losses import cross_entropy, quantile_huber
-from evorl.algorithms.returns import categorical_projection, of_action
+from evorl.algorithms.functional import (
+    categorical_projection,
+    cross_entropy,
+    of_action,
+    of_action_gradient,
+    quantile_huber,
+)
 from evorl.networks.noisy import WeightNoise
 from evorl.types import EvorlWarning
 
@@ -64,7 +69,7 @@ def test_the_loss_is_the_papers_for_each_agent(distribution, double):
             goal = categorical_projection(
                 target.softmax(-1).view(1, 1, 6), (reward + discount * support).view(1, 1, 6), -2.0, 3.0
             )
-            expected = cross_entropy(chosen, goal).item()
+            expected = cross_entropy(chosen, goal)[0].item()
         else:
             returns = reward + discount * target
             expected = quantile_huber(chosen, returns.view(1, 1, 6), 0.5)[0].item()
@@ -84,8 +89,9 @@ def test_gradients_by_hand_are_those_of_autograd(options):
     action, gamma = some.columns["action"], stack.hyperparameters["gamma"]
     atoms = dqn.atoms(outputs)
     following = torch.randn(2, 8, dqn.values.atoms, generator=torch.Generator().manual_seed(1))
-    loss, slope = dqn.values.loss(of_action(atoms, action), following, some.columns, gamma)
-    heads, found = zip(*dqn._gradients(outputs, action, slope.detach() * some.weight.unsqueeze(-1)), strict=True)
+    loss, gradient = dqn.values.loss(of_action(atoms, action), following, some.columns, gamma)
+    gradient = of_action_gradient(gradient.detach() * some.weight.unsqueeze(-1), action, dqn.actions)
+    heads, found = zip(*dqn._output_gradients(outputs, gradient), strict=True)
     assert set(map(id, heads)) == set(map(id, outputs.values()))
     expected = torch.autograd.grad(loss.elements, heads, some.weight)
     for one, other in zip(found, expected, strict=True):
