@@ -105,7 +105,7 @@ class DDPG(StepCounting):
     def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Squared td_error of the critics (arXiv 1509.02971, eq. 4 and 5).
 
-        The target bootstraps from the minimum over target critics (TD3: arXiv 1802.09477, eq. 10).
+        The target bootstraps from the minimum over target critics (TD3: arXiv 1802.09477, section 4.2).
         """
         with torch.no_grad():
             next_observation = batch.next_observation

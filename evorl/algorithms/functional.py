@@ -1,9 +1,8 @@
 """Losses, returns and advantages: each formula once, as its paper has it. Pure functions.
 
-A loss returns its value and its gradient: the derivative of each element with respect to the first argument. Gradients
-are written out because autograd, whose overhead dominates in small networks, would take a tenth to a fifth of an update
-(docs/results/throughput.md); `tests/algorithms/test_functional.py` holds each of them to autograd. A loss without a
-gradient of its own can be passed to `value_and_gradient`.
+A function that returns `LossAndGradient` has its derivative with respect to the first argument written out, because
+autograd would cost an update more than a tenth (docs/results/throughput.md). `tests/algorithms/test_functional.py`
+holds each of them to autograd. All other losses are left to autograd.
 
 Functions raise ValueError for tensors whose shapes differ where they must not, since broadcasting [P, B] against
 [P, B, 1] would silently compute something else.
@@ -16,9 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 LossAndGradient = tuple[Tensor, Tensor]
 """A loss and its derivative with respect to the loss function's first argument."""
@@ -32,9 +34,18 @@ MAX_WORKER_RATIO = 2.0
 # Losses of values, with respect to the error or the prediction
 
 
-def squared_error(error: Tensor) -> LossAndGradient:
-    """Squared error e^2, in the shape of `error`; its derivative is 2 e."""
-    return error.square(), 2 * error
+def squared_error(error: Tensor) -> Tensor:
+    """Squared error e^2, in the shape of `error`."""
+    return error.square()
+
+
+def huber(error: Tensor) -> Tensor:
+    """Huber loss (Huber 1964) in the shape of `error`: e^2 / 2 for |e| <= 1, |e| - 1/2 beyond."""
+    return functional.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
+
+
+REGRESSION_LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "huber": huber}
+"""The losses of a td_error that a configuration can name."""
 
 
 def half_squared_error(error: Tensor) -> LossAndGradient:
@@ -42,24 +53,11 @@ def half_squared_error(error: Tensor) -> LossAndGradient:
     return 0.5 * error.square(), error
 
 
-def huber(error: Tensor) -> LossAndGradient:
-    """Huber loss (Huber 1964) in the shape of `error`: e^2 / 2 for |e| <= 1, |e| - 1/2 beyond.
-
-    With c = clamp(e, -1, 1) it is c (e - c / 2), and its derivative is c.
-    """
-    clipped = error.clamp(-1, 1)
-    return clipped * torch.sub(error, clipped, alpha=0.5), clipped
-
-
-REGRESSION_LOSSES: Mapping[str, Callable[[Tensor], LossAndGradient]] = {"mse": squared_error, "huber": huber}
-"""The losses of a td_error that a configuration can name."""
-
-
 def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> LossAndGradient:
     """Value loss of PPO, max((V - R)^2, (V' - R)^2) / 2 with V' = V_old + clamp(V - V_old, -clip, clip), [P, B].
 
-    All are [P, B] but `clip`, which is [P]. Where V' is clipped and has the larger error, the derivative is 0; elsewhere
-    it is V - R. From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
+    All are [P, B] but `clip`, which is [P]. Where V' is clipped and has the larger error, the derivative is 0;
+    elsewhere it is V - R. From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
     """
     _same_shape("clipped_value_loss", value=value, old_value=old_value, target=target)
     bound, away = clip.unsqueeze(-1), value - old_value
@@ -69,23 +67,22 @@ def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: T
     return torch.maximum(free, near), gradient.masked_fill((near > free) & (away.abs() > bound), 0.0)
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> LossAndGradient:
-    """Cross-entropy -sum_n p_n log softmax(l)_n [P, B] between `target` p and the softmax of `logits` l (C51's loss).
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy -sum_n p_n log softmax(l)_n [P, B] between `target` p and the softmax of `logits` l, [P, B, N].
 
-    Both are [P, B, N], and the target's probabilities sum to 1. The derivative with respect to the logits is
-    softmax(l) - p [P, B, N]. Source: arXiv 1707.06887, alg. 1.
+    It is C51's loss (arXiv 1707.06887, alg. 1).
     """
     _same_shape("cross_entropy", logits=logits, target=target)
-    return -(target * logits.log_softmax(-1)).sum(-1), logits.softmax(-1) - target
+    return -(target * logits.log_softmax(-1)).sum(-1)
 
 
 def quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndGradient:
     """Quantile Huber loss [P, B] of `quantiles` q [P, B, N] for `samples` x [P, B, M] (arXiv 1710.10044, eq. 9 and 10).
 
-    The loss is sum_i mean_j |tau_i - 1{u < 0}| H(u) / kappa with u = x_j - q_i, tau_i = (i + 1/2) / N, counting i from
-    0, and H the Huber loss with threshold kappa; the division by kappa is that of arXiv 1806.06923. With a `kappa` of 0,
-    |u| stands for H(u) / kappa: it is the quantile regression loss. With c = clamp(u, -kappa, kappa), or sign(u) for a
-    kappa of 0, the derivative with respect to q_i is -mean_j |tau_i - 1{u < 0}| c / kappa, [P, B, N].
+    The loss is sum_i mean_j |tau_i - 1{u < 0}| H(u) / kappa with u = x_j - q_i, tau_i = (i + 1/2) / N (i counts from
+    0) and H the Huber loss with threshold kappa; the division by kappa is that of arXiv 1806.06923. With a `kappa` of
+    0, |u| stands for H(u) / kappa: it is the quantile regression loss. With c = clamp(u, -kappa, kappa), or sign(u) for
+    a kappa of 0, the derivative with respect to q_i is -mean_j |tau_i - 1{u < 0}| c / kappa, [P, B, N].
     """
     if quantiles.shape[:-1] != samples.shape[:-1]:
         raise ValueError(f"quantile_huber: quantiles {list(quantiles.shape)} and samples {list(samples.shape)} differ")
@@ -103,18 +100,41 @@ def _quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAnd
     tau = ((torch.arange(atoms).to(quantiles) + 0.5) / atoms).unsqueeze(-1)
     u = samples.unsqueeze(-2) - quantiles.unsqueeze(-1)
     asymmetry = torch.where(u < 0, 1 - tau, tau)
-    # As in `huber`, H(u) = c (u - c / 2); the gradient's asymmetry * c is computed once for both.
+    # The Huber loss is H(u) = c (u - c / 2) and its derivative c; asymmetry * c is computed once for both.
     c = u.clamp(-kappa, kappa) if kappa else u.sign()
     weighted, scale = asymmetry * c, kappa or 1.0
     rest = torch.sub(u, c, alpha=0.5) if kappa else u
     return (weighted * rest).mean(-1).sum(-1) / scale, weighted.mean(-1) / -scale
 
 
+class _WithGradient(torch.autograd.Function):
+    """A loss [P, B] whose derivative [P, B, ...] with respect to its argument is already known, as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, argument: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return loss.view_as(loss)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weight: Tensor) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return gradient * weight.view(*weight.shape, *[1] * (gradient.dim() - weight.dim())), None, None
+
+
+def differentiable(function: Callable[..., LossAndGradient], argument: Tensor, *others: Any) -> Tensor:
+    """The loss [P, B] of a function with its derivative written out, for autograd to pass through."""
+    with torch.no_grad():
+        loss, gradient = function(argument, *others)
+    found: Tensor = _WithGradient.apply(argument, loss, gradient)
+    return found
+
+
 # Losses of policies
 
 
 def policy_gradient(log_prob: Tensor, advantage: Tensor) -> LossAndGradient:
-    """Policy-gradient loss -log pi(a|s) A, all [P, B], and its derivative -A: REINFORCE with baseline (Williams 1992)."""
+    """Policy-gradient loss -log pi(a|s) A [P, B] of REINFORCE (Williams 1992) with a baseline; its derivative is -A."""
     _same_shape("policy_gradient", log_prob=log_prob, advantage=advantage)
     gradient = -advantage
     return log_prob * gradient, gradient
@@ -134,7 +154,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> Los
 
 
 def impact_log_ratio(log_prob: Tensor, worker_log_prob: Tensor, target_log_ratio: Tensor) -> Tensor:
-    """Log-ratio log(min(worker / target, 2) policy / worker) of IMPACT's surrogate, all [P, B] (arXiv 1912.00167, eq. 3).
+    """Log-ratio log(min(worker / target, 2) policy / worker) [P, B] of IMPACT (arXiv 1912.00167, section 3).
 
     `log_prob` is the policy's, and `target_log_ratio` the target network's log-probability minus the worker's. The
     derivative with respect to `log_prob` is 1.
@@ -161,36 +181,13 @@ def temperature_loss(log_temperature: Tensor, entropy: Tensor, target_entropy: T
     return log_temperature * (entropy - target_entropy)
 
 
-def value_and_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> LossAndGradient:
-    """Loss [P, B] of `x` [P, B, ...] and its derivative in the shape of `x`, by autograd.
-
-    Each element of the loss may depend on the entries of `x` at its own place [p, b] only.
-    """
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        value = loss(leaf)
-        (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    return value.detach(), gradient
-
-
 # Action values
 
 
 def of_action(atoms: Tensor, action: Tensor) -> Tensor:
     """The atoms [P, B, N] of the chosen `action` [P, B] out of those of all actions [P, B, A, N]."""
-    return atoms.gather(-2, _atom_index(action, atoms.shape[-1])).squeeze(-2)
-
-
-def of_action_gradient(gradient: Tensor, action: Tensor, actions: int) -> Tensor:
-    """Gradient [P, B, A, N] at all actions' atoms, from the `gradient` [P, B, N] at those of the chosen `action`."""
-    atoms = gradient.shape[-1]
-    every = gradient.new_zeros(*action.shape, actions, atoms)
-    return every.scatter_(-2, _atom_index(action, atoms), gradient.unsqueeze(-2))
-
-
-def _atom_index(action: Tensor, atoms: int) -> Tensor:
-    """Index [P, B, 1, N] of the `action` [P, B] into all actions' atoms [P, B, A, N]."""
-    return action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms)
+    index = action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms.shape[-1])
+    return atoms.gather(-2, index).squeeze(-2)
 
 
 def dueling(value: Tensor, advantage: Tensor) -> Tensor:
@@ -199,12 +196,6 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
     `value` is [P, B, N], `advantage` [P, B, A, N].
     """
     return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
-
-
-def dueling_gradient(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients sum_a g_a [P, B, N] at the value and g_a - mean_a g_a at the advantage, from g [P, B, A, N]."""
-    total = gradient.sum(-2, keepdim=True)
-    return total.squeeze(-2), gradient - total / gradient.shape[-2]
 
 
 # Targets of one transition or n-step window
@@ -255,7 +246,7 @@ def bootstrapped_atoms(columns: Mapping[str, Tensor], discount: Tensor, next_ato
 
 
 def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float, v_max: float) -> Tensor:
-    """Projection of a return distribution onto N evenly spaced values from `v_min` to `v_max` (arXiv 1707.06887, alg. 1).
+    """Projection of a return distribution onto N even steps from `v_min` to `v_max` (arXiv 1707.06887, alg. 1).
 
     Each of the `returns` [P, B, N] splits its probability between its two neighbouring values, in proportion to its
     nearness; returns outside the support go to the nearest end. The result is the probabilities [P, B, N]. On a GPU the

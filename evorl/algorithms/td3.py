@@ -46,7 +46,7 @@ class TD3(DDPG):
         return int(self.settings.policy_delay)
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
-        """The target actor's actions [P, B, A] with clipped noise (arXiv 1802.09477, eq. 14)."""
+        """The target actor's actions [P, B, A] with clipped noise (arXiv 1802.09477, section 5.3)."""
         action = actor_action(stack.targets["actor"], observation)
         scale, clip = (stack.hyperparameters[name].view(-1, 1, 1) for name in ("target_noise", "target_noise_clip"))
         noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
