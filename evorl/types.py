@@ -375,8 +375,8 @@ class UpdateMetrics:
 class Segment:
     """A rollout in time order, from which targets are computed; all [T, P, E].
 
-    `value` is V(s) of the observation, `next_value` that of the next observation. Where `valid` is false there is no
-    transition.
+    `value` is V(s) of the observation. `next_value` is that of the next observation, defined in the last row and where
+    an episode is truncated. Where `valid` is false there is no transition.
     """
 
     reward: Tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evorl.actors.board import Board
 from evorl.actors.memory import PAGE, Arena, SharedMemory
-from evorl.algorithms.returns import n_step_return
+from evorl.algorithms.functional import n_step_return
 from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spec import ObservationSpec, choices

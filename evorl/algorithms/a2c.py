@@ -13,9 +13,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.losses import explained_variance, policy_gradient, value_error
+from evorl.algorithms.functional import (
+    LossAndGradient,
+    explained_variance,
+    gae,
+    half_squared_error,
+    next_values,
+    policy_gradient,
+    without_gaps,
+)
 from evorl.algorithms.objective import Objective, hyperparameter
-from evorl.algorithms.returns import gae
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
@@ -206,20 +213,15 @@ class A2C:
 
     @staticmethod
     def targets(segment: Segment, hyperparameters: Mapping[str, Tensor]) -> Tensors:
-        """Return generalised advantage estimates (arXiv 1506.02438) and returns, both [T, P, E], of a rollout."""
-        nothing = ~segment.valid
-        # A step that is no transition gets reward = V(s), so its td_error is 0 and earlier steps are unaffected.
-        reward = torch.where(nothing, segment.value, segment.reward)
-        advantage = gae(
-            reward,
-            segment.value,
-            segment.next_value,
-            segment.terminated | nothing,
-            segment.terminated | segment.truncated | nothing,
-            hyperparameters["gamma"],
-            hyperparameters["gae_lambda"],
+        """Generalised advantage estimates (arXiv 1506.02438) and returns, both [T, P, E], of a rollout."""
+        value = segment.value
+        reward, terminated, ended = without_gaps(
+            segment.reward, value, segment.terminated, segment.truncated, segment.valid
         )
-        return {"advantage": advantage, "return": advantage + segment.value}
+        next_value = next_values(value, segment.next_value, segment.truncated)
+        discount, gae_lambda = hyperparameters["gamma"], hyperparameters["gae_lambda"]
+        advantage = gae(reward, value, next_value, terminated, ended, discount, gae_lambda)
+        return {"advantage": advantage, "return": advantage + value}
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
         """Count `steps` further transitions over all ranks, given for each agent [P] or as one number for all."""
@@ -233,27 +235,30 @@ class A2C:
         return rate * (1 - stack.state["steps"] / self.config.training.max_steps).clamp(min=0)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the actor-critic loss of a batch: policy loss, value loss and entropy bonus."""
-        hparams = stack.hyperparameters
+        """Actor-critic loss of a batch: policy loss + c_value * value loss - c_entropy * entropy."""
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
         with torch.no_grad():
             likelihood = self.distribution.likelihood(outputs, mask, batch.columns["unclipped_action"])
-            values = outputs["value"].squeeze(-1)
-            batch = self.with_targets(stack, batch, likelihood, values)
-            policy, by_log_prob = self.policy_loss(stack, batch, likelihood)
-            value, by_value = self.value_loss(stack, batch, values)
-            of_value, of_entropy = hparams["value_coefficient"].unsqueeze(-1), self.entropy_coefficient(stack, batch)
-            elements = torch.addcmul(policy, of_value, value).addcmul_(of_entropy, likelihood.entropy, value=-1)
+            value = outputs["value"].squeeze(-1)
+            batch = self.with_targets(stack, batch, likelihood, value)
+            policy_loss, log_prob_gradient = self.policy_loss(stack, batch, likelihood)
+            value_loss, value_gradient = self.value_loss(stack, batch, value)
+            c_value, c_entropy = self.value_coefficient(stack), self.entropy_coefficient(stack, batch)
+            elements = torch.addcmul(policy_loss, c_value, value_loss)
+            elements = elements.addcmul_(c_entropy, likelihood.entropy, value=-1)
             weight = batch.weight
-            gradients = likelihood.gradients(by_log_prob * weight, -of_entropy * weight)
-            gradients["value"] = (by_value * of_value * weight).unsqueeze(-1)
+            gradients = likelihood.gradients(log_prob_gradient * weight, -c_entropy * weight)
+            gradients["value"] = (value_gradient * c_value * weight).unsqueeze(-1)
 
         def metrics() -> Tensors:
-            found = {"policy_loss": policy, "value_loss": value, "entropy": likelihood.entropy}
-            known = explained_variance(batch.columns["value"], batch.columns["return"], batch.weight)
-            found["explained_variance"] = known.unsqueeze(-1).expand_as(policy)
-            return found | self.more_metrics(stack, batch, likelihood)
+            explained = explained_variance(batch.columns["value"], batch.columns["return"], batch.weight)
+            return {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": likelihood.entropy,
+                "explained_variance": explained.unsqueeze(-1).expand_as(policy_loss),
+            } | self.more_metrics(stack, batch, likelihood)
 
         return Loss(elements, metrics, gradients=[(outputs[name], each) for name, each in gradients.items()])
 
@@ -261,18 +266,22 @@ class A2C:
         """Return the batch with columns `advantage` and `return` [P, B], which rollouts made here already have."""
         return batch
 
+    def value_coefficient(self, stack: Stack) -> Tensor:
+        """Coefficient [P, 1] of the value loss."""
+        return stack.hyperparameters["value_coefficient"].unsqueeze(-1)
+
     def entropy_coefficient(self, stack: Stack, batch: Batch) -> Tensor:
-        """Return the entropy coefficient [P, 1], or [P, B]."""
+        """Coefficient [P, 1], or [P, B], of the entropy."""
         return stack.hyperparameters["entropy_coefficient"].unsqueeze(-1)
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Return the policy-gradient loss and its derivative with respect to the log-probability, both [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> LossAndGradient:
+        """Policy-gradient loss and its derivative with respect to the log-probability, both [P, B]."""
         return policy_gradient(likelihood.log_prob, batch.columns["advantage"])
+
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> LossAndGradient:
+        """Half the squared error of the value and its derivative with respect to the value, both [P, B]."""
+        return half_squared_error(value - batch.columns["return"])
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Return additional metrics, each [P, B]."""
         return {}
-
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return half the squared value error and its derivative with respect to the value, both [P, B]."""
-        return value_error(value, batch.columns["return"])

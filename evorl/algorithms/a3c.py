@@ -103,13 +103,10 @@ class A3CDataParallel(Asynchronous):
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
         """Return the batch with advantages and returns [P, B] computed from the actor's own values."""
-        columns, steps = batch.columns, self.settings.rollout_steps
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
-        each = {name: in_time(columns[name], steps) for name in names}
-        next_value = torch.where(each["truncated"], each["next_value"], each["value"].roll(-1, 0))
-        next_value[-1] = each["next_value"][-1]
-        found = self.targets(Segment(**{**each, "next_value": next_value}), stack.hyperparameters)
-        return self.with_columns(batch, {name: in_batch(values) for name, values in found.items()})
+        segment = Segment(*(in_time(batch.columns[name], self.settings.rollout_steps) for name in names))
+        targets = self.targets(segment, stack.hyperparameters)
+        return self.with_columns(batch, {name: in_batch(values) for name, values in targets.items()})
 
 
 class A3C(A3CDataParallel):

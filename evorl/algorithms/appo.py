@@ -5,7 +5,6 @@ The method is that of IMPACT (arXiv 1912.00167). Axes: P agents, B batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -13,16 +12,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.functional import (
+    LossAndGradient,
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate,
+    impact_log_ratio,
+)
 from evorl.algorithms.impala import IMPALA, IMPALASettings
-from evorl.algorithms.losses import approximate_kl, clipped_surrogate
 from evorl.config.fields import HyperparameterRange, Positive, Size
 from evorl.networks.distributions import Likelihood
 from evorl.networks.spec import Periodic
 from evorl.networks.stacked import Stack
 from evorl.types import Batch, Tensors
-
-MAX_WORKER_RATIO = 2.0
-"""Upper bound on the ratio of the worker's to the target network's action probability (IMPACT, section 3)."""
 
 
 class APPOSettings(IMPALASettings):
@@ -56,25 +58,20 @@ class APPO(IMPALA):
         log_prob = self.distribution.log_prob(outputs, mask, batch.columns["unclipped_action"])
         return log_prob, outputs["value"].squeeze(-1)
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Return the clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
-        log_ratio = surrogate_log_ratio(likelihood.log_prob, batch.columns)
-        return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> LossAndGradient:
+        """Clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
+        return clipped_surrogate(
+            self.log_ratio(batch, likelihood), batch.columns["advantage"], stack.hyperparameters["clip"]
+        )
+
+    def log_ratio(self, batch: Batch, likelihood: Likelihood) -> Tensor:
+        """Log-ratio [P, B] of the surrogate, from the columns `log_prob` of the worker and `log_ratio` of V-trace."""
+        return impact_log_ratio(likelihood.log_prob, batch.columns["log_prob"], batch.columns["log_ratio"])
 
     @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Return the approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
-        log_ratio = surrogate_log_ratio(likelihood.log_prob, batch.columns)
-        clipped = log_ratio.expm1().abs() > stack.hyperparameters["clip"].unsqueeze(-1)
         return super().more_metrics(stack, batch, likelihood) | {
             "approx_kl": approximate_kl(likelihood.log_prob - batch.columns["log_prob"]),
-            "clip_fraction": clipped.float(),
+            "clip_fraction": clip_fraction(self.log_ratio(batch, likelihood), stack.hyperparameters["clip"]),
         }
-
-
-def surrogate_log_ratio(log_prob: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-    """Return log(min(worker / target, 2) * policy / worker) [P, B] (arXiv 1912.00167, section 3).
-
-    `columns` holds the worker's `log_prob` [P, B], and in `log_ratio` [P, B] the target network's minus the worker's.
-    """
-    return log_prob - columns["log_prob"] + (-columns["log_ratio"]).clamp(max=math.log(MAX_WORKER_RATIO))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from evorl.algorithms.exploration import ActionNoise, random_numbers
+from evorl.algorithms.functional import bootstrapped_return
 from evorl.algorithms.objective import hyperparameter
 from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
-from evorl.algorithms.returns import bootstrapped_return
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Weight
 from evorl.envs.spec import ACTION, EnvSpec, with_action
@@ -86,7 +86,7 @@ class DDPG(StepCounting):
         deterministic: bool,
     ) -> tuple[Tensor, Tensors, Tensor | None]:
         """Return the actor's actions [P, E, ...] for observations [P, E, ...], with noise unless `deterministic`."""
-        action, state = decided(stack.networks["actor"], observation), None
+        action, state = actor_action(stack.networks["actor"], observation), None
         if not deterministic:
             noise, state = self.exploration.draw(action, recurrent, generator)
             action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
@@ -99,34 +99,37 @@ class DDPG(StepCounting):
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         """Return the minimum over critics of Q(s, actor(s)) [P, E] for observations [P, E, ...]."""
-        action = decided(stack.networks["actor"], observation)
-        return judged(stack.networks["critics"], observation, action).amin(0)
+        action = actor_action(stack.networks["actor"], observation)
+        return q_values(stack.networks["critics"], observation, action).amin(0)
 
     def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the critics' squared td_error; the target bootstraps from the minimum over target critics."""
+        """Squared td_error of the critics (arXiv 1509.02971, eq. 4 and 5).
+
+        The target bootstraps from the minimum over target critics (TD3: arXiv 1802.09477, section 4.2).
+        """
         with torch.no_grad():
-            following = batch.next_observation
-            next_action = self.target_action(stack, following, generator)
-            next_value = judged(stack.targets["critics"], following, next_action).amin(0)
+            next_observation = batch.next_observation
+            next_action = self.target_action(stack, next_observation, generator)
+            next_value = q_values(stack.targets["critics"], next_observation, next_action).amin(0)
             target = bootstrapped_return(batch.columns, stack.hyperparameters["gamma"], next_value)
         action = self.bounds.from_environment(batch.columns["action"])
-        return critic_loss(judged(stack.networks["critics"], batch.observation, action), target)
+        return critic_loss(q_values(stack.networks["critics"], batch.observation, action), target)
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
         """Return the next actions [P, B, A] of the critics' targets for next observations [P, B, ...]."""
-        return decided(stack.targets["actor"], observation)
+        return actor_action(stack.targets["actor"], observation)
 
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the deterministic policy-gradient loss: -Q(s, actor(s)) of the first critic."""
-        action = decided(stack.networks["actor"], batch.observation)
-        return Loss(-judged(stack.networks["critics"], batch.observation, action)[0])
+        """Deterministic policy-gradient loss -Q(s, pi(s)) of the first critic (arXiv 1509.02971, eq. 6)."""
+        action = actor_action(stack.networks["actor"], batch.observation)
+        return Loss(-q_values(stack.networks["critics"], batch.observation, action)[0])
 
 
-def decided(actor: StackedNetwork, observation: Observation) -> Tensor:
-    """Return an actor's actions [P, B, A], squashed by tanh, for observations [P, B, ...]."""
+def actor_action(actor: StackedNetwork, observation: Observation) -> Tensor:
+    """Actions pi(s) [P, B, A] of an actor, squashed by tanh, for observations [P, B, ...]."""
     return torch.tanh(actor(observation)["action"])
 
 
-def judged(critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-    """Return the critics' action values Q(s, a) [C, P, B] for observations [P, B, ...] and actions [P, B, A]."""
+def q_values(critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+    """Critics' action values Q(s, a) [C, P, B] of observations [P, B, ...] and actions [P, B, A]."""
     return torch.stack([each.squeeze(-1) for each in critics({**observation, ACTION: action}).values()])

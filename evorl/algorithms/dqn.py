@@ -19,9 +19,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from evorl.algorithms.exploration import EpsilonGreedy, random_choices
+from evorl.algorithms.functional import dueling, of_action
 from evorl.algorithms.objective import hyperparameter
 from evorl.algorithms.replayed import Rate, Replayed, UpdatePeriod
-from evorl.algorithms.returns import atom_index, of_action
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Section, Size
@@ -141,48 +141,48 @@ class DQN(Replayed):
         return self.values.mean(self.atoms(outputs))
 
     def atoms(self, outputs: Tensors) -> Tensor:
-        """Return the atoms of all actions' values [P, B, A, N] from the heads' outputs, combining dueling streams."""
+        """Return the value atoms (scalar, logits or quantiles) of all actions [P, B, A, N] from the heads' outputs."""
         head = "advantage" if self.settings.dueling else "q_values"
-        own = outputs[head]
-        own = own.view(*own.shape[:-1], self.actions, self.values.atoms)
-        if not self.settings.dueling:
-            return own
-        return outputs["value"].unsqueeze(-2) + own - own.mean(-2, keepdim=True)
+        atoms = outputs[head].unflatten(-1, (self.actions, self.values.atoms))
+        return dueling(outputs["value"], atoms) if self.settings.dueling else atoms
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
         """Decay epsilon by `steps` further transitions over all ranks, given for each agent [P] or as one number."""
         stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the temporal-difference loss of a batch; the online and target networks each draw new noise."""
-        columns, following = batch.columns, batch.next_observation
+        """Temporal-difference loss of a batch, plus the `penalty` of subclasses.
+
+        The online and target networks each draw new noise.
+        """
+        action, gamma = batch.columns["action"], stack.hyperparameters["gamma"]
         network, target = (networks["q"].perturbed(generator) for networks in (stack.networks, stack.targets))
         outputs, next_outputs = self._outputs_and_next(network, batch)
-        # Derived by hand: for small networks, autograd would take a sixth of an update here.
         with torch.no_grad():
-            target_atoms = self.atoms(target(following))
+            target_atoms = self.atoms(target(batch.next_observation))
             # Double Q-learning: the online network selects the action that the target network evaluates.
-            judged = self.values.mean(target_atoms if next_outputs is None else self.atoms(next_outputs))
-            best = allowed(judged, following.get("action_mask")).max(-1).indices
-            chosen, following_atoms = of_action(self.atoms(outputs), columns["action"]), of_action(target_atoms, best)
-            loss, slope = self.values.loss(chosen, following_atoms, columns, stack.hyperparameters["gamma"])
-            loss.gradients = self._gradients(outputs, columns["action"], slope * batch.weight.unsqueeze(-1))
+            next_q_values = self.values.mean(target_atoms if next_outputs is None else self.atoms(next_outputs))
+            next_action = allowed(next_q_values, batch.next_observation.get("action_mask")).max(-1).indices
+            next_atoms = of_action(target_atoms, next_action)
+        atoms = self.atoms(outputs)
+        loss = self.values.loss(of_action(atoms, action), next_atoms, batch.columns, gamma)
+        penalty = self.penalty(stack, batch, atoms)
+        if penalty is not None:
+            loss.elements = loss.elements + penalty
         return loss
+
+    def penalty(self, stack: Stack, batch: Batch, atoms: Tensor) -> Tensor | None:
+        """Extra loss [P, B] of the `atoms` [P, B, A, N] of all actions, for subclasses; None adds nothing.
+
+        An example is that of conservative Q-learning (arXiv 2006.04779), log sum_a exp Q(s, a) - Q(s, a_taken).
+        """
+        return None
 
     def _outputs_and_next(self, network: StackedNetwork, batch: Batch) -> tuple[Tensors, Tensors | None]:
         """Return the heads' outputs and, for double Q-learning, those of the next observation without gradients."""
         if not self.settings.double:
             return network(batch.observation), None
         return network.forward_pair(batch.observation, batch.next_observation)
-
-    def _gradients(self, outputs: Tensors, action: Tensor, slope: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each head's output with its gradient, from the `slope` [P, B, N] at the atoms of `action` [P, B]."""
-        atoms = slope.new_zeros(*action.shape, self.actions, self.values.atoms)
-        atoms.scatter_(-2, atom_index(action, self.values.atoms), slope.unsqueeze(-2))
-        if not self.settings.dueling:
-            return [(outputs["q_values"], atoms.flatten(-2))]
-        atoms -= slope.unsqueeze(-2) / self.actions
-        return [(outputs["advantage"], atoms.flatten(-2)), (outputs["value"], slope)]
 
 
 def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:

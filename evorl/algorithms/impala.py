@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, in_batch, in_time
-from evorl.algorithms.returns import v_trace
+from evorl.algorithms.functional import next_values, v_trace, without_gaps
 from evorl.config.fields import HyperparameterRange, Positive, Size
 from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
@@ -61,33 +61,27 @@ class IMPALA(Asynchronous):
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
         """Return the batch with V-trace's `advantage`, `return` and `log_ratio` as columns [P, B]."""
-        columns, hparams = batch.columns, stack.hyperparameters
+        hparams, steps = stack.hyperparameters, self.settings.rollout_steps
         log_prob, value = self.targets_of(stack, batch, likelihood, value)
-        log_ratio = log_prob - columns["log_prob"]
-        given = {name: columns[name] for name in ("reward", "next_value", "terminated", "truncated", "valid")}
-        given |= {"log_ratio": log_ratio, "value": value.detach()}
-        steps = self.settings.rollout_steps
-        each = {name: in_time(values, steps) for name, values in given.items()}
-        nothing = ~each["valid"]
-        ended = each["terminated"] | each["truncated"] | nothing
-        next_value = each["value"].roll(-1, 0)
-        next_value = torch.where(each["truncated"], each["next_value"], next_value)
-        next_value[-1] = each["next_value"][-1]
+        log_ratio = log_prob - batch.columns["log_prob"]
+        columns = {**batch.columns, "value": value.detach(), "log_ratio": log_ratio}
+        names = ("reward", "value", "terminated", "truncated", "valid")
+        in_rows = {name: in_time(columns[name], steps) for name in (*names, "next_value", "log_ratio")}
+        reward, terminated, ended = without_gaps(*(in_rows[name] for name in names))
         target, advantage = v_trace(
-            each["log_ratio"],
-            # A step that is no transition gets reward = V(s), so its td_error is 0.
-            torch.where(nothing, each["value"], each["reward"]),
-            each["value"],
-            next_value,
-            each["terminated"] | nothing,
+            in_rows["log_ratio"],
+            reward,
+            in_rows["value"],
+            next_values(in_rows["value"], in_rows["next_value"], in_rows["truncated"]),
+            terminated,
             ended,
             hparams["gamma"],
             hparams["gae_lambda"],
             hparams["rho_clip"],
             hparams["c_clip"],
         )
-        found = {"advantage": in_batch(advantage), "return": in_batch(target), "log_ratio": log_ratio}
-        return self.with_columns(batch, found)
+        targets = {"advantage": in_batch(advantage), "return": in_batch(target), "log_ratio": log_ratio}
+        return self.with_columns(batch, targets)
 
     def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of the actions and the values, both [P, B], of V-trace's target policy."""

@@ -13,7 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.algorithms.losses import approximate_kl, clipped_surrogate, clipped_value_error
+from evorl.algorithms.functional import (
+    LossAndGradient,
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate,
+    clipped_value_loss,
+)
 from evorl.config.fields import Fraction, HyperparameterRange, Positive, Size
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stacked import Stack
@@ -78,21 +84,21 @@ class PPO(A2C):
             loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
         return loss
 
-    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Return the clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
+    def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> LossAndGradient:
+        """Clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
         return clipped_surrogate(log_ratio, batch.columns["advantage"], stack.hyperparameters["clip"])
+
+    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> LossAndGradient:
+        """Half the squared error of the value, clipped if `value_clip` is set, and its derivative, both [P, B]."""
+        clip = stack.hyperparameters.get("value_clip")
+        if clip is None:
+            return super().value_loss(stack, batch, value)
+        return clipped_value_loss(value, batch.columns["value"], batch.columns["return"], clip)
 
     @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """Return the approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
-        clipped = log_ratio.expm1().abs() > stack.hyperparameters["clip"].unsqueeze(-1)
-        return {"approx_kl": approximate_kl(log_ratio), "clip_fraction": clipped.float()}
-
-    def value_loss(self, stack: Stack, batch: Batch, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return half the squared value error, clipped if `value_clip` is set, and its derivative, both [P, B]."""
-        clip = stack.hyperparameters.get("value_clip")
-        if clip is None:
-            return super().value_loss(stack, batch, value)
-        return clipped_value_error(value, batch.columns["value"], batch.columns["return"], clip)
+        fraction = clip_fraction(log_ratio, stack.hyperparameters["clip"])
+        return {"approx_kl": approximate_kl(log_ratio), "clip_fraction": fraction}

@@ -12,9 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.losses import squared_error
+from evorl.algorithms.functional import n_step_return, squared_error
 from evorl.algorithms.objective import Objective, PerAgent, hyperparameter
-from evorl.algorithms.returns import n_step_return
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, Positive, Size
 from evorl.distributed import Placement
@@ -32,6 +31,8 @@ from evorl.types import Batch, Head, Loss, Streams, UserError
 REPORT_EVERY = 17
 """Updates from one report of metrics to the next; for small networks, metrics cost a tenth of an update. A prime, since
 agents with a larger `learn_step` than others are due in every second or fourth update, and might never be reported."""
+TWIN_CRITICS = ("first", "second")
+"""The heads of the twin critics Q1 and Q2, which name their tensors in checkpoints."""
 Rate = Annotated[float, Field(gt=0, le=1)]
 UpdatePeriod = Annotated[float, Field(ge=1e-3, le=1e9)]
 
@@ -150,11 +151,11 @@ def actor_learning_rate(stack: Stack) -> Tensor:
     return hparams.get("actor_learning_rate", hparams["learning_rate"])
 
 
-def critic_loss(values: Tensor, target: Tensor) -> Loss:
-    """Return the squared td_error of critics' values [C, P, B] from their common target [P, B], summed over critics.
+def critic_loss(q_values: Tensor, target: Tensor) -> Loss:
+    """Squared td_error of critics' values Q(s, a) [C, P, B] from their common target [P, B], summed over critics.
 
     Priorities use the mean absolute td_error over critics.
     """
-    known = values.detach()
-    errors = (target - known).abs().mean(0)
-    return Loss(squared_error(values, target).sum(0), lambda: {"td_error": errors, "q_values": known[0]}, errors)
+    td_error = q_values - target
+    errors = td_error.detach().abs().mean(0)
+    return Loss(squared_error(td_error).sum(0), lambda: {"td_error": errors, "q_values": q_values.detach()[0]}, errors)

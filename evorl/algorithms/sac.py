@@ -16,9 +16,16 @@ from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.exploration import ActionNoise, random_choices, random_numbers
+from evorl.algorithms.functional import bootstrapped_return, soft_value, temperature_loss
 from evorl.algorithms.objective import hyperparameter
-from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
-from evorl.algorithms.returns import bootstrapped_return
+from evorl.algorithms.replayed import (
+    TWIN_CRITICS,
+    Rate,
+    ReplayedSettings,
+    StepCounting,
+    actor_learning_rate,
+    critic_loss,
+)
 from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive
 from evorl.envs.spec import ACTION, EnvSpec, ObservationSpecs, choices, with_action, wrong_actions
@@ -29,7 +36,6 @@ from evorl.networks.standard import StandardNetwork
 from evorl.replay.ring import Field as StoredField
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
-TWINS = ("first", "second")
 TAKES = "a Box between bounds, Discrete"
 """The supported action spaces, for error messages."""
 
@@ -82,6 +88,10 @@ class Expectation(NamedTuple):
         """Return the expectation [P, B] of values [P, B, K]."""
         return (self.probability * values).sum(-1)
 
+    def entropy(self) -> Tensor:
+        """Entropy -E[log pi(a|s)] [P, B], as sampled or exact."""
+        return -self.of(self.log_prob)
+
 
 class Actions(Protocol):
     """SAC's policy and critics for one kind of action space."""
@@ -106,11 +116,11 @@ class Actions(Protocol):
     def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
         """Return an expectation under the policy; without a generator, the mean before tanh replaces the sample."""
 
-    def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
-        """Return the critics' values Q(s, a) [C, P, B, K] of the K actions of an expectation."""
+    def q_values(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
+        """Critics' values Q(s, a) [C, P, B, K] of the K actions of an expectation."""
 
-    def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-        """Return the critics' values Q(s, a) [C, P, B] of actions [P, B, ...] in the environment's action space."""
+    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        """Critics' values Q(s, a) [C, P, B] of actions [P, B, ...] in the environment's action space."""
 
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
         """Return the target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions.
@@ -152,12 +162,12 @@ class SampledActions:
         log_prob = self.distribution.log_prob(outputs, None, unclipped).unsqueeze(-1)
         return Expectation(torch.ones_like(log_prob), log_prob, torch.tanh(unclipped))
 
-    def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
+    def q_values(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
         assert action is not None
         return torch.stack(list(critics({**observation, ACTION: action}).values()))
 
-    def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-        return self.judged(critics, observation, self.distribution.bounds.from_environment(action)).squeeze(-1)
+    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        return self.q_values(critics, observation, self.distribution.bounds.from_environment(action)).squeeze(-1)
 
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
         target = torch.full_like(share, -self.distribution.size) if given is None else given
@@ -197,11 +207,11 @@ class AllActions:
         log_prob = self.distribution.logits(outputs, mask).log_softmax(-1)
         return Expectation(log_prob.exp(), log_prob, None)
 
-    def judged(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
+    def q_values(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
         return torch.stack(list(critics(observation).values()))
 
-    def taken(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
-        values = self.judged(critics, observation, None)
+    def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
+        values = self.q_values(critics, observation, None)
         return values.gather(-1, action.expand(len(values), *action.shape).unsqueeze(-1)).squeeze(-1)
 
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
@@ -231,7 +241,7 @@ class SAC(StepCounting):
         self.noise_shape = self.actions.noise_shape
         self.stored_action = self.actions.stored
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
-        critics = [Head(name, self.actions.values) for name in TWINS]
+        critics = [Head(name, self.actions.values) for name in TWIN_CRITICS]
         self.networks: Mapping[str, NetworkSpec] = {
             "actor": self.network(interface.parts, self.actions.heads, "shared"),
             "critics": self.network(self.actions.reads, critics, "all", Polyak("tau")),
@@ -262,48 +272,43 @@ class SAC(StepCounting):
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         """Return the policy's expected minimum over critics [P, E], without entropy, for observations."""
-        found = self.expectation(stack, observation, None)
-        return found.of(self.actions.judged(stack.networks["critics"], observation, found.action).amin(0))
+        policy = self.expectation(stack, observation, None)
+        return policy.of(self.actions.q_values(stack.networks["critics"], observation, policy.action).amin(0))
 
     def critic_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the critics' squared td_error from targets with soft next values (1812.05905, eq. 5 and 6)."""
+        """Squared td_error of the critics from targets with soft next values (1812.05905, eq. 5 and 6)."""
         with torch.no_grad():
-            following = batch.next_observation
-            found = self.expectation(stack, following, generator)
-            value = self.actions.judged(stack.targets["critics"], following, found.action).amin(0)
-            soft_value = found.of(value - self.log_temperature(stack).exp() * found.log_prob)
-            target = bootstrapped_return(batch.columns, stack.hyperparameters["gamma"], soft_value)
-        return critic_loss(
-            self.actions.taken(stack.networks["critics"], batch.observation, batch.columns["action"]), target
-        )
+            next_observation = batch.next_observation
+            policy = self.expectation(stack, next_observation, generator)
+            next_q_values = self.actions.q_values(stack.targets["critics"], next_observation, policy.action).amin(0)
+            temperature = self.log_temperature(stack).exp()
+            next_value = soft_value(policy.probability, policy.log_prob, next_q_values, temperature)
+            target = bootstrapped_return(batch.columns, stack.hyperparameters["gamma"], next_value)
+        q_values = self.actions.q_of_action(stack.networks["critics"], batch.observation, batch.columns["action"])
+        return critic_loss(q_values, target)
 
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the policy loss E[temperature * log pi(a|s) - min Q(s, a)] [P, B] (1812.05905, eq. 7)."""
-        found = self.expectation(stack, batch.observation, generator)
-        value = self.actions.judged(stack.networks["critics"], batch.observation, found.action).amin(0)
+        """Policy loss E[alpha log pi(a|s) - min Q(s, a)] [P, B], the negative soft value (1812.05905, eq. 7)."""
+        policy = self.expectation(stack, batch.observation, generator)
+        q_values = self.actions.q_values(stack.networks["critics"], batch.observation, policy.action).amin(0)
         temperature = self.log_temperature(stack).exp()
-        loss = found.of(temperature * found.log_prob - value)
+        loss = -soft_value(policy.probability, policy.log_prob, q_values, temperature)
 
         @torch.no_grad()
         def metrics() -> Tensors:
-            return {"entropy": -found.of(found.log_prob), "temperature": temperature.squeeze(-1).expand_as(loss)}
+            return {"entropy": policy.entropy(), "temperature": temperature.squeeze(-1).expand_as(loss)}
 
         return Loss(loss, metrics)
 
     def temperature_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the temperature loss, which raises the temperature if entropy is below target (1812.05905, eq. 18).
-
-        As in the authors' code, it uses the logarithm of the temperature in place of the temperature; the gradient has
-        the same sign.
-        """
+        """Temperature loss, which raises the temperature where the entropy is below its target."""
         with torch.no_grad():
-            found = self.expectation(stack, batch.observation, generator)
-            mask = batch.observation.get("action_mask")
-            surplus = -found.of(found.log_prob) - self.target_entropy(stack, mask)
-        return Loss(self.log_temperature(stack).squeeze(-1) * surplus)
+            policy = self.expectation(stack, batch.observation, generator)
+            target_entropy = self.target_entropy(stack, batch.observation.get("action_mask"))
+        return Loss(temperature_loss(self.log_temperature(stack).squeeze(-1), policy.entropy(), target_entropy))
 
     def expectation(self, stack: Stack, observation: Observation, generator: torch.Generator | None) -> Expectation:
-        """Return the expectation under each agent's policy in an observation."""
+        """Expectation under each agent's policy in an observation."""
         outputs = stack.networks["actor"](observation)
         return self.actions.expectation(outputs, observation.get("action_mask"), generator)
 

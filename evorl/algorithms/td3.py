@@ -11,8 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from evorl.algorithms.ddpg import DDPG, DDPGSettings, decided
+from evorl.algorithms.ddpg import DDPG, DDPGSettings, actor_action
 from evorl.algorithms.exploration import ActionNoise
+from evorl.algorithms.replayed import TWIN_CRITICS
 from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.networks.stacked import Stack
 from evorl.types import Observation
@@ -38,15 +39,15 @@ class TD3Settings(DDPGSettings):
 class TD3(DDPG):
     """DDPG with clipped double Q-learning, target policy smoothing and delayed policy updates."""
 
-    critics = ("first", "second")
+    critics = TWIN_CRITICS
 
     @property
     def delay(self) -> int:
         return int(self.settings.policy_delay)
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Return the target actor's actions [P, B, A] for observations [P, B, ...], smoothed by clipped noise."""
-        action = decided(stack.targets["actor"], observation)
+        """The target actor's actions [P, B, A] with clipped noise (arXiv 1802.09477, section 5.3)."""
+        action = actor_action(stack.targets["actor"], observation)
         scale, clip = (stack.hyperparameters[name].view(-1, 1, 1) for name in ("target_noise", "target_noise_clip"))
         noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
         return (action + noise.clamp(-clip, clip)).clamp(-1.0, 1.0)

@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.algorithms.losses import REGRESSION_LOSSES, cross_entropy, quantile_huber
+from evorl.algorithms.functional import (
+    REGRESSION_LOSSES,
+    bootstrapped_atoms,
+    bootstrapped_return,
+    categorical_projection,
+    cross_entropy,
+    differentiable,
+    quantile_huber,
+)
 from evorl.algorithms.replayed import ReplayedSettings
-from evorl.algorithms.returns import bootstrapped_atoms, bootstrapped_return, categorical_projection
 from evorl.config.fields import Finite, Section, Weight
 from evorl.types import Loss
 
@@ -89,11 +96,11 @@ class Values(Protocol):
     def mean(self, atoms: Tensor) -> Tensor:
         """Return the expected returns [...] represented by atoms [..., N]."""
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
-        """Return the loss [P, B] and its derivative [P, B, N] with respect to `chosen`, the taken actions' atoms.
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+        """Temporal-difference loss [P, B] of the chosen actions' `atoms` [P, B, N].
 
-        `following` [P, B, N] holds the atoms of the next actions, `columns` are those of the batch, and `discount` [P]
-        applies if they have no `discount`.
+        `next_atoms` [P, B, N] are those of the next actions, `columns` those of the batch, and `discount` [P] applies
+        if they have no `discount`.
         """
 
 
@@ -104,17 +111,16 @@ class MeanValues:
     metrics = ("td_error", "q_values")
 
     def __init__(self, settings: ValueSettings) -> None:
-        self._loss, self._slope = REGRESSION_LOSSES[settings.loss]
+        self._loss = REGRESSION_LOSSES[settings.loss]
 
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.squeeze(-1)
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
-        values = chosen.squeeze(-1)
-        target = bootstrapped_return(columns, discount, following.squeeze(-1))
-        errors = values - target
-        loss = Loss(self._loss(values, target), lambda: {"td_error": errors.abs(), "q_values": values}, errors)
-        return loss, self._slope(errors).unsqueeze(-1)
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+        q_of_action = atoms.squeeze(-1)
+        td_error = q_of_action - bootstrapped_return(columns, discount, next_atoms.squeeze(-1))
+        errors = td_error.detach()
+        return Loss(self._loss(td_error), lambda: {"td_error": errors.abs(), "q_values": q_of_action.detach()}, errors)
 
 
 class CategoricalValues:
@@ -132,21 +138,20 @@ class CategoricalValues:
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.softmax(-1) @ self._support(atoms)
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
-        support = self._support(chosen)
-        returns = bootstrapped_atoms(columns, discount, support.expand_as(following))
-        probabilities = following.softmax(-1)
-        projected = categorical_projection(probabilities, returns, *self._ends)
-        elements = cross_entropy(chosen, projected)
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+        returns = bootstrapped_atoms(columns, discount, self._support(atoms).expand_as(next_atoms))
+        probabilities = next_atoms.softmax(-1)
+        elements = cross_entropy(atoms, categorical_projection(probabilities, returns, *self._ends))
 
+        @torch.no_grad()
         def metrics() -> dict[str, Tensor]:
-            values, target = self.mean(chosen), (probabilities * returns).sum(-1)
+            q_of_action, target = self.mean(atoms), (probabilities * returns).sum(-1)
             low, high = self._ends
             slack = TOLERANCE * (high - low)
             outside = ((target < low - slack) | (target > high + slack)).float()
-            return {"td_error": (target - values).abs(), "q_values": values, "outside_support": outside}
+            return {"td_error": (target - q_of_action).abs(), "q_values": q_of_action, "outside_support": outside}
 
-        return Loss(elements, metrics, elements), chosen.softmax(-1) - projected
+        return Loss(elements, metrics, elements.detach())
 
     def _support(self, like: Tensor) -> Tensor:
         return torch.linspace(*self._ends, self.atoms, device=like.device)
@@ -164,15 +169,16 @@ class QuantileValues:
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.mean(-1)
 
-    def loss(self, chosen: Tensor, following: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
-        target = bootstrapped_atoms(columns, discount, following)
-        elements, slope = quantile_huber(chosen, target, self._kappa)
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+        target = bootstrapped_atoms(columns, discount, next_atoms)
+        elements = differentiable(quantile_huber, atoms, target, self._kappa)
 
+        @torch.no_grad()
         def metrics() -> dict[str, Tensor]:
-            means = self.mean(chosen)
-            return {"td_error": (self.mean(target) - means).abs(), "q_values": means}
+            q_of_action = self.mean(atoms)
+            return {"td_error": (self.mean(target) - q_of_action).abs(), "q_values": q_of_action}
 
-        return Loss(elements, metrics, elements), slope
+        return Loss(elements, metrics, elements.detach())
 
 
 VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {

@@ -186,18 +186,10 @@ class RolloutExperience:
         """Compute the learning targets of the rollout."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
         column = {name: self._trajectories.column(name) for name in names}
-        nothing = ~column["valid"]
-        ended = column["terminated"] | column["truncated"] | nothing
-        next_value = column["value"].roll(-1, 0)
-        next_value = torch.where(column["truncated"], column["next_value"], next_value)
-        next_value[-1] = column["next_value"][-1]
-        reward = column["reward"]
         if self._settings.normalize_rewards:
-            reward = self._statistics.scaled(reward, ended, column["valid"], self._hparams["gamma"])
-        segment = Segment(
-            reward, column["value"], next_value, column["terminated"], column["truncated"], column["valid"]
-        )
-        for name, values in self._targets(segment, self._hparams).items():
+            ended = column["terminated"] | column["truncated"] | ~column["valid"]
+            column["reward"] = self._statistics.scaled(column["reward"], ended, column["valid"], self._hparams["gamma"])
+        for name, values in self._targets(Segment(**column), self._hparams).items():
             self._trajectories.column(name).copy_(values)
 
     def _update_observation_stats(self) -> None:

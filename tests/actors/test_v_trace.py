@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evorl.algorithms.returns import gae, v_trace
+from evorl.algorithms.functional import gae, v_trace
 
 T, P, B = 7, 2, 3
 

@@ -8,7 +8,6 @@ import torch
 from helpers.kinds import made, rollout_batch
 from helpers.support import agent, population
 
-from evorl.algorithms.appo import surrogate_log_ratio
 from evorl.algorithms.asynchronous import in_batch, in_time
 from evorl.population.learner import compute_gradients
 from evorl.population.shared import read_state, state_size, write_state
@@ -59,9 +58,8 @@ def test_on_policy_impala_and_a3c_learn_what_a2c_does(trace):
     batch, stack, outputs = trajectories(impala, agents, learner)
     found, samples = (with_targets(chosen, batch, stack, outputs) for chosen in (impala, a3c))
     each = {name: in_time(values, T) for name, values in batch.columns.items()}
-    following = torch.where(each["truncated"], each["next_value"], each["value"].roll(-1, 0))
-    following[-1] = each["next_value"][-1]
-    segment = Segment(each["reward"], each["value"], following, each["terminated"], each["truncated"], each["valid"])
+    names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
+    segment = Segment(*(each[name] for name in names))
     expected = a2c.targets(segment, stack.hyperparameters)
     for name in ("advantage", "return"):
         torch.testing.assert_close(samples[name], in_batch(expected[name]))
@@ -84,14 +82,6 @@ def test_off_policy_impala_weighs_and_cuts():
     last = slice(-S, None)
     torch.testing.assert_close(less["advantage"][:, last], usual["advantage"][:, last] / 4)
     torch.testing.assert_close(more["advantage"], usual["advantage"], rtol=1e-4, atol=1e-5)
-
-
-def test_appo_bounds_by_the_target_network():
-    columns = {"log_prob": torch.tensor([[-1.0, -1.0, -1.0]]), "log_ratio": torch.tensor([[0.0, 0.5, -2.0]])}
-    found = surrogate_log_ratio(torch.tensor([[-1.2, -1.2, -1.2]]), columns).exp()
-    # Worker, target, policy: e^-1, e^(-1 + log ratio), e^-1.2.
-    expected = [math.exp(-0.2), math.exp(-1.2) / math.exp(-0.5), 2 * math.exp(-0.2)]
-    torch.testing.assert_close(found, torch.tensor([expected]))
 
 
 def test_appo_values_actions_by_the_target_network_and_not_by_the_policy():

@@ -8,8 +8,7 @@ import torch
 from helpers.dqns import DQNS, same_noise
 from helpers.support import agent, algorithm, batch, config, first_architecture, population, seen, train, trained
 
-from evorl.algorithms.losses import cross_entropy, quantile_huber
-from evorl.algorithms.returns import categorical_projection, of_action
+from evorl.algorithms.functional import categorical_projection, cross_entropy, quantile_huber
 from evorl.networks.noisy import WeightNoise
 from evorl.types import EvorlWarning
 
@@ -70,26 +69,6 @@ def test_the_loss_is_the_papers_for_each_agent(distribution, double):
             expected = quantile_huber(chosen, returns.view(1, 1, 6), 0.5)[0].item()
         assert loss.elements[p, b].item() == pytest.approx(expected, rel=1e-4)
         assert loss.errors[p, b].item() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("options", DQNS.values(), ids=DQNS)
-def test_gradients_by_hand_are_those_of_autograd(options):
-    dqn = algorithm(*options)
-    agents = family(dqn, 2)
-    some, stack = masked_batch(agents), population(agents, dqn).policy.stacks[0]
-    with torch.no_grad():
-        outputs = {name: value.clone() for name, value in stack.networks["q"](some.observation).items()}
-    for value in outputs.values():
-        value.requires_grad_()
-    action, gamma = some.columns["action"], stack.hyperparameters["gamma"]
-    atoms = dqn.atoms(outputs)
-    following = torch.randn(2, 8, dqn.values.atoms, generator=torch.Generator().manual_seed(1))
-    loss, slope = dqn.values.loss(of_action(atoms, action), following, some.columns, gamma)
-    heads, found = zip(*dqn._gradients(outputs, action, slope.detach() * some.weight.unsqueeze(-1)), strict=True)
-    assert set(map(id, heads)) == set(map(id, outputs.values()))
-    expected = torch.autograd.grad(loss.elements, heads, some.weight)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("overhead", [0, 10**9])

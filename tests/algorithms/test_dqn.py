@@ -19,35 +19,8 @@ from helpers.support import (
 )
 
 from evorl.algorithms import make_algorithm
-from evorl.algorithms.losses import REGRESSION_LOSSES, huber, squared_error
-from evorl.algorithms.returns import of_action, one_step_return
 from evorl.population.evaluation import evaluate
 from evorl.types import Architecture, UserError
-
-
-def test_one_step_return_bootstraps_unless_terminated():
-    result = one_step_return(
-        torch.tensor([[1.0, 1.0], [2.0, 0.5]]),
-        torch.tensor([[False, True], [False, False]]),
-        torch.tensor([0.5, 0.9]),
-        torch.tensor([[10.0, 10.0], [10.0, -1.0]]),
-    )
-    torch.testing.assert_close(result, torch.tensor([[6.0, 1.0], [11.0, -0.4]]))
-
-
-def test_the_atoms_of_an_action_are_its_own():
-    atoms = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5)
-    action = torch.tensor([[0, 3, 1], [2, 2, 0]])
-    expected = [[atoms[p, b, action[p, b]].tolist() for b in range(3)] for p in range(2)]
-    assert of_action(atoms, action).tolist() == expected
-
-
-def test_regression_losses():
-    prediction, target = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([0.5, 1.0, -3.0])
-    torch.testing.assert_close(squared_error(prediction, target), torch.tensor([0.25, 1.0, 9.0]))
-    torch.testing.assert_close(huber(prediction, target), torch.tensor([0.125, 0.5, 2.5]))
-    torch.testing.assert_close(REGRESSION_LOSSES["mse"].slope(prediction - target), torch.tensor([-1.0, -2.0, 6.0]))
-    torch.testing.assert_close(REGRESSION_LOSSES["huber"].slope(prediction - target), torch.tensor([-0.5, -1.0, 1.0]))
 
 
 @pytest.mark.parametrize("double", [True, False])

@@ -9,9 +9,8 @@ import pytest
 import torch
 from helpers.support import agent, batch_of, config, interface, population
 
-from evorl.algorithms.losses import squared_error
+from evorl.algorithms.functional import squared_error, td_target
 from evorl.algorithms.objective import Objective, hyperparameter
-from evorl.algorithms.returns import one_step_return
 from evorl.config import ArchitectureLimits
 from evorl.envs.spec import with_action
 from evorl.evolution import architecture as operations
@@ -68,9 +67,9 @@ class ThreeNetworks:
             action, log_prob = sampled(stack.targets["actor"](batch.next_observation), batch.columns["noise"])
             value = smaller(stack.targets["critics"], batch.next_observation, action) - heat(stack).exp() * log_prob
             reward, terminated = batch.columns["reward"], batch.columns["terminated"]
-            target = one_step_return(reward, terminated, stack.hyperparameters["gamma"], value)
+            target = td_target(reward, terminated, stack.hyperparameters["gamma"].unsqueeze(-1), value)
         outputs = stack.networks["critics"]({**batch.observation, "action": batch.columns["action"]})
-        errors = sum(squared_error(value.squeeze(-1), target) for value in outputs.values())
+        errors = sum(squared_error(value.squeeze(-1) - target) for value in outputs.values())
         return Loss(errors, errors=errors.detach())
 
     def actor_loss(self, stack, batch, generator):

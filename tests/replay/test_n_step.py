@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evorl.algorithms import make_algorithm
-from evorl.algorithms.returns import bootstrapped_return, n_step_return
+from evorl.algorithms.functional import bootstrapped_return, n_step_return
 from evorl.distributed import Placement, Ranks
 from evorl.replay.n_step import NStep, OneStep, make_windows
 from evorl.replay.storage import Storage

@@ -1,0 +1,401 @@
+"""Losses, returns and advantages: each formula once, as its paper has it. Pure functions.
+
+A function that returns `LossAndGradient` has its derivative with respect to the first argument written out, because
+autograd would cost an update more than a tenth (docs/results/throughput.md). `tests/algorithms/test_functional.py`
+holds each of them to autograd. All other losses are left to autograd.
+
+Functions raise ValueError for tensors whose shapes differ where they must not, since broadcasting [P, B] against
+[P, B, 1] would silently compute something else.
+
+Axes: T time, P agents, B batch, A actions, N atoms of a return distribution, M samples of one, K actions of an
+expectation. In functions of rollouts, B stands for environments or sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+LossAndGradient = tuple[Tensor, Tensor]
+"""A loss and its derivative with respect to the loss function's first argument."""
+
+CACHED = 2**16
+"""Number of quantile differences computed at once, chosen to fit in a core's own cache."""
+MAX_WORKER_RATIO = 2.0
+"""Upper bound on the ratio of the worker's to the target network's action probability (arXiv 1912.00167, section 3)."""
+
+
+# Losses of values, with respect to the error or the prediction
+
+
+def squared_error(error: Tensor) -> Tensor:
+    """Squared error e^2, in the shape of `error`."""
+    return error.square()
+
+
+def huber(error: Tensor) -> Tensor:
+    """Huber loss (Huber 1964) in the shape of `error`: e^2 / 2 for |e| <= 1, |e| - 1/2 beyond."""
+    return functional.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
+
+
+REGRESSION_LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "huber": huber}
+"""The losses of a td_error that a configuration can name."""
+
+
+def half_squared_error(error: Tensor) -> LossAndGradient:
+    """Half the squared error e^2 / 2, in the shape of `error`; its derivative is e."""
+    return 0.5 * error.square(), error
+
+
+def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> LossAndGradient:
+    """Value loss of PPO, max((V - R)^2, (V' - R)^2) / 2 with V' = V_old + clamp(V - V_old, -clip, clip), [P, B].
+
+    All are [P, B] but `clip`, which is [P]. Where V' is clipped and has the larger error, the derivative is 0;
+    elsewhere it is V - R. From the authors' implementation of PPO (Dhariwal et al. 2017); compared in arXiv 2006.05990.
+    """
+    _same_shape("clipped_value_loss", value=value, old_value=old_value, target=target)
+    bound, away = clip.unsqueeze(-1), value - old_value
+    (free, gradient), (near, _) = (
+        half_squared_error(each - target) for each in (value, old_value + away.clamp(-bound, bound))
+    )
+    return torch.maximum(free, near), gradient.masked_fill((near > free) & (away.abs() > bound), 0.0)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy -sum_n p_n log softmax(l)_n [P, B] between `target` p and the softmax of `logits` l, [P, B, N].
+
+    It is C51's loss (arXiv 1707.06887, alg. 1).
+    """
+    _same_shape("cross_entropy", logits=logits, target=target)
+    return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndGradient:
+    """Quantile Huber loss [P, B] of `quantiles` q [P, B, N] for `samples` x [P, B, M] (arXiv 1710.10044, eq. 9 and 10).
+
+    The loss is sum_i mean_j |tau_i - 1{u < 0}| H(u) / kappa with u = x_j - q_i, tau_i = (i + 1/2) / N (i counts from
+    0) and H the Huber loss with threshold kappa; the division by kappa is that of arXiv 1806.06923. With a `kappa` of
+    0, |u| stands for H(u) / kappa: it is the quantile regression loss. With c = clamp(u, -kappa, kappa), or sign(u) for
+    a kappa of 0, the derivative with respect to q_i is -mean_j |tau_i - 1{u < 0}| c / kappa, [P, B, N].
+    """
+    if quantiles.shape[:-1] != samples.shape[:-1]:
+        raise ValueError(f"quantile_huber: quantiles {list(quantiles.shape)} and samples {list(samples.shape)} differ")
+    agents, part, atoms = quantiles.shape
+    if quantiles.device.type == "cpu":
+        part = max(1, CACHED // (agents * atoms * samples.shape[-1]))
+    parts = zip(quantiles.split(part, 1), samples.split(part, 1), strict=True)
+    losses, gradients = zip(*(_quantile_huber(*each, kappa) for each in parts), strict=True)
+    return torch.cat(losses, 1), torch.cat(gradients, 1)
+
+
+def _quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndGradient:
+    """`quantile_huber` of as many samples as fit in the cache."""
+    atoms = quantiles.shape[-1]
+    tau = ((torch.arange(atoms).to(quantiles) + 0.5) / atoms).unsqueeze(-1)
+    u = samples.unsqueeze(-2) - quantiles.unsqueeze(-1)
+    asymmetry = torch.where(u < 0, 1 - tau, tau)
+    # The Huber loss is H(u) = c (u - c / 2) and its derivative c; asymmetry * c is computed once for both.
+    c = u.clamp(-kappa, kappa) if kappa else u.sign()
+    weighted, scale = asymmetry * c, kappa or 1.0
+    rest = torch.sub(u, c, alpha=0.5) if kappa else u
+    return (weighted * rest).mean(-1).sum(-1) / scale, weighted.mean(-1) / -scale
+
+
+class _WithGradient(torch.autograd.Function):
+    """A loss [P, B] whose derivative [P, B, ...] with respect to its argument is already known, as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, argument: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return loss.view_as(loss)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weight: Tensor) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return gradient * weight.view(*weight.shape, *[1] * (gradient.dim() - weight.dim())), None, None
+
+
+def differentiable(function: Callable[..., LossAndGradient], argument: Tensor, *others: Any) -> Tensor:
+    """The loss [P, B] of a function with its derivative written out, for autograd to pass through."""
+    with torch.no_grad():
+        loss, gradient = function(argument, *others)
+    found: Tensor = _WithGradient.apply(argument, loss, gradient)
+    return found
+
+
+# Losses of policies
+
+
+def policy_gradient(log_prob: Tensor, advantage: Tensor) -> LossAndGradient:
+    """Policy-gradient loss -log pi(a|s) A [P, B] of REINFORCE (Williams 1992) with a baseline; its derivative is -A."""
+    _same_shape("policy_gradient", log_prob=log_prob, advantage=advantage)
+    gradient = -advantage
+    return log_prob * gradient, gradient
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> LossAndGradient:
+    """Negative clipped surrogate of PPO, -min(r A, clamp(r, 1 - clip, 1 + clip) A) [P, B] (arXiv 1707.06347, eq. 7).
+
+    `log_ratio` log r [P, B] is the new log-probability minus the old one, `advantage` A [P, B], `clip` [P]. The
+    derivative with respect to log r is -r A, or 0 where the clipped term is the smaller one.
+    """
+    _same_shape("clipped_surrogate", log_ratio=log_ratio, advantage=advantage)
+    # The minimum is min(r A, A + clip |A|): the bound of r is 1 + clip where A > 0 and 1 - clip where A < 0.
+    limit = torch.addcmul(advantage, clip.unsqueeze(-1), advantage.abs())
+    surrogate = log_ratio.exp() * advantage
+    return -torch.minimum(surrogate, limit), (-surrogate).masked_fill_(surrogate > limit, 0.0)
+
+
+def impact_log_ratio(log_prob: Tensor, worker_log_prob: Tensor, target_log_ratio: Tensor) -> Tensor:
+    """Log-ratio log(min(worker / target, 2) policy / worker) [P, B] of IMPACT (arXiv 1912.00167, section 3).
+
+    `log_prob` is the policy's, and `target_log_ratio` the target network's log-probability minus the worker's. The
+    derivative with respect to `log_prob` is 1.
+    """
+    return log_prob - worker_log_prob + (-target_log_ratio).clamp(max=math.log(MAX_WORKER_RATIO))
+
+
+def soft_value(probability: Tensor, log_prob: Tensor, q_values: Tensor, temperature: Tensor) -> Tensor:
+    """Soft value E[Q(s, a) - alpha log pi(a|s)] [P, B] over K actions (arXiv 1812.05905, eq. 3; discrete: 1910.07207).
+
+    `probability` (weights of the expectation), `log_prob` and `q_values` are [P, B, K], `temperature` alpha [P, 1, 1].
+    The policy maximises it (1812.05905, eq. 7).
+    """
+    _same_shape("soft_value", probability=probability, log_prob=log_prob, q_values=q_values)
+    return (probability * (q_values - temperature * log_prob)).sum(-1)
+
+
+def temperature_loss(log_temperature: Tensor, entropy: Tensor, target_entropy: Tensor) -> Tensor:
+    """Temperature loss log alpha (H - H_target) [P, B], which raises alpha where entropy is low (1812.05905, eq. 18).
+
+    As in the authors' code, log alpha stands in place of alpha; the gradient has the same sign. `entropy` is [P, B],
+    `log_temperature` [P, 1], and `target_entropy` [P, 1] or [P, B].
+    """
+    return log_temperature * (entropy - target_entropy)
+
+
+# Action values
+
+
+def of_action(atoms: Tensor, action: Tensor) -> Tensor:
+    """The atoms [P, B, N] of the chosen `action` [P, B] out of those of all actions [P, B, A, N]."""
+    index = action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms.shape[-1])
+    return atoms.gather(-2, index).squeeze(-2)
+
+
+def dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """Action values V + A_a - mean_a A_a [P, B, A, N] of a dueling network (arXiv 1511.06581, eq. 9).
+
+    `value` is [P, B, N], `advantage` [P, B, A, N].
+    """
+    return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
+
+
+# Targets of one transition or n-step window
+
+
+def td_target(reward: Tensor, terminated: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """One-step or n-step target r + discount V(s') (Sutton & Barto 2018, eq. 6.1 and 7.1).
+
+    A terminated step does not bootstrap; a truncated one does. All have the shape of `next_value`, or broadcast to it.
+    """
+    return torch.addcmul(reward, discount, next_value.masked_fill(terminated, 0.0))
+
+
+def n_step_return(reward: Tensor, steps: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
+    """The discounted sum of the first `steps` rewards, and the discount of the state that they lead to.
+
+    These are R = r_0 + g r_1 + ... + g^(k-1) r_(k-1) and g^k of the k-step target R + g^k V (Sutton & Barto 2018,
+    eq. 7.1). `reward` is [..., P, B, n], `steps` [..., P, B] from 1 to n, `discount` [P]; both results are [..., P, B].
+    """
+    _same_shape("n_step_return", first_reward=reward[..., 0], steps=steps)
+    count = torch.arange(reward.shape[-1], device=reward.device)
+    factor = discount.unsqueeze(-1)
+    # Rewards after the end of a window belong to another episode or are undefined.
+    counted = reward.masked_fill(count >= steps.unsqueeze(-1), 0.0)
+    return (counted * (factor**count).unsqueeze(-2)).sum(-1), factor**steps
+
+
+def bootstrapped_return(columns: Mapping[str, Tensor], discount: Tensor, next_value: Tensor) -> Tensor:
+    """One-step or n-step targets [P, B] of replayed transitions, from the values [P, B] of their next observations.
+
+    `columns` holds `reward` and `terminated` [P, B], and if `reward` is an `n_step_return` also `discount` [P, B];
+    otherwise the agents' `discount` [P] applies.
+    """
+    _same_shape("bootstrapped_return", reward=columns["reward"], next_value=next_value)
+    factor = columns.get("discount", discount.unsqueeze(-1))
+    return td_target(columns["reward"], columns["terminated"], factor, next_value)
+
+
+def bootstrapped_atoms(columns: Mapping[str, Tensor], discount: Tensor, next_atoms: Tensor) -> Tensor:
+    """Targets [P, B, N] of the atoms [P, B, N] of a return distribution (arXiv 1707.06887, eq. 7).
+
+    Arguments are those of `bootstrapped_return`.
+    """
+    _same_shape("bootstrapped_atoms", reward=columns["reward"], first_next_atom=next_atoms[..., 0])
+    factor = columns.get("discount", discount.unsqueeze(-1))
+    each = (values.unsqueeze(-1) for values in (columns["reward"], columns["terminated"], factor))
+    return td_target(*each, next_atoms)
+
+
+def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float, v_max: float) -> Tensor:
+    """Projection of a return distribution onto N even steps from `v_min` to `v_max` (arXiv 1707.06887, alg. 1).
+
+    Each of the `returns` [P, B, N] splits its probability between its two neighbouring values, in proportion to its
+    nearness; returns outside the support go to the nearest end. The result is the probabilities [P, B, N]. On a GPU the
+    order of additions, and so the last bit, is not fixed.
+    """
+    _same_shape("categorical_projection", probabilities=probabilities, returns=returns)
+    atoms = probabilities.shape[-1]
+    place = (returns.clamp(v_min, v_max) - v_min) * ((atoms - 1) / (v_max - v_min))
+    # Clamp after the conversion to integers, so that NaN too becomes a valid index.
+    lower = place.long().clamp_(0, atoms - 2)
+    upper_share = probabilities * (place - lower)
+    projected = torch.zeros_like(probabilities).scatter_add_(-1, lower, probabilities - upper_share)
+    return projected.scatter_add_(-1, lower + 1, upper_share)
+
+
+# Targets of rollouts
+
+
+def next_values(value: Tensor, last_value: Tensor, truncated: Tensor) -> Tensor:
+    """Values of the next observations, all [T, P, B]: `last_value` in the last row and where truncated, else V(s_t+1).
+
+    `last_value` need be defined there only. Behind a terminated step stands the next episode's value, which no target
+    may use.
+    """
+    _same_shape("next_values", value=value, last_value=last_value, truncated=truncated)
+    following = torch.where(truncated, last_value, value.roll(-1, 0))
+    following[-1] = last_value[-1]
+    return following
+
+
+def without_gaps(
+    reward: Tensor, value: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rewards, `terminated` and `ended` of a rollout in which steps that are no transition do no harm, [T, P, B].
+
+    Where `valid` is false, the step is terminated with reward V(s), as was expected: its td_error is 0, and nothing
+    flows back across it. An episode has `ended` where it is terminated or truncated.
+    """
+    _same_shape("without_gaps", reward=reward, value=value, terminated=terminated, truncated=truncated, valid=valid)
+    terminated = terminated | ~valid
+    return torch.where(valid, reward, value), terminated, terminated | truncated
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    discount: Tensor,
+    gae_lambda: Tensor,
+) -> Tensor:
+    """Generalised advantage estimates A_t = delta_t + discount lambda A_t+1 [T, P, B] (arXiv 1506.02438, eq. 16).
+
+    delta_t = r_t + discount V(s_t+1) - V(s_t) is the td_error. `reward`, `value` V(s), `next_value` V(s') and
+    `terminated` are [T, P, B]. `ended` [T, P, B] marks where an episode terminated or was truncated, across which no
+    advantage flows back. `discount` and `gae_lambda` are [P]. A truncated step bootstraps from `next_value` like any
+    other.
+    """
+    _same_shape("gae", reward=reward, value=value, next_value=next_value, terminated=terminated, ended=ended)
+    error = td_target(reward, terminated, discount.unsqueeze(-1), next_value) - value
+    return _accumulated(error, (discount * gae_lambda).unsqueeze(-1) * (~ended))
+
+
+def v_trace(
+    log_ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    discount: Tensor,
+    trace: Tensor,
+    rho_clip: Tensor,
+    c_clip: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """V-trace value targets and advantages, both [T, P, B] (arXiv 1802.01561, eq. 1 and section 4.2).
+
+    The targets are v_t = V_t + a_t with a_t = rho_t delta_t + discount c_t a_t+1 and the td_error delta_t of `gae`.
+
+    `log_ratio` is each action's log-probability under the target policy minus that under the behaviour policy. The
+    importance weight, its exponential, is clipped at `rho_clip` in rho, and at `c_clip`, times `trace` (remark 2), in
+    the trace coefficients c; each of these is [P], like `discount`. `reward`, `value` V(s), `next_value` V(s') and
+    `terminated` are [T, P, B]. `ended` marks where an episode terminated or was truncated, across which nothing flows
+    back. A truncated step, and the last one, bootstrap from `next_value` alone.
+
+    The advantage of a step is rho (r + discount q - V) with q = trace v' + (1 - trace) V', where v' is the target and
+    V' the value of the next state. With a `trace` of 1, r + discount q is the paper's r + discount v'. The mixture, as
+    in `vtrace_td_error_and_advantage` of rlax, keeps advantages consistent with targets: on-policy, advantages are
+    generalised advantage estimates with lambda = `trace`, and targets are those plus the value.
+    """
+    _same_shape(
+        "v_trace", log_ratio=log_ratio, reward=reward, value=value, next_value=next_value, terminated=terminated,
+        ended=ended,
+    )  # fmt: skip
+    ratio, factor = log_ratio.exp(), discount.unsqueeze(-1)
+    rho = torch.minimum(ratio, rho_clip.unsqueeze(-1))
+    decay = (discount * trace).unsqueeze(-1) * torch.minimum(ratio, c_clip.unsqueeze(-1)) * (~ended)
+    target = _accumulated(rho * (td_target(reward, terminated, factor, next_value) - value), decay)
+    target += value
+    following = next_value.clone()
+    mixed = torch.lerp(next_value[:-1], target[1:], trace.unsqueeze(-1))
+    following[:-1] = torch.where(ended[:-1], next_value[:-1], mixed)
+    return target, rho * (td_target(reward, terminated, factor, following) - value)
+
+
+def _accumulated(error: Tensor, decay: Tensor) -> Tensor:
+    """The sums x_t = error_t + decay_t x_t+1, all [T, P, B], from the last step backwards."""
+    sums = torch.empty_like(error)
+    later = torch.zeros_like(error[0])
+    for time in range(error.shape[0] - 1, -1, -1):
+        later = torch.addcmul(error[time], decay[time], later, out=sums[time])
+    return sums
+
+
+# Metrics
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """Non-negative estimate (ratio - 1) - log ratio [P, B] of KL(old || new) (Schulman 2020)."""
+    return log_ratio.expm1() - log_ratio
+
+
+def clip_fraction(log_ratio: Tensor, clip: Tensor) -> Tensor:
+    """1 where the ratio is further than `clip` [P] from 1, else 0; [P, B]."""
+    return (log_ratio.expm1().abs() > clip.unsqueeze(-1)).float()
+
+
+def explained_variance(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Explained variance [P] of targets [P, B] by predictions [P, B] under the weights [P, B].
+
+    It is 1 for a perfect prediction, 0 for a constant one, and negative for worse ones.
+    """
+    _same_shape("explained_variance", prediction=prediction, target=target, weight=weight)
+    share = weight / weight.sum(-1, keepdim=True).clamp(min=1e-12)
+
+    def variance(values: Tensor) -> Tensor:
+        mean = (values * share).sum(-1, keepdim=True)
+        return ((values - mean).square() * share).sum(-1)
+
+    return 1 - variance(target - prediction) / variance(target).clamp(min=1e-12)
+
+
+def _same_shape(function: str, **tensors: Tensor) -> None:
+    """Raise ValueError unless the tensors, which are named as the reader of the error knows them, have one shape."""
+    (first, expected), *others = tensors.items()
+    for name, tensor in others:
+        if tensor.shape != expected.shape:
+            raise ValueError(
+                f"{function}: {name} has the shape {list(tensor.shape)}, and {first} {list(expected.shape)}; "
+                "they must be the same"
+            )

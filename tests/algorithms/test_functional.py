@@ -1,0 +1,429 @@
+"""Each formula against its paper, by hand or by loops; each written-out derivative against autograd."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from evorl.algorithms import functional
+from evorl.algorithms.functional import (
+    approximate_kl,
+    bootstrapped_atoms,
+    bootstrapped_return,
+    categorical_projection,
+    clip_fraction,
+    clipped_surrogate,
+    clipped_value_loss,
+    cross_entropy,
+    differentiable,
+    dueling,
+    explained_variance,
+    gae,
+    half_squared_error,
+    huber,
+    impact_log_ratio,
+    next_values,
+    of_action,
+    policy_gradient,
+    quantile_huber,
+    soft_value,
+    squared_error,
+    td_target,
+    temperature_loss,
+    without_gaps,
+)
+
+T, P, B = 10, 3, 4
+GAMMA = torch.tensor([0.9, 0.99, 0.5], dtype=torch.float64)
+TRACE = torch.tensor([0.95, 0.4, 0.7], dtype=torch.float64)
+CHOSEN = torch.randint(4, (P, B), generator=torch.Generator().manual_seed(0))
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+ADVANTAGE, CLIP = random(P, B, seed=21), torch.tensor([0.1, 0.3, 0.5], dtype=torch.float64)
+CASES = {
+    "half_squared_error": (half_squared_error, random(P, B)),
+    "clipped_value_loss": (clipped_value_loss, random(P, B), random(P, B, seed=1), random(P, B, seed=2), CLIP),
+    "quantile_huber": (quantile_huber, random(P, B, 4), random(P, B, 5, seed=1), 0.7),
+    "quantile_huber, kappa 0": (quantile_huber, random(P, B, 4), random(P, B, 5, seed=1), 0.0),
+    "policy_gradient": (policy_gradient, random(P, B), ADVANTAGE),
+    "clipped_surrogate": (clipped_surrogate, 0.5 * random(P, B), ADVANTAGE, CLIP),
+}
+"""Losses by name, with arguments in which all of their cases occur."""
+
+
+@pytest.mark.parametrize(("loss", "x", *"abc"), [(*case, None, None, None)[:5] for case in CASES.values()], ids=CASES)
+def test_the_derivative_of_a_loss_is_that_of_autograd(loss, x, a, b, c):
+    others = [each for each in (a, b, c) if each is not None]
+    value, gradient = loss(x, *others)
+    weight, leaf = random(P, B, seed=23), x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf, *others)[0], leaf, weight)
+    assert expected.any()
+    torch.testing.assert_close(gradient * weight.view(P, B, *[1] * (x.dim() - 2)), expected)
+    through = differentiable(loss, leaf, *others)
+    torch.testing.assert_close(through, value)
+    torch.testing.assert_close(torch.autograd.grad(through, leaf, weight)[0], expected)
+
+
+def test_every_loss_with_a_derivative_is_held_to_autograd():
+    losses = {
+        name
+        for name, function in inspect.getmembers(functional, inspect.isfunction)
+        if inspect.get_annotations(function).get("return") == "LossAndGradient" and not name.startswith("_")
+    }
+    assert losses == {name.split(",")[0] for name in CASES}
+
+
+def test_regression_losses_by_hand():
+    error = torch.tensor([-0.5, -1.0, 3.0])
+    torch.testing.assert_close(squared_error(error), torch.tensor([0.25, 1.0, 9.0]))
+    torch.testing.assert_close(half_squared_error(error)[0], torch.tensor([0.125, 0.5, 4.5]))
+    torch.testing.assert_close(huber(error), torch.tensor([0.125, 0.5, 2.5]))
+
+
+def test_dueling_by_hand():
+    """A value of 5 and advantages of 1, 2 and 6, whose mean is 3."""
+    found = dueling(torch.tensor([[[5.0]]]), torch.tensor([[[[1.0], [2.0], [6.0]]]]))
+    assert found.flatten().tolist() == [3.0, 4.0, 8.0]
+
+
+def test_the_soft_value_and_the_temperature_loss_by_hand():
+    """Q of 3 and 1, each with probability 1/2 and a temperature of 0.2: 2 + 0.2 log 2."""
+    half = torch.full((1, 1, 2), 0.5)
+    found = soft_value(half, half.log(), torch.tensor([[[3.0, 1.0]]]), torch.tensor([[[0.2]]]))
+    assert found.item() == pytest.approx(2 + 0.2 * math.log(2))
+    # An entropy below its target makes descent raise the logarithm of the temperature.
+    log_temperature = torch.zeros(1, 1, requires_grad=True)
+    loss = temperature_loss(log_temperature, torch.tensor([[0.5]]), torch.tensor([[0.7]]))
+    assert torch.autograd.grad(loss, log_temperature)[0].item() == pytest.approx(-0.2)
+
+
+def test_impact_bounds_by_the_target_network():
+    worker, target = torch.full((1, 3), -1.0), torch.tensor([[0.0, 0.5, -2.0]])
+    found = impact_log_ratio(torch.full((1, 3), -1.2), worker, target).exp()
+    # Worker, target, policy: e^-1, e^(-1 + log ratio), e^-1.2.
+    expected = [math.exp(-0.2), math.exp(-1.2) / math.exp(-0.5), 2 * math.exp(-0.2)]
+    torch.testing.assert_close(found, torch.tensor([expected]))
+
+
+def test_the_clip_fraction_counts_ratios_beyond_the_clip_of_each_agent():
+    ratio = torch.tensor([0.85, 1.15, 0.95]).expand(2, 3)
+    found = clip_fraction(ratio.log(), torch.tensor([0.1, 0.2]))
+    assert found.tolist() == [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda one, other: policy_gradient(one, other),
+            r"policy_gradient: advantage has the shape \[3, 4, 1\], and log",
+        ),
+        (lambda one, other: clipped_surrogate(one, other, CLIP), "clipped_surrogate: advantage"),
+        (lambda one, other: quantile_huber(other, one, 1.0), "quantile_huber: quantiles"),
+        (lambda one, other: gae(one, other, *[one] * 3, GAMMA, TRACE), "gae: value"),
+        (lambda one, other: bootstrapped_return({"reward": one}, GAMMA, other), "bootstrapped_return: next_value"),
+    ],
+)
+def test_shapes_that_would_broadcast_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(random(P, B), random(P, B, 1))
+
+
+@pytest.mark.parametrize("advantage", [2.0, -3.0])
+def test_the_surrogate_moves_the_ratio_unless_it_has_gone_far_enough_the_right_way(advantage):
+    """The first agent's ratio may come to 0.9 or 1.1, the second's to 0.5 or 1.5."""
+    ratio = torch.tensor([0.2, 0.7, 0.95, 1.0, 1.05, 1.3, 2.0], dtype=torch.float64).expand(2, 7)
+    clip = torch.tensor([0.1, 0.5], dtype=torch.float64)
+    objective, gradient = clipped_surrogate(ratio.log(), torch.full_like(ratio, advantage), clip)
+    for p, b in np.ndindex(2, 7):
+        now, edge = float(ratio[p, b]), 1 + math.copysign(float(clip[p]), advantage)
+        enough = now > edge if advantage > 0 else now < edge
+        assert objective[p, b].item() == pytest.approx(-advantage * (edge if enough else now))
+        assert gradient[p, b].item() == pytest.approx(0.0 if enough else -advantage * now)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "expected", "slope"),
+    [
+        (5.25, 5.0, 8.0, 0.5 * 2.75**2, -2.75),
+        (7.0, 5.0, 8.0, 0.5 * 2.5**2, 0.0),
+        (3.0, 5.0, 2.0, 0.5 * 2.5**2, 0.0),
+        (2.0, 5.0, 8.0, 0.5 * 6.0**2, -6.0),
+        (9.0, 5.0, 2.0, 0.5 * 7.0**2, 7.0),
+    ],
+)
+def test_a_value_stops_when_it_has_moved_far_enough_towards_its_target(value, old, target, expected, slope):
+    now, before, goal = (torch.tensor([[number]]) for number in (value, old, target))
+    error, gradient = clipped_value_loss(now, before, goal, torch.tensor([0.5]))
+    assert (error.item(), gradient.item()) == pytest.approx((expected, slope))
+
+
+def test_each_agents_values_have_its_own_bound():
+    error, _ = clipped_value_loss(
+        torch.full((2, 1), 4.0), torch.zeros(2, 1), torch.full((2, 1), 5.0), torch.tensor([1.0, 3.0])
+    )
+    torch.testing.assert_close(error, torch.tensor([[0.5 * 4.0**2], [0.5 * 2.0**2]]))
+
+
+def test_the_divergence_is_never_negative_and_zero_for_equal_policies():
+    assert (approximate_kl(random(2, 50)) >= 0).all()
+    assert not approximate_kl(torch.zeros(2, 50)).any()
+    assert approximate_kl(torch.tensor([[math.log(0.5)]])).item() == pytest.approx(0.5 - 1 + math.log(2))
+
+
+def test_the_divergence_is_on_average_the_true_one():
+    old, new = random(2, 6, seed=9).log_softmax(-1)
+    true = (old.exp() * (old - new)).sum()
+    torch.testing.assert_close((old.exp() * approximate_kl(new - old)).sum(), true)
+
+
+@pytest.mark.parametrize("log_ratio", [1e-4, -1e-4, 1e-3])
+def test_small_divergences_are_not_lost_in_rounding(log_ratio):
+    found = approximate_kl(torch.tensor([[log_ratio]], dtype=torch.float32))
+    assert found.item() == pytest.approx(log_ratio**2 / 2, rel=1e-2)
+
+
+def test_the_expected_policy_gradient_is_that_of_the_expected_advantage():
+    logits, advantage = random(2, 5, seed=10).requires_grad_(), random(2, 5, seed=11)
+    logs = logits.log_softmax(-1)
+    probability = logs.detach().exp()
+    (expected,) = torch.autograd.grad((logs.exp() * advantage).sum(), logits, retain_graph=True)
+    loss, slope = policy_gradient(logs, advantage)
+    (found,) = torch.autograd.grad((probability * loss).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(found, -expected)
+    (found,) = torch.autograd.grad(logs, logits, probability * slope)
+    torch.testing.assert_close(found, -expected)
+
+
+def test_explained_variance():
+    target = torch.tensor([[1.0, 2.0, 3.0, 9.0], [1.0, 2.0, 3.0, 4.0]])
+    prediction = torch.tensor([[1.0, 2.0, 4.0, 0.0], [2.5, 2.5, 2.5, 2.5]])
+    weight = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    # Errors 0, 0, -1 have a variance of 2/9, targets 1, 2, 3 of 2/3; what has no weight does not count.
+    expected = torch.tensor([1 - (2 / 9) / (2 / 3), 0.0])
+    torch.testing.assert_close(explained_variance(prediction, target, weight), expected)
+    torch.testing.assert_close(explained_variance(target, target, weight), torch.ones(2))
+
+
+def test_the_cross_entropy_is_least_at_the_target_where_its_gradient_is_zero():
+    target = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]])
+    logits = (target + 1e-9).log()
+    found = cross_entropy(logits.requires_grad_(), target)
+    (gradient,) = torch.autograd.grad(found.sum(), logits)
+    torch.testing.assert_close(found, torch.tensor([[1.5 * math.log(2), 0.0]]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
+    even = torch.full((1, 1, 4), 0.25)
+    assert cross_entropy(torch.zeros(1, 1, 4), even).item() == pytest.approx(math.log(4))
+
+
+def test_the_quantile_loss_by_hand():
+    """Levels 1/4 and 3/4 of quantiles 0 and 2, for samples 3 and -0.5, with a kappa of 1."""
+    prediction, samples = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[[3.0, -0.5]]])
+    first = (0.25 * (3 - 0.5) + 0.75 * 0.5 * 0.5**2) / 2
+    second = (0.75 * 0.5 * 1.0**2 + 0.25 * (2.5 - 0.5)) / 2
+    assert quantile_huber(prediction, samples, 1.0)[0].item() == pytest.approx(first + second)
+    without = (0.25 * 3 + 0.75 * 0.5 + 0.75 * 1 + 0.25 * 2.5) / 2
+    assert quantile_huber(prediction, samples, 0.0)[0].item() == pytest.approx(without)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 5.0])
+def test_the_quantile_loss_is_a_sum_over_quantiles_and_a_mean_over_samples(kappa):
+    prediction, samples = random(2, 3, 4, seed=1), random(2, 3, 5, seed=2)
+    expected = torch.zeros(2, 3, dtype=torch.float64)
+    for p, b, i, j in np.ndindex(2, 3, 4, 5):
+        error = float(samples[p, b, j] - prediction[p, b, i])
+        size = abs(error)
+        huber = size if kappa == 0 else (size**2 / 2 if size <= kappa else kappa * (size - kappa / 2)) / kappa
+        expected[p, b] += abs((i + 0.5) / 4 - (error < 0)) * huber / 5
+    torch.testing.assert_close(quantile_huber(prediction, samples, kappa)[0], expected)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0])
+def test_the_quantile_loss_is_the_same_in_any_parts(kappa, monkeypatch):
+    prediction, samples = random(2, 7, 4, seed=1), random(2, 7, 5, seed=2)
+    whole = quantile_huber(prediction, samples, kappa)
+    monkeypatch.setattr("evorl.algorithms.functional.CACHED", 2 * 4 * 5 * 3)
+    for one, other in zip(quantile_huber(prediction, samples, kappa), whole, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_quantile_loss_is_least_at_the_quantiles():
+    samples = random(1, 1, 4001, seed=3) * 2 + 1
+    levels = (torch.arange(4, dtype=torch.float64) + 0.5) / 4
+    prediction = torch.quantile(samples, levels).view(1, 1, 4)
+    assert quantile_huber(prediction, samples, 0.0)[1].abs().max() < 1e-3
+    assert quantile_huber(prediction + 0.5, samples, 0.0)[1].min() > 0.03
+
+
+def test_one_step_targets_bootstrap_unless_terminated():
+    result = td_target(
+        torch.tensor([[1.0, 1.0], [2.0, 0.5]]),
+        torch.tensor([[False, True], [False, False]]),
+        torch.tensor([[0.5], [0.9]]),
+        torch.tensor([[10.0, 10.0], [10.0, -1.0]]),
+    )
+    torch.testing.assert_close(result, torch.tensor([[6.0, 1.0], [11.0, -0.4]]))
+
+
+def test_the_atoms_of_an_action_are_its_own():
+    atoms = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5)
+    action = torch.tensor([[0, 3, 1], [2, 2, 0]])
+    expected = [[atoms[p, b, action[p, b]].tolist() for b in range(3)] for p in range(2)]
+    assert of_action(atoms, action).tolist() == expected
+
+
+def test_next_values_are_those_of_the_next_step_except_at_ends():
+    value, last = torch.arange(4.0).view(4, 1, 1), torch.full((4, 1, 1), torch.nan)
+    truncated = torch.tensor([False, True, False, False]).view(4, 1, 1)
+    last[1], last[3] = 10.0, 30.0
+    assert next_values(value, last, truncated).flatten().tolist() == [1.0, 10.0, 3.0, 30.0]
+
+
+def test_a_step_that_is_no_transition_has_no_error_and_lets_nothing_flow_back():
+    reward, value, next_value, terminated, ended = rollout(seed=6)
+    valid = torch.rand(T, P, B, generator=torch.Generator().manual_seed(7)) < 0.8
+    reward, terminated, ended = without_gaps(reward, value, terminated, ended & ~terminated, valid)
+    found = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
+    assert not found[~valid].any()
+    assert ended[~valid].all()
+
+
+def rollout(seed):
+    reward, value, next_value = random(3, T, P, B, seed=seed)
+    chance = torch.rand(T, P, B, generator=torch.Generator().manual_seed(seed))
+    terminated, ended = chance < 0.15, chance < 0.3
+    assert terminated.any()
+    assert (ended & ~terminated).any()
+    next_value[:-1] = torch.where(ended[:-1], next_value[:-1], value[1:])
+    return reward, value, next_value, terminated, ended
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_advantages_are_sums_of_discounted_errors_up_to_the_end_of_the_episode(seed):
+    """Whatever the next values are: those of truncated episodes are not the values of the next step."""
+    reward, value, next_value, terminated, ended = rollout(seed)
+    next_value, expected = random(T, P, B, seed=seed + 100), torch.zeros(T, P, B, dtype=torch.float64)
+    for t, p, b in np.ndindex(T, P, B):
+        for k in range(t, T):
+            following = 0.0 if terminated[k, p, b] else next_value[k, p, b]
+            error = reward[k, p, b] + GAMMA[p] * following - value[k, p, b]
+            expected[t, p, b] += (GAMMA[p] * TRACE[p]) ** (k - t) * error
+            if ended[k, p, b]:
+                break
+    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, GAMMA, TRACE), expected)
+
+
+def n_step_returns(reward, next_value, terminated, ended, gamma):
+    """For one step of one environment the returns that bootstrap after 1, 2, ... steps of its episode."""
+    returns, total = [], 0.0
+    for k in range(len(reward)):
+        total += gamma**k * float(reward[k])
+        returns.append(total + (0.0 if terminated[k] else gamma ** (k + 1) * float(next_value[k])))
+        if ended[k]:
+            break
+    return returns
+
+
+def each_return(reward, next_value, terminated, ended):
+    for t, p, b in np.ndindex(T, P, B):
+        later = (values[t:, p, b] for values in (reward, next_value, terminated, ended))
+        yield (t, p, b), n_step_returns(*later, float(GAMMA[p]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_advantages_are_the_mixture_of_all_n_step_returns_minus_the_value(seed):
+    reward, value, next_value, terminated, ended = rollout(seed)
+    expected = torch.zeros(T, P, B, dtype=torch.float64)
+    for place, returns in each_return(reward, next_value, terminated, ended):
+        trace = float(TRACE[place[1]])
+        shares = [(1 - trace) * trace**n for n in range(len(returns) - 1)]
+        shares.append(1 - sum(shares))
+        expected[place] = sum(share * each for share, each in zip(shares, returns, strict=True)) - value[place]
+    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, GAMMA, TRACE), expected)
+
+
+@pytest.mark.parametrize(("trace", "last"), [(1.0, -1), (0.0, 0)])
+def test_the_ends_of_the_mixture_are_the_whole_return_and_that_of_one_step(trace, last):
+    reward, value, next_value, terminated, ended = rollout(seed=3)
+    expected = torch.zeros(T, P, B, dtype=torch.float64)
+    for place, returns in each_return(reward, next_value, terminated, ended):
+        expected[place] = returns[last] - value[place]
+    traces = torch.full((P,), trace, dtype=torch.float64)
+    torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, GAMMA, traces), expected)
+
+
+def test_nothing_flows_back_over_the_end_of_an_episode():
+    reward, value, next_value, terminated, ended = rollout(seed=4)
+    ended[5] = True
+    first = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
+    reward[6:], value[6:], next_value[6:] = 100.0, -100.0, 100.0
+    other = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
+    assert torch.equal(first[:6], other[:6])
+    assert not torch.equal(first[6:], other[6:])
+
+
+def test_where_an_episode_terminated_the_next_value_does_not_matter():
+    reward, value, next_value, terminated, ended = rollout(seed=5)
+    first = gae(reward, value, next_value, terminated, ended, GAMMA, TRACE)
+    assert torch.equal(
+        gae(reward, value, next_value.masked_fill(terminated, torch.nan), terminated, ended, GAMMA, TRACE), first
+    )
+    truncated = ended & ~terminated
+    moved = gae(reward, value, next_value + truncated, terminated, ended, GAMMA, TRACE) - first
+    torch.testing.assert_close(moved[truncated], GAMMA[:, None].expand(T, P, B)[truncated])
+
+
+def test_a_projection_by_hand():
+    """Values 0, 1 and 2: 0.25 lies a quarter of the way from 0 to 1, 1 is a value itself, 7 and -3 lie outside."""
+    probabilities = torch.tensor([[[0.4, 0.5, 0.1], [0.2, 0.3, 0.5]]])
+    returns = torch.tensor([[[0.25, 1.0, 7.0], [-3.0, 2.0, 1.5]]])
+    expected = torch.tensor([[[0.3, 0.6, 0.1], [0.2, 0.25, 0.55]]])
+    torch.testing.assert_close(categorical_projection(probabilities, returns, 0.0, 2.0), expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_projection_is_the_papers_algorithm_and_keeps_probability_and_mean(seed):
+    low, high, atoms = -2.0, 3.0, 11
+    probabilities, returns = random(P, B, atoms, seed=seed).softmax(-1), 1.5 * random(P, B, atoms, seed=seed + 9)
+    returns[0, 0] = torch.linspace(low, high, atoms)
+    found = categorical_projection(probabilities, returns, low, high)
+    expected, step = torch.zeros_like(found), (high - low) / (atoms - 1)
+    for p, b, j in np.ndindex(P, B, atoms):
+        place = (min(max(float(returns[p, b, j]), low), high) - low) / step
+        below, above = math.floor(place + 1e-12), math.ceil(place - 1e-12)
+        share = float(probabilities[p, b, j])
+        if below == above:
+            expected[p, b, below] += share
+        else:
+            expected[p, b, below] += share * (above - place)
+            expected[p, b, above] += share * (place - below)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found[0, 0], probabilities[0, 0])
+    torch.testing.assert_close(found.sum(-1), torch.ones(P, B, dtype=torch.float64))
+    support = torch.linspace(low, high, atoms, dtype=torch.float64)
+    torch.testing.assert_close(found @ support, (probabilities * returns.clamp(low, high)).sum(-1))
+
+
+def test_what_is_no_number_stays_none_and_harms_nothing_else():
+    probabilities, returns = torch.full((1, 2, 3), 1 / 3), torch.zeros(1, 2, 3)
+    returns[0, 1, 0] = torch.nan
+    found = categorical_projection(probabilities, returns, 0.0, 2.0)
+    assert found[0, 1].isnan().any()
+    assert found[0, 0].tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_each_atom_bootstraps_as_a_value_does(several):
+    columns = {"reward": random(P, B, seed=1), "terminated": random(P, B, seed=2) > 0.5}
+    if several:
+        columns["discount"] = random(P, B, seed=3)
+    atoms = random(P, B, 5, seed=4)
+    found = bootstrapped_atoms(columns, GAMMA, atoms)
+    for n in range(5):
+        torch.testing.assert_close(found[..., n], bootstrapped_return(columns, GAMMA, atoms[..., n]))
