@@ -219,7 +219,8 @@ class Ranks:
 def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Store, Launch, str, list[Peer]]:
     """Rendezvous with all ranks of this attempt and initialise the process group.
 
-    Returns the heartbeat, a store for pauses, the launch, the backend and the peers. Raises RankLost if ranks are missing.
+    Returns the heartbeat, a store for pauses, the launch, the backend and the peers. Raises RankLost
+    if ranks are missing.
     """
     launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)

@@ -89,7 +89,8 @@ class CheckpointManager:
 
     def _replay_is_kept(self, size: int) -> bool:
         """Return True if the replay parts of all ranks, this one being `size` bytes, total within the limit."""
-        total, limit = total_mb(size, self._ranks), self._config.checkpoint.max_replay_mb
+        total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
+        limit = self._config.checkpoint.max_replay_mb
         if total > limit:
             what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
             self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
@@ -157,8 +158,3 @@ class CheckpointWriter:
 def bytes_of(tensors: Tensors) -> int:
     """Return the size of all tensors in bytes."""
     return sum(value.nbytes for value in tensors.values())
-
-
-def total_mb(size: int, ranks: Ranks) -> float:
-    """Return the sum of `size` bytes over all ranks, in MB."""
-    return float(ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6

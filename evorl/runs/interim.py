@@ -8,6 +8,7 @@ of the checkpoint before it, or the initial ones. It is removed with the checkpo
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,13 @@ from typing import Annotated, Protocol
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
 from evorl.randomness import derive_seed
 from evorl.records import Words
 from evorl.runs.checkpoint import STATE, environments_file, part_file
-from evorl.runs.checkpoint_manager import CheckpointWriter, bytes_of, total_mb
+from evorl.runs.checkpoint_manager import CheckpointWriter, bytes_of
 from evorl.runs.elite import Number
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress, progress_of
@@ -186,18 +188,25 @@ class InterimCheckpoints:
         if not self._environments.can_continue:
             return "episodes of these environments cannot go on in another process"
         snapshots = {name: part.snapshot() for name, part in zip(PARTS, parts, strict=True)}
-        total, limit = total_mb(bytes_of(snapshots["experience"][0]), ranks), self._config.checkpoint.max_replay_mb
+        mine = {"steps": done, "bytes": bytes_of(snapshots["experience"][0]), "problem": ""}
+        try:
+            episodes = self._environments.state()
+        except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
+            mine["problem"] = f"the environments do not tell their state: {on_one_line(repr(error), 200)}"
+        everyones = [json.loads(each) for each in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
+        if problem := next((each["problem"] for each in everyones if each["problem"]), ""):
+            return str(problem)
+        total, limit = sum(each["bytes"] for each in everyones) / 1e6, self._config.checkpoint.max_replay_mb
         if total > limit:
             return f"the experience takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}"
-        everyones = ranks.gather_bytes(str(done).encode(), "the other ranks' steps")
         files = {part_file(name, rank): encode_tensors(*snapshot) for name, snapshot in snapshots.items()}
-        files[environments_file(rank)] = encode_tensors(self._environments.state(), {})
+        files[environments_file(rank)] = encode_tensors(episodes, {})
         if ranks.is_main:
             here = progress.copy()
             here.note_setup(self._config, self._placement)
             here.replay = True
             base = digest(encode_agents(agents))
-            position = Position(base, [int(steps) for steps in everyones], horizon, training_seconds, dict(seconds))
+            position = Position(base, [each["steps"] for each in everyones], horizon, training_seconds, dict(seconds))
             files[STATE] = json_bytes({"progress": asdict(here), "position": asdict(position)})
         return self._writer.write(self._checkpoints, self._number, files)
 
