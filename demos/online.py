@@ -41,10 +41,11 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
     compiler = Compiler(config.training.compile, speaks=ranks.is_main)
-    num_envs = config.environment.num_envs
 
     with (
-        Environments(config.environment, placement.local_size, num_envs, ranks.device) as environments,
+        Environments(
+            config.environment, placement.local_size, config.environment.num_envs, ranks.device
+        ) as environments,
         Evaluator(config, placement, algorithm) as evaluator,
         Run(config, placement, algorithm, experience, environments, stopwatch, callbacks) as run,
     ):
@@ -53,12 +54,12 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)
-            environments.begin(run.seed("environments"), policy.agents, run.horizon.carries_over)
-            state = policy.initial_state(num_envs)
+            environments.begin(run.seed("environments"), policy.agents, run.carries_over)
 
-            for _ in run.steps(recent=environments.recent):
+            # Between two of these steps, a run can be saved and resumed.
+            for _ in run.steps(recent=environments.recent, parts=(policy, learner, experience)):
                 with stopwatch("acting"):
-                    output, state = policy.act(environments.observation, environments.started, state)
+                    output = policy.explore(environments.observation, environments.started)
                 with stopwatch("environments"):
                     transition = environments.step(output.action)
                 with stopwatch("sampling"):

@@ -60,6 +60,12 @@ class Experience(Protocol):
 class OnlineExperience(Experience, Protocol):
     """An experience buffer that is fed every step of this process's environments."""
 
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return this rank's part for an interim checkpoint, between two steps of a generation."""
+
+    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` after `begin`. Raises UserError for anything that it cannot have returned."""
+
     def add(self, transition: Transition, output: PolicyOutput) -> None:
         """Store one step of all environments."""
 

@@ -189,6 +189,9 @@ class Checkpoint(Section):
     """The number of newest checkpoints that stay; that of the generation with the best agent stays too."""
     max_replay_mb: Weight = 1024.0
     """Replays that take more than so many MB, over all ranks, are not kept, and a resumed run is then not bit-exact."""
+    minutes: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Also save within a generation, every so many minutes; null saves there only when a signal ends the run. Not with
+    actors."""
 
 
 Settings = TypeVar("Settings", bound=AlgorithmSettings)
@@ -261,6 +264,11 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}; take evolution.selection.size={size}"
+            )
+        if self.actors is not None and self.checkpoint.minutes is not None:
+            raise ValueError(
+                f"checkpoint.minutes: {self.algorithm.name} learns from actors, whose state within a generation cannot "
+                "be saved; leave it out"
             )
         if self.population.from_ is not None and self.evolution.schedule is not None:
             raise ValueError(

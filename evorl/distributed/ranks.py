@@ -22,7 +22,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from evorl.distributed.heartbeat import SILENT, Heartbeat
-from evorl.distributed.rendezvous import launch_name, meet
+from evorl.distributed.pauses import Pauses
+from evorl.distributed.rendezvous import Store, launch_name, meet
 from evorl.distributed.signals import signals_end_at_once
 from evorl.system.processes import identity, launcher
 from evorl.system.provenance import cpu
@@ -66,6 +67,7 @@ class Ranks:
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         self._timeout = timeout
         self._heartbeat: Heartbeat | None = None
+        self._store: Store | None = None
         self.launch = Launch(launcher(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0")
         self.backend = "cuda" if torch.cuda.device_count() else "cpu"
         self.peers = [Peer(0, "", cpu())]
@@ -73,7 +75,7 @@ class Ranks:
             # If a rank dies during the rendezvous, its launcher signals the others while they wait in C++.
             with signals_end_at_once():
                 meeting = _join(int(os.environ["RANK"]), launched, timeout)
-            self._heartbeat, self.launch, self.backend, self.peers = meeting
+            self._heartbeat, self._store, self.launch, self.backend, self.peers = meeting
         handler = InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))
         self._accelerator = Accelerator(cpu=self.backend in ("cpu", "gloo"), kwargs_handlers=[handler])
         self.on_host = int(os.environ.get("LOCAL_WORLD_SIZE", launched))
@@ -173,6 +175,10 @@ class Ranks:
             if payload:
                 raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
 
+    def pauses(self, *, together: bool) -> Pauses:
+        """Return what agrees on pauses of training, of ranks that step `together` or each for itself."""
+        return Pauses(self._store, self.rank, self.size, self._timeout, together=together)
+
     def _tensor(self, payload: bytes) -> Tensor:
         return torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self.device) if payload else self._empty()
 
@@ -210,10 +216,11 @@ class Ranks:
                 heartbeat.waits_for = None
 
 
-def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str, list[Peer]]:
+def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Store, Launch, str, list[Peer]]:
     """Rendezvous with all ranks of this attempt and initialise the process group.
 
-    Returns the heartbeat, the launch, the backend and the peers. Raises RankLost if the ranks do not arrive.
+    Returns the heartbeat, a store for pauses, the launch, the backend and the peers. Raises RankLost
+    if ranks are missing.
     """
     launcher_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=timeout)
@@ -238,7 +245,8 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Launch, str,
         # A separate connection with a short timeout keeps heartbeats from waiting for other uses of the store.
         short = timedelta(seconds=min(timeout, SILENT))
         beats = TCPStore(address, port, None, False, short, wait_for_workers=False)
-        return Heartbeat(PrefixStore(f"evorl/heartbeats-{attempt}", beats), rank, size), launch, backend, peers
+        heartbeat = Heartbeat(PrefixStore(f"evorl/heartbeats-{attempt}", beats), rank, size)
+        return heartbeat, PrefixStore(f"evorl/pauses-{attempt}", beats), launch, backend, peers
     except (RuntimeError, TimeoutError) as error:
         raise RankLost(
             f"rank {rank} did not meet all {size} ranks at {address}:{port} (every wait ends after {timeout:g} s, "

@@ -21,8 +21,16 @@ LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 """Environment variables set in processes started by `accelerate launch`."""
 
 
+PATIENCE = 8.0
+"""Seconds for which signals wait for the end of a training step, so that there is time left to save what it did."""
+
+
 _held: list[int] | None = None
-"""Signals deferred until the end of a `signals_wait` block; None outside of one."""
+"""Signals deferred until the end of a `signals_wait` block or of a training step; None outside of both."""
+_in_steps: list[int] | None = None
+"""The list of signals that wait for the end of a training step."""
+_overdue = False
+"""Whether a signal has waited PATIENCE seconds for that end."""
 
 
 class Interrupted(SystemExit):
@@ -48,6 +56,8 @@ def signal_handlers() -> Iterator[None]:
             if _held is None:
                 raise Interrupted(number)
             _held.append(number)
+        elif _overdue and _in_steps and _held is _in_steps:
+            heed_signals()
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = _heeded()
@@ -87,6 +97,28 @@ def signals_wait() -> Iterator[None]:
             raise Interrupted(held[0])
         if held and outer is not None:
             outer.extend(held)
+
+
+def defer_signals() -> None:
+    """Let signals wait for the end of a training step, where `held_signal` tells of them, until `heed_signals`."""
+    global _held, _in_steps, _overdue
+    _in_steps, _overdue = [], False
+    _held = _in_steps
+
+
+def held_signal() -> int | None:
+    """Return the signal that waits for the end of a training step, or None."""
+    return _in_steps[0] if _in_steps else None
+
+
+def heed_signals(told: int | None = None) -> None:
+    """Stop deferring signals. Raises Interrupted if one came, or for the one that another rank was `told`."""
+    global _held, _in_steps
+    number = told or held_signal()
+    if _in_steps is not None:
+        _held = _in_steps = None
+    if number is not None:
+        raise Interrupted(number)
 
 
 @contextmanager
@@ -134,8 +166,14 @@ def _watch(reader: socket.socket, signals: set[int]) -> None:
             say("error: the launcher is gone; ending")
             os.kill(os.getpid(), signal.SIGTERM)
             number = signal.SIGTERM
-    deadline = time.monotonic() + GRACE
-    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        if not reader.recv(1):
-            return
+    global _overdue
+    began = time.monotonic()
+    for seconds in (PATIENCE, GRACE):
+        while select.select([reader], [], [], max(0.0, began + seconds - time.monotonic()))[0]:
+            if not reader.recv(1):
+                return
+        _overdue = True
+        if seconds < GRACE and held_signal() is not None:
+            # Its handler runs again, and no longer waits for a step that takes so long.
+            os.kill(os.getpid(), number)
     os._exit(128 + number)

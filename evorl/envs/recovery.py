@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
+from evorl.distributed.signals import held_signal
 from evorl.envs.closing import close_vector
 from evorl.envs.continuation import continuation
 from evorl.envs.guard import FAILURES, FAULT, PLACE, another_seed
@@ -118,6 +119,9 @@ class RecoveringVector:
 
     def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
         """Recreate all copies after an error in the whole vector environment, and start new episodes."""
+        if held_signal() is not None:
+            # A signal to a whole group has ended the workers: what restarted copies go on with must not be saved.
+            raise error
         failures = 1
         observation: Any = None
         info: dict[str, Any] = {}

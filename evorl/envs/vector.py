@@ -118,9 +118,13 @@ def _register(module: ModuleType, name: str) -> None:
 
 
 def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, made: list[Guard]) -> Guard:
-    """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies."""
+    """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
+
+    Ctrl-C reaches workers too, and is left to `parent`, which saves their episodes first.
+    """
     if os.getpid() != parent and os.getppid() == parent:
         die_with_parent(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _leave)

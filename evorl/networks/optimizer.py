@@ -57,6 +57,14 @@ class StackedAdam:
         self._updates.copy_(updates)
         self._common, self._ahead = 0, self._ahead[:0]
 
+    def snapshot(self) -> tuple[dict[str, Tensor], int]:
+        """Return the moments, each agent's own steps [P], and the steps that all agents have taken together."""
+        return {"mean": self.mean.flat, "square": self.square.flat, "updates": self._updates}, self._common
+
+    def resume(self, common: int) -> None:
+        """Continue after the tensors of `snapshot` were loaded in place, with so many common steps."""
+        self._common, self._ahead = common, self._ahead[:0]
+
     def step(self, parameters: Tensor, gradient: Tensor, learning_rate: Tensor, active: Tensor | None = None) -> None:
         """Update flat `parameters` [D] in place by the finite flat `gradient` [D] and learning rates [P].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,11 +19,14 @@ from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.replay.gradients import gradient_batch
+from evorl.system.formats import check_numbers, load_like
 from evorl.system.timing import Stopwatch
-from evorl.types import Agent, Batch, Loss, Roles, Tensors, UpdateMetrics, UpdateResult
+from evorl.types import Agent, Batch, Loss, Roles, Tensors, UpdateMetrics, UpdateResult, UserError
 
 COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""
+WHERE, SUMS = "the learner", "sums/"
+"""The name of a snapshot in errors, and the prefix of its metrics, which are named STACK/NETWORK/METRIC,METRIC."""
 
 
 class NetworkLearner:
@@ -272,6 +275,60 @@ class Learner:
                 fault = f"loss or gradient not finite at update {update}" if update else None
                 agent.fault = fault or not_finite(agent)
         return agents
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return what a generation has changed so far: targets, optimisers, faults and metrics."""
+        tensors, numbers = self._changing()
+        for index, own in enumerate(self._sums):
+            tensors |= {f"{SUMS}{index}/{network}/{','.join(names)}": sums for (network, names), sums in own.items()}
+        return tensors, numbers
+
+    @torch.no_grad()
+    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` into a learner of the same agents. Raises UserError for an invalid one."""
+        own, known = self._changing()
+        check_numbers(numbers, known, WHERE)
+        load_like({name: value for name, value in tensors.items() if not name.startswith(SUMS)}, own, WHERE)
+        for name, value in tensors.items():
+            if name.startswith(SUMS):
+                self._resume_sums(name, value)
+        for index, stack in enumerate(self.networks):
+            for name, network in stack.items():
+                network.adam.resume(numbers[f"{index}/{name}"])
+        self._count, self._common = numbers["count"], numbers["common"]
+        self._suspicious = bool(numbers["suspicious"])
+        self._phase = None if numbers["phase"] < 0 else numbers["phase"]
+
+    def _changing(self) -> tuple[Tensors, dict[str, int]]:
+        """Return the tensors and numbers that updates change, without the metrics, whose names the losses decide."""
+        tensors: Tensors = {"updates": self._updates}
+        numbers: dict[str, int] = {
+            "count": self._count,
+            "common": self._common,
+            "suspicious": int(self._suspicious),
+            "phase": -1 if self._phase is None else int(self._phase),
+        }
+        for index, stack in enumerate(self.networks):
+            tensors |= {f"{index}/healthy": self._healthy[index], f"{index}/faults": self._faults[index]}
+            for name, network in stack.items():
+                own, numbers[f"{index}/{name}"] = network.adam.snapshot()
+                if network.target is not None:
+                    own["target"] = network.target.parameters.flat
+                tensors |= {f"{index}/{name}/{role}": value for role, value in own.items()}
+        return tensors, numbers
+
+    def _resume_sums(self, name: str, values: Tensor) -> None:
+        """Load the accumulated metrics of one objective and stack. Raises UserError if no loss has such metrics."""
+        index, network, given = [*name.removeprefix(SUMS).split("/", 2), "", ""][:3]
+        names, stacks = tuple(given.split(",")), {str(number): number for number in range(len(self._sums))}
+        if index not in stacks or network not in self._algorithm.networks:
+            raise UserError(f"{WHERE}: metrics {name[:80]!r} are of no network")
+        if not {*names} <= {*COMMON, *self._algorithm.metrics}:
+            raise UserError(f"{WHERE}: metrics {name[:80]!r} are not those of {self._algorithm.settings.name}")
+        healthy = self._healthy[stacks[index]]
+        sums = torch.zeros(len(names) + 1, len(healthy), dtype=torch.float64, device=healthy.device)
+        load_like({name: values}, {name: sums}, WHERE)
+        self._sums[stacks[index]][network, names] = sums
 
     def _turns(self, objective: Objective, active: list[Tensor | None]) -> list[Tensor | None] | None:
         """Return the `active` agents [P] of each stack that take a delayed step now, or None if none does.

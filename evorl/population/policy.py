@@ -17,7 +17,12 @@ from evorl.algorithms import Algorithm
 from evorl.networks.layout import Architectures, Layout, plan_stacks
 from evorl.networks.stacked import Shapes, Stack, StackedNetwork
 from evorl.replay.moments import Moments
-from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput, Tensors
+from evorl.system.formats import check_numbers, load_like, set_generator
+from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput, Tensors, UserError
+
+WHERE = "the policy"
+ACTING, RECURRENT, GENERATOR = "acting.", "recurrent", "generator"
+"""Tensor names, or prefixes of names, in a snapshot of a policy."""
 
 
 class Policy:
@@ -39,6 +44,7 @@ class Policy:
         self.agents = list(agents)
         self.generator = generator
         self.version = 0
+        self._recurrent: Tensor | None = None
         networks = {name: spec.network for name, spec in algorithm.networks.items()}
         plan = plan_stacks([{name: agent.architectures[name] for name in networks} for agent in agents], self._cost)
         shapes = [{name: Shapes.of(networks[name], layout) for name, layout in own.items()} for _, own in plan]
@@ -86,6 +92,44 @@ class Policy:
                 after[stack.members, :, :, : next_state.shape[-1]] = next_state
         joined = {name: self.joined([each[name] for each in extras]) for name in extras[0]}
         return PolicyOutput(self.joined(actions), joined, state, after), after
+
+    def explore(self, observation: Observation, started: Tensor) -> PolicyOutput:
+        """Return exploring actions for observations [P, E, ...], always of the same environments.
+
+        The policy carries their recurrent state from call to call; it begins with the initial one.
+        """
+        if self._recurrent is None:
+            self._recurrent = self.initial_state(started.shape[1])
+        output, self._recurrent = self.act(observation, started, self._recurrent)
+        return output
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return what a generation has changed so far: parameters, acting states, recurrent state, generator."""
+        recurrent = torch.zeros(0) if self._recurrent is None else self._recurrent
+        tensors = {"flat": self.flat, RECURRENT: recurrent, GENERATOR: self.generator.get_state()}
+        return tensors | {f"{ACTING}{name}": values for name, values in self.acting_states().items()}, {
+            "version": self.version
+        }
+
+    @torch.no_grad()
+    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` into a policy of the same agents. Raises UserError for an invalid one."""
+        found, acting = dict(tensors), self.acting_states()
+        check_numbers(numbers, ("version",), WHERE)
+        if RECURRENT not in found or GENERATOR not in found:
+            raise UserError(f"{WHERE}: its recurrent state or its generator is missing")
+        recurrent, generator = found.pop(RECURRENT), found.pop(GENERATOR)
+        load_like(found, {"flat": self.flat, **{f"{ACTING}{name}": values for name, values in acting.items()}}, WHERE)
+        for name, values in acting.items():
+            if not (values.isfinite() & (values >= 0)).all():
+                raise UserError(f"{WHERE}: {name} is negative or not finite")
+        self.set_acting_states(acting)
+        set_generator(self.generator, generator, WHERE)
+        if recurrent.dim() > 1:
+            state = self.initial_state(recurrent.shape[1])
+            load_like({RECURRENT: recurrent}, {RECURRENT: state}, WHERE)
+            self._recurrent = state
+        self.version = numbers["version"]
 
     @torch.no_grad()
     def value(self, observation: Observation, state: Tensor | None) -> Tensor:

@@ -16,11 +16,15 @@ from evorl.replay.observation_statistics import ObservationStatistics
 from evorl.replay.protocols import Agreement, Sampler
 from evorl.replay.schedule import UpdateSchedule
 from evorl.replay.storage import Storage
+from evorl.replay.stored import WHERE
+from evorl.system.formats import check_numbers, load_like
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
 PRIORITIES = "priorities"
 """Prefix of a sampler's tensor names in a checkpoint."""
+WITHIN, FULL = "within.", "full"
+"""Prefix of what a snapshot has beside the contents of the replay (`counters.`, `draws.`, `statistics.`); a number."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +188,59 @@ class ReplayExperience:
         tensors, numbers = self.storage.state()
         return tensors | self.sampler.state(), numbers
 
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return the contents of the replay, and how far this generation's schedule and draws are."""
+        tensors, numbers = self.state()
+        buffered = {} if self._statistics is None else self._statistics.snapshot()
+        counters = {
+            "steps": torch.from_numpy(self._schedule.steps),
+            "made": torch.from_numpy(self._made),
+            "sizes": torch.from_numpy(self._sizes),
+        }
+        within = _prefixed("counters.", counters) | _prefixed("draws.", self.sampler.generators())
+        return tensors | {
+            f"{WITHIN}{name}": value for name, value in (within | _prefixed("statistics.", buffered)).items()
+        }, {**numbers, FULL: int(self._full)}
+
+    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` into an empty replay of the same agents and capacity.
+
+        Raises UserError for an invalid one.
+        """
+        within = _part_of(WITHIN, tensors)
+        rows, known = {name: tensors[name] for name in tensors if not name.startswith(WITHIN)}, dict(numbers)
+        check_numbers({FULL: known.pop(FULL, -2)}, (FULL,), WHERE)
+        counters = {name: torch.zeros(len(self._made), dtype=torch.float64) for name in ("steps", "made")}
+        counters["sizes"] = torch.zeros(len(self._sizes), dtype=torch.int64)
+        load_like(_part_of("counters.", within), counters, WHERE)
+        for name, values in counters.items():
+            most = self._capacity if name == "sizes" else 10**15
+            if not ((values >= 0) & (values <= most)).all():
+                raise UserError(f"{WHERE}: {name} hold what nothing counts to")
+        self.restore(rows, known)
+        if self.storage.written != known["written"]:
+            raise UserError(f"{WHERE}: it is of another capacity")
+        self._schedule.resume(counters["steps"].numpy())
+        self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
+        self._full = bool(numbers[FULL])
+        self.sampler.resume(_part_of("draws.", within))
+        if self._statistics is not None:
+            self._statistics.resume(_part_of("statistics.", within))
+
     def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
         """Restore from the output of `state`."""
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
         self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
         self.sampler.restore(priorities, numbers)
+
+
+def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+def _part_of(prefix: str, tensors: Tensors) -> Tensors:
+    """Return the tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _unbound(values: Tensors) -> list[Tensors]:

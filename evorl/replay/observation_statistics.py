@@ -9,11 +9,16 @@ from torch import Tensor
 from evorl.envs.spec import ObservationSpecs, as_numbers
 from evorl.replay import Gather, Population
 from evorl.replay.moments import Moments
+from evorl.replay.stored import WHERE
+from evorl.system.formats import check_tensors
 from evorl.system.timing import Stopwatch
-from evorl.types import Tensors, Transition
+from evorl.types import Tensors, Transition, UserError
 
 EVERY = 64
 """Statistics are exchanged between ranks every so many steps of each environment, and at a generation's end."""
+
+SEEN, VALID = "seen.", "valid"
+"""Tensor names, or prefixes of names, in a snapshot of the buffer."""
 
 
 class ObservationStatistics:
@@ -58,6 +63,27 @@ class ObservationStatistics:
             samples = seen.reshape(*weight.shape, -1).double().cpu().numpy()
             self._policy.update_observation_stats(name, self._moments(samples, weight))
         self._seen, self._valid = [], []
+
+    def snapshot(self) -> Tensors:
+        """Return the buffered observations [T, P, E, ...] by part, and which of them count; empty if there are none."""
+        if not self._seen:
+            return {}
+        parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}
+        return parts | {VALID: torch.stack(self._valid)}
+
+    def resume(self, tensors: Tensors) -> None:
+        """Load the output of `snapshot`. Raises UserError for an invalid one."""
+        if not tensors:
+            return
+        valid = tensors.get(VALID, torch.zeros(0))
+        if valid.dim() != 3 or not 0 < len(valid) < EVERY or valid.shape[1] != len(self._policy.agents):
+            raise UserError(
+                f"{WHERE}: the observations that are not yet in the statistics are of other agents or steps"
+            )
+        expected = {f"{SEEN}{name}": ((*valid.shape, *part.shape), part.dtype) for name, part in self._parts.items()}
+        check_tensors(tensors, {**expected, VALID: (tuple(valid.shape), torch.bool)}, WHERE)
+        self._seen = [{name: tensors[f"{SEEN}{name}"][step] for name in self._parts} for step in range(len(valid))]
+        self._valid = list(valid)
 
     def _moments(self, samples: np.ndarray, weight: np.ndarray) -> Moments:
         """Return moments [P] of samples [P, N, D] with weights [P, N] over all ranks, pooled over agents if shared."""

@@ -10,12 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.randomness import numpy_generator
+from evorl.randomness import numpy_generator, numpy_state, set_numpy_state
 from evorl.replay.priorities import Floats, Integers
 from evorl.replay.protocols import Agreement, Draws
 from evorl.replay.sampler import SamplerSettings, share_of_draws
 from evorl.replay.slot_priorities import SlotPriorities
 from evorl.replay.storage import Storage
+from evorl.replay.stored import WHERE
+from evorl.system.formats import load_like
 from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
 
 
@@ -159,6 +161,17 @@ class PrioritisedSampler:
         drawn.errors[update] = result.errors
         drawn.active[update] = 1.0 if result.active is None else result.active
         drawn.observed.append(update)
+
+    def generators(self) -> Tensors:
+        """Return the states of the random generators, as bytes by name."""
+        return {"shared": numpy_state(self._shared), "own": numpy_state(self._own)}
+
+    def resume(self, generators: Tensors) -> None:
+        """Load the output of `generators`. Raises UserError for an invalid one."""
+        own = self.generators()
+        load_like(generators, own, WHERE)
+        set_numpy_state(self._shared, own["shared"])
+        set_numpy_state(self._own, own["own"])
 
     def state(self) -> Tensors:
         """Return the priorities for a checkpoint, in the format of `SlotPriorities.state`."""

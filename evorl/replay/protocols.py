@@ -92,6 +92,12 @@ class Sampler(Protocol):
     def observe(self, update: int, result: UpdateResult) -> None:
         """Take the result of an update of the last draw."""
 
+    def generators(self) -> Tensors:
+        """Return the states of the random generators that this generation draws with, as bytes by name."""
+
+    def resume(self, generators: Tensors) -> None:
+        """Load the output of `generators`. Raises UserError for an invalid one."""
+
     def state(self) -> Tensors:
         """Return the sampler's tensors for a checkpoint, under names that begin with `priorities`."""
 

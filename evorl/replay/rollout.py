@@ -20,7 +20,8 @@ from evorl.replay import Gather, Population
 from evorl.replay.minibatches import Minibatches
 from evorl.replay.rollout_statistics import RolloutStatistics
 from evorl.replay.scaling import normalized
-from evorl.replay.trajectories import Trajectories
+from evorl.replay.trajectories import WHERE, Trajectories
+from evorl.system.formats import set_generator
 from evorl.system.timing import Stopwatch
 from evorl.types import (
     Agent,
@@ -31,11 +32,14 @@ from evorl.types import (
     Tensors,
     Transition,
     UpdateResult,
+    UserError,
 )
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
 """Computes learning targets [T, P, E], such as advantages and returns, from a rollout and hyperparameters [P]."""
 
+STORED, REWARDS, GENERATOR, STEP = "rollout.", "rewards.", "generator", "step"
+"""Tensor names, or prefixes of names, and a number in a snapshot."""
 GATHERED_BYTES = 2**24
 """Minibatches are gathered in groups of about this many bytes: for small ones, calls cost more than copies."""
 
@@ -136,7 +140,7 @@ class RolloutExperience:
         if transition.any_truncated or step == self.period - 1:
             value = self._policy.value(transition.next_observation, after)
             self._trajectories.column("next_value")[step] = value
-        if step == 0:
+        if not self._learned:
             recurrent = () if state is None else ("started",)
             self._learned = (*output.extras, *self._settings.targets, "valid", *recurrent)
         self._step += 1
@@ -168,6 +172,26 @@ class RolloutExperience:
         """End the generation; each agent keeps its reward statistics."""
         if self._settings.normalize_rewards:
             self._statistics.end(agents)
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return the rollout so far, the reward statistics and the generator of the minibatches."""
+        tensors, numbers = self._trajectories.snapshot() if self._step else ({}, {})
+        tensors = {f"{STORED}{name}": value for name, value in tensors.items()}
+        tensors |= {f"{REWARDS}{name}": value for name, value in self._statistics.snapshot().items()}
+        return {**tensors, GENERATOR: self._generator.get_state()}, {**numbers, STEP: self._step}
+
+    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` for the same agents. Raises UserError for an invalid one, or the next `add`."""
+        found, known = dict(tensors), dict(numbers)
+        step, generator = known.pop(STEP, -1), found.pop(GENERATOR, torch.zeros(0))
+        if not 0 <= step < self.period or bool(step) != bool(known):
+            raise UserError(f"{WHERE}: {step} steps of {self.period} are no part of one")
+        set_generator(self._generator, generator, WHERE)
+        rewards = {name.removeprefix(REWARDS): found.pop(name) for name in tensors if name.startswith(REWARDS)}
+        self._statistics.resume(rewards, self._settings.num_envs, self._device)
+        if step:
+            self._trajectories.resume({name.removeprefix(STORED): value for name, value in found.items()}, known)
+        self._step = step
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """Return nothing: no state outlasts a generation."""

@@ -14,9 +14,11 @@ from torch import Tensor
 from evorl.replay import Gather
 from evorl.replay.moments import Moments
 from evorl.replay.scaling import discounted_sums
+from evorl.system.formats import load_like
 from evorl.system.timing import Stopwatch
-from evorl.types import Agent, RewardStats
+from evorl.types import Agent, RewardStats, Tensors, UserError
 
+WHERE = "the rollout"
 MAX_REWARD = 10.0
 """Clip scaled rewards to this many standard deviations: while returns barely vary, one could be thousands."""
 
@@ -44,6 +46,22 @@ class RolloutStatistics:
         """Write the reward statistics back to the agents."""
         for agent, values in zip(agents, zip(*(each.reshape(-1) for each in self._rewards), strict=True), strict=True):
             agent.state.rewards = RewardStats(*map(float, values))
+
+    def snapshot(self) -> Tensors:
+        """Return the moments of discounted reward sums, and the running sums [P, E] once there are any."""
+        moments = {name: torch.from_numpy(values) for name, values in self._rewards._asdict().items()}
+        return moments | ({} if self._sums is None else {"sums": self._sums})
+
+    def resume(self, tensors: Tensors, num_envs: int, device: torch.device) -> None:
+        """Load the output of `snapshot`. Raises UserError for an invalid one."""
+        own = {name: torch.from_numpy(values.copy()) for name, values in self._rewards._asdict().items()}
+        if "sums" in tensors:
+            own["sums"] = torch.zeros(len(own["number"]), num_envs, device=device)
+        load_like(tensors, own, WHERE)
+        if not all(values.isfinite().all() for values in own.values()) or (own["variance"] < 0).any():
+            raise UserError(f"{WHERE}: its reward statistics are not those of any rewards")
+        self._sums = own.pop("sums", None)
+        self._rewards = Moments(**{name: values.numpy() for name, values in own.items()})
 
     def moments(self, samples: Tensor, valid: Tensor) -> Moments:
         """Return the moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""

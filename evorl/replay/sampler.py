@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.randomness import numpy_generator, torch_generator
+from evorl.randomness import numpy_generator, numpy_state, set_numpy_state, torch_generator
 from evorl.replay.protocols import Agreement, Draws
 from evorl.replay.storage import Storage
 from evorl.replay.stored import WHERE
-from evorl.system.formats import check_tensors
+from evorl.system.formats import check_tensors, load_like, set_generator
 from evorl.types import Agent, Tensors, UpdateResult
 
 
@@ -75,6 +75,17 @@ class DistributedSampler:
         self._shared = shared
         self._own = own
         self._weights: dict[tuple[int, ...], Tensor] = {}
+
+    def generators(self) -> Tensors:
+        """Return the states of both generators, as bytes."""
+        return {"shared": numpy_state(self._shared), "own": self._own.get_state()}
+
+    def resume(self, generators: Tensors) -> None:
+        """Load the output of `generators`. Raises UserError for an invalid one."""
+        own = self.generators()
+        load_like(generators, own, WHERE)
+        set_numpy_state(self._shared, own["shared"])
+        set_generator(self._own, own["own"], WHERE)
 
     def draw(self, updates: int, sizes: NDArray[np.int64], drawable: int) -> tuple[Tensor, Tensor]:
         """Return positions [U, P, B] in this rank's replay, below `drawable`, and their weights [U, P, B].
@@ -139,6 +150,14 @@ class UniformSampler:
 
     def observe(self, update: int, result: UpdateResult) -> None:
         """Do nothing: uniform draws ignore errors."""
+
+    def generators(self) -> Tensors:
+        """Return the states of the random generators, as bytes by name."""
+        return self._sampler.generators()
+
+    def resume(self, generators: Tensors) -> None:
+        """Load the output of `generators`. Raises UserError for an invalid one."""
+        self._sampler.resume(generators)
 
     def state(self) -> Tensors:
         """Return nothing: random generators are reseeded each generation."""

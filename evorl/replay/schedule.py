@@ -22,10 +22,23 @@ class UpdateSchedule:
         """Return the updates [P] that become due after `steps` [P] more environment steps."""
         self._steps += steps
         # Computed from the total, not incrementally: 3 * (8 / 3) must make 8 updates, not 7.
-        earned = np.floor(self._steps / self._learn_step + self._debt + 1e-9).astype(np.int64)
+        earned = self._earned()
         due = earned - self._done
         self._done = earned
         return due
+
+    @property
+    def steps(self) -> NDArray[np.float64]:
+        """The environment steps [P] so far."""
+        return self._steps
+
+    def resume(self, steps: NDArray[np.float64]) -> None:
+        """Continue after `steps` [P], whose updates have been done."""
+        self._steps = steps.copy()
+        self._done = self._earned()
+
+    def _earned(self) -> NDArray[np.int64]:
+        return np.floor(self._steps / self._learn_step + self._debt + 1e-9).astype(np.int64)
 
     def debt(self) -> NDArray[np.float64]:
         """Return the fraction of an update [P] earned but not yet due."""

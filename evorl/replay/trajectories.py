@@ -13,7 +13,11 @@ from torch import Tensor
 from evorl.envs.spec import ObservationSpec
 from evorl.replay.ring import Field, Found
 from evorl.replay.storage import Storage
-from evorl.types import Tensors, Transition
+from evorl.types import Tensors, Transition, UserError
+
+WHERE = "the rollout"
+STATES, FIRST = "states", "first"
+"""A tensor and a number in a snapshot, beside those of the storage."""
 
 
 class Trajectories:
@@ -39,6 +43,7 @@ class Trajectories:
         self._first = 0
         self._shape = (0, 0)
         self._states: Tensor | None = None
+        self._resumed: tuple[Tensors, dict[str, int]] | None = None
 
     def write(self, step: int, transition: Transition, columns: Mapping[str, Tensor], state: Tensor | None) -> None:
         """Store a step of all environments and its columns [P, E, ...]; step 0 clears the previous rollout."""
@@ -46,6 +51,9 @@ class Trajectories:
             self._storage = self._allocate(transition, columns)
         if step == 0:
             self._storage.clear()
+        if self._resumed is not None:
+            self._go_on(step, *self._resumed)
+            self._resumed = None
         self._storage.write(
             {name: value.flatten(0, 1) for name, value in transition.observation.items()},
             {name: value.flatten(0, 1) for name, value in columns.items()},
@@ -63,6 +71,37 @@ class Trajectories:
             if self._states is None or self._states.shape[1:] != state.shape:
                 self._states = state.new_zeros((self._steps // self._sequence, *state.shape))
             self._states[step // self._sequence] = state
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return the steps of the rollout so far, at least one."""
+        assert self._storage is not None
+        tensors, numbers = self._storage.state()
+        states = {} if self._states is None else {STATES: self._states}
+        return {**tensors, **states}, {**numbers, FIRST: self._first}
+
+    def resume(self, tensors: Tensors, numbers: dict[str, int]) -> None:
+        """Go on with the rollout of a `snapshot`.
+
+        Only the next step shows what a step consists of: `write` raises UserError if the snapshot is an invalid one.
+        """
+        self._resumed = tensors, numbers
+
+    def _go_on(self, step: int, tensors: Tensors, numbers: dict[str, int]) -> None:
+        """Load a snapshot of `step` steps. Raises UserError for an invalid one."""
+        storage, rows, known = self._storage, dict(tensors), dict(numbers)
+        assert storage is not None
+        states, first = rows.pop(STATES, None), known.pop(FIRST, -1)
+        storage.restore(rows, known)
+        # The rows before the first step hold the older frames of its stacks.
+        if storage.broken or not 0 <= first < storage.depth or storage.written != first + step:
+            raise UserError(f"{WHERE}: it does not have the {step} steps of the rollout that it is said to have")
+        if states is not None:
+            shape = (self._steps // self._sequence, *self._shape)
+            if states.dim() != 5 or tuple(states.shape[:3]) != shape or states.dtype != torch.float32:
+                raise UserError(f"{WHERE}: its recurrent states are of other sequences")
+            self._states = states.to(self._device)
+        self._first = first
+        self._rows = storage.window(first, self._steps)
 
     def column(self, name: str) -> Tensor:
         """Return a view [T, P, E, ...] of a column, the flag `valid`, or an unstacked `observation.` part."""

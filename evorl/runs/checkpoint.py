@@ -25,8 +25,10 @@ from evorl.system.files import (
 from evorl.system.json_text import parse_json
 from evorl.types import UserError
 
-CHECKPOINT = re.compile(r"generation-([0-9]{6}|[1-9][0-9]{6,11})")
-FILE = re.compile(r"(agents|elite|(replay|environments)-rank-[0-9]{3,6})\.safetensors|state\.json")
+NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
+FILE = re.compile(
+    r"(agents|elite|(replay|environments|policy|learner|experience)-rank-[0-9]{3,6})\.safetensors|state\.json"
+)
 MANIFEST = "manifest.json"
 AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
 Files = Mapping[str, Mapping[str, Any]]
@@ -34,14 +36,16 @@ Files = Mapping[str, Mapping[str, Any]]
 
 
 class Checkpoints:
-    """The `generation-000012/` directories of a run.
+    """The `generation-000012/` directories of a run, or others of one `stem` that are numbered in the same way.
 
     `manifest.json` in each lists the size and SHA-256 of every file, and a SHA-256 of itself.
     """
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: int, stem: str = "generation") -> None:
         self.directory = directory
         self._keep = keep
+        self._stem = stem
+        self._name = re.compile(f"{stem}-{NUMBER}")
 
     def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
         """Write a file into the partial checkpoint and return its manifest entry. Raises OSError."""
@@ -68,11 +72,19 @@ class Checkpoints:
         """Remove all but the newest checkpoints and that of generation `best`. Raises OSError."""
         for old in self.generations()[: -self._keep]:
             if old != best:
-                # Rename before removing, so that a kill in between cannot leave half a checkpoint.
-                doomed = self.directory / f".partial-removed-{old:06d}"
-                remove(doomed)
-                self.path(old).rename(doomed)
-                remove(doomed)
+                self._remove(old)
+
+    def clear(self) -> None:
+        """Remove all of them. Raises OSError."""
+        for number in self.generations():
+            self._remove(number)
+
+    def _remove(self, generation: int) -> None:
+        # Rename before removing, so that a kill in between cannot leave half a checkpoint.
+        doomed = self.directory / f".partial-removed-{self._stem}-{generation:06d}"
+        remove(doomed)
+        self.path(generation).rename(doomed)
+        remove(doomed)
 
     def discard(self) -> None:
         """Remove partial checkpoints left behind by an interruption."""
@@ -88,14 +100,14 @@ class Checkpoints:
                 self.path(number).rename(aside)
 
     def path(self, generation: int) -> Path:
-        return self.directory / f"generation-{generation:06d}"
+        return self.directory / f"{self._stem}-{generation:06d}"
 
     def generations(self) -> list[int]:
         """Return the generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
         if not self.directory.is_dir():
             return []
         try:
-            matches = [CHECKPOINT.fullmatch(path.name) for path in self.directory.iterdir()]
+            matches = [self._name.fullmatch(path.name) for path in self.directory.iterdir()]
         except OSError as error:
             raise UserError(f"{reason(error, self.directory)}: the checkpoints cannot be seen") from error
         return sorted(int(match[1]) for match in matches if match)
@@ -153,7 +165,7 @@ class Checkpoints:
         """Create and return the directory of the partial checkpoint. Raises OSError, also if the run's was removed."""
         if not self.directory.parent.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory.parent))
-        partial = self.directory / f".partial-{generation:06d}"
+        partial = self.directory / f".partial-{self._stem}-{generation:06d}"
         make_directory(partial)
         return partial
 
@@ -167,6 +179,11 @@ def _manifest(generation: int, files: Files) -> bytes:
 def environments_file(rank: int) -> str:
     """Return the name of the file with the running episodes of the environments of `rank`."""
     return f"environments-rank-{rank:03d}.safetensors"
+
+
+def part_file(name: str, rank: int) -> str:
+    """Return the name of the file with one part of the training on `rank`, within a generation."""
+    return f"{name}-rank-{rank:03d}.safetensors"
 
 
 def replay_file(rank: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from evorl.algorithms import Experience
 from evorl.config import AnyConfig
-from evorl.distributed import Placement
+from evorl.distributed import Placement, Ranks
 from evorl.envs.continuation import Continued
-from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Files, environments_file, replay_file
+from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, Files, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress
 from evorl.system.console import WarnOnce
 from evorl.system.files import digest, json_bytes, read_bounded, reason
 from evorl.system.formats import decode_agents, encode_tensors
-from evorl.types import Agent
+from evorl.types import Agent, Tensors
 
 
 class CheckpointManager:
@@ -44,8 +44,7 @@ class CheckpointManager:
         self._ranks = placement.ranks
         self._experience = experience
         self._environments = environments
-        self._host = host
-        self._directory = host.directory
+        self._writer = CheckpointWriter(host, placement.ranks)
         self._checkpoints = host.directory.checkpoints
         self._warn_once = warn_once
 
@@ -57,9 +56,9 @@ class CheckpointManager:
         """
         generation = progress.generation
         progress.note_setup(self._config, self._placement)
-        problem = self._complete(progress, self._write(generation, self._files(progress, agents, elite)))
+        files = self._files(progress, agents, elite)
+        problem = self._writer.write(self._checkpoints, generation, files, progress.elite.generation)
         if problem:
-            self._checkpoints.discard()
             lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
             self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
@@ -80,7 +79,7 @@ class CheckpointManager:
     def _files(self, progress: Progress, agents: bytes, elite: bytes) -> dict[str, bytes]:
         """Return this rank's files: its replay and running episodes; on the main process also agents, state, elite."""
         rows, numbers = self._experience.state()
-        progress.replay = self._replay_is_kept(sum(value.nbytes for value in rows.values()))
+        progress.replay = self._replay_is_kept(bytes_of(rows))
         files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
         if self._environments is not None and (episodes := self._environments.state()):
             files[environments_file(self._ranks.rank)] = encode_tensors(episodes, {})
@@ -97,7 +96,27 @@ class CheckpointManager:
             self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
         return total <= limit
 
-    def _write(self, generation: int, files: dict[str, bytes]) -> list[dict[str, Any]]:
+
+class CheckpointWriter:
+    """Writes a checkpoint from the files of every rank, collectively, first in the main process's directory."""
+
+    def __init__(self, host: HostDirectory, ranks: Ranks) -> None:
+        self._host = host
+        self._ranks = ranks
+        self._directory = host.directory
+
+    def write(self, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes], best: int | None = None) -> str:
+        """Write checkpoint `number` with these files of this rank; older ones are pruned, except for `best`.
+
+        Returns the problem, empty on success. One on the main process is the same on all ranks; another host that fails
+        alone has no such checkpoint.
+        """
+        problem = self._complete(checkpoints, number, self._gathered(checkpoints, number, files), best)
+        if problem:
+            checkpoints.discard()
+        return problem
+
+    def _gathered(self, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
         """Write this rank's files; return the manifest entries and the problem, if any, of every rank.
 
         The generation's lines are flushed first: a checkpoint guarantees that they are on disk.
@@ -105,33 +124,37 @@ class CheckpointManager:
         mine: dict[str, Any] = {"files": {}, "problem": ""}
         try:
             self._directory.flush()
-            mine["files"] = {name: self._checkpoints.write(generation, name, value) for name, value in files.items()}
+            mine["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
         except OSError as error:
             mine["problem"] = reason(error, self._directory.path)
         parts = self._ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")
         return [json.loads(part) for part in parts]
 
-    def _complete(self, progress: Progress, parts: Sequence[dict[str, Any]]) -> str:
+    def _complete(
+        self, checkpoints: Checkpoints, number: int, parts: Sequence[dict[str, Any]], best: int | None
+    ) -> str:
         """Complete the checkpoint, first in the main process's directory, then on the other hosts.
 
-        Returns the problem. One on the main process is the same on all ranks; another host that fails alone has no
-        checkpoint of this generation.
+        Returns the problem.
         """
         ranks, files = self._ranks, [part["files"] for part in parts]
         problem = next((part["problem"] for part in parts if part["problem"]), "")
+
+        def complete(own: Sequence[Files]) -> str:
+            try:
+                checkpoints.complete(number, {name: listed for part in own for name, listed in part.items()}, best)
+            except OSError as error:
+                return reason(error, self._directory.path)
+            return ""
+
         if not problem and ranks.is_main:
-            shared = [part for part, shares in zip(files, self._host.who_shares, strict=True) if shares]
-            problem = self._complete_here(progress, shared)
+            problem = complete([part for part, shares in zip(files, self._host.who_shares, strict=True) if shares])
         problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
         if not problem and self._host.leads and not ranks.is_main:
-            problem = self._complete_here(progress, files[ranks.rank :][: ranks.on_host])
+            problem = complete(files[ranks.rank :][: ranks.on_host])
         return problem
 
-    def _complete_here(self, progress: Progress, parts: Sequence[Files]) -> str:
-        """Complete the checkpoint in this host's directory; return the problem, empty on success."""
-        files = {name: listed for part in parts for name, listed in part.items()}
-        try:
-            self._checkpoints.complete(progress.generation, files, progress.elite.generation)
-        except OSError as error:
-            return reason(error, self._directory.path)
-        return ""
+
+def bytes_of(tensors: Tensors) -> int:
+    """Return the size of all tensors in bytes."""
+    return sum(value.nbytes for value in tensors.values())

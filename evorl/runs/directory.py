@@ -78,6 +78,7 @@ class RunDirectory:
     def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
+        self.interim = Checkpoints(path / "checkpoints", keep=1, stem="interim")
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.lineage = JsonLines(path / "lineage.jsonl")
         self._lock = lock

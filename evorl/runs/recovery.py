@@ -17,6 +17,7 @@ from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.randomness import derive_seed
 from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
+from evorl.runs.interim import InterimCheckpoints
 from evorl.runs.progress import Progress, progress_of
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import json_bytes
@@ -45,6 +46,7 @@ class Recovery:
     algorithm: Algorithm
     experience: Experience
     environments: Continued | None
+    interim: InterimCheckpoints
     host: HostDirectory
     warn_once: WarnOnce
 
@@ -70,11 +72,13 @@ class Recovery:
                 if shortened and (generation == 1 or generation - 1 in generations):
                     again = generation
                     continue
-                missing = self._load_replay(generation, restored.progress)
-                lost = self._load_environments(generation, restored.progress)
+                going_on = not shortened and self.interim.find(generation, restored.agents)
+                missing = 0 if going_on else self._load_replay(generation, restored.progress)
+                lost = [] if going_on else self._load_environments(generation, restored.progress)
                 if shortened:
                     lost.append(f"generation {generation} was cut short, and the checkpoint before it is gone")
-                self._warn_where_inexact(restored.progress, missing, lost)
+                known = self.interim.progress if going_on else None
+                self._warn_where_inexact(known or restored.progress, missing, lost)
                 why = self._announce(again)
                 self.host.rollback(generation, restored.elite, restored.progress.elite.generation, why)
                 return restored
@@ -88,6 +92,11 @@ class Recovery:
             )
         self.host.rollback(0, b"", None, self._announce(again))
         return None
+
+    def restore_first(self, agents: Sequence[Agent]) -> None:
+        """Find the interim checkpoint of the first generation, which begins with `agents`, if there is one."""
+        if self.interim.find(0, agents) and self.interim.progress is not None:
+            self._warn_where_inexact(self.interim.progress, 0, ())
 
     def _is_too_short(self, progress: Progress) -> bool:
         """Return True if the last generation was cut short by a smaller `training.max_steps` than the current one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,8 @@ import torch
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.distributed.signals import Interrupted
+from evorl.distributed.pauses import SAVE
+from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.envs.continuation import Continued
 from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
@@ -27,6 +29,7 @@ from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint_manager import CheckpointManager
 from evorl.runs.console import end_of, exchange_reasons, header, summary_of
 from evorl.runs.host_directory import HostDirectory
+from evorl.runs.interim import InterimCheckpoints, Part
 from evorl.runs.logger import Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.progress import Progress
@@ -75,11 +78,13 @@ class Run:
         self._warn_once = WarnOnce(speaks=self.ranks.is_main or not host.is_shared)
         running = environments if self.horizon.carries_over else None
         self._checkpoints = CheckpointManager(config, placement, experience, running, host, self._warn_once)
-        recovery = Recovery(config, placement, algorithm, experience, running, host, self._warn_once)
+        self._interim = InterimCheckpoints(config, placement, environments, host, self._warn_once)
+        recovery = Recovery(config, placement, algorithm, experience, running, self._interim, host, self._warn_once)
         restored = recovery.restore()
         if restored is None:
             self.progress, elite = Progress(next_id=config.population.size), b""
             self.agents = first_agents(config, algorithm, self.ranks)
+            recovery.restore_first(self.agents)
         else:
             self.progress, self.agents, elite = restored.progress, restored.agents, restored.elite
             self.progress.solved = self.progress.is_solved(config)
@@ -93,11 +98,14 @@ class Run:
         self._stopped = ""
         self._training_seconds = 0.0
         self._saved_steps = self.progress.agent_steps
-        """The environment steps of each agent at the newest checkpoint."""
+        """The environment steps of each agent at the newest checkpoint, also one within a generation."""
+        self._pauses = self.ranks.pauses(together=not placement.is_sharded)
         self._steps_within = 0
         """The environment steps of each agent in the current generation, until `record` counts them."""
         self._unsaved = ""
-        self._before = self.progress.wall_clock_seconds
+        self._within = ""
+        """Where the newest interim checkpoint of this generation is, in words."""
+        self._before = (self._interim.progress or self.progress).wall_clock_seconds
         self._began = time.perf_counter()
 
     @property
@@ -113,6 +121,11 @@ class Run:
     @property
     def _steps_left(self) -> int:
         return self.config.training.max_steps - self.progress.agent_steps
+
+    @property
+    def carries_over(self) -> bool:
+        """True if the running episodes go on in this generation, from the one before it or from its own beginning."""
+        return self.horizon.carries_over or self._interim.position is not None
 
     def seed(self, purpose: str) -> int:
         """Return this rank's seed for one purpose in this generation."""
@@ -131,6 +144,13 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pauses.close()
+        failed, number = error, held_signal()
+        with contextlib.suppress(Interrupted):
+            heed_signals()
+        if error is not None and number is not None and not isinstance(error, Interrupted):
+            # The signal has also reached other ranks and the environments' processes, whose end makes this one fail.
+            error = Interrupted(number)
         because = self._unsaved or self._stopped if error is None else exchange_reasons(error, self.ranks)
         self.progress.wall_clock_seconds = self._wall_clock_seconds()
         if isinstance(error, Interrupted | KeyboardInterrupt) and self.ranks.is_main and (lost := self._lost()):
@@ -140,6 +160,8 @@ class Run:
         self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
         not_written = self._logger.close(self.summary)
         self._directory.release()
+        if error is not None and error is not failed:
+            raise error from failed
         if error is None and (unsaved := self._unsaved or not_written):
             raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
 
@@ -153,20 +175,85 @@ class Run:
             self.generation = self.progress.generation + 1
             yield self.generation
 
-    def steps(self, at_once: int = 1, recent: RecentEpisodes | None = None) -> Iterator[int]:
+    def steps(self, at_once: int = 1, recent: RecentEpisodes | None = None, parts: Sequence[Part] = ()) -> Iterator[int]:
         """Yield the index of each vector step of a generation, in strides of `at_once` if rollouts arrive whole.
 
-        The trackers receive the means over `recent` episodes.
+        The trackers receive the means over `recent` episodes. With the `parts` of the training (policy, learner, experience), a
+        generation is saved every `checkpoint.minutes` and on a signal, and resumed where it was saved.
         """
-        started = time.perf_counter()
+        position, done = self._interim.position, 0
+        each = self.config.environment.num_envs * self.placement.copies
+        if position is not None:
+            done = self._interim.resume(parts)
+            self._steps_within = done * each
+            self._note_saved(done)
+            self.stopwatch.seconds.update(position.seconds)
+            self._logger.advance(done * each, None)
+            if self.ranks.is_main:
+                say(f"going on {self._within}")
+        started = time.perf_counter() - (position.training_seconds if position else 0.0)
         self._logger.enter("training")
-        each = self.config.environment.num_envs * self.placement.copies * at_once
-        for step in range(0, self.horizon.steps, at_once):
+        if parts:
+            defer_signals()
+            self._pauses.begin(done, self.horizon.steps)
+        for step in range(done, self.horizon.steps, at_once):
             yield step
-            self._steps_within += each
-            self._logger.advance(each, recent)
+            self._steps_within += each * at_once
+            self._logger.advance(each * at_once, recent)
+            if parts:
+                self._pause(step + at_once, parts, time.perf_counter() - started)
+        if parts:
+            self._pauses.leave()
+            heed_signals()
         self._training_seconds = time.perf_counter() - started
         self._logger.enter("evaluation")
+
+    def _pause(self, done: int, parts: Sequence[Part], training_seconds: float) -> None:
+        """Save after `done` steps if it is due or if a signal waits, at the same step on all ranks.
+
+        Raises Interrupted after a signal, to this rank or another one.
+        """
+        number = held_signal()
+        paused = self._pauses.reached(done, SAVE if number is None and self._interim.is_due else number)
+        if paused is False:
+            return
+        if paused is None:
+            self._interim.postpone()
+            if self._pauses.reason != SAVE or number is not None:
+                heed_signals(self._pauses.reason)
+            return
+        reason = self._pauses.reason
+        with signals_wait():
+            problem = self._unsaved or self._interim.save(
+                self._progress_now(),
+                self.agents,
+                parts,
+                done,
+                self.horizon.steps,
+                training_seconds,
+                self.stopwatch.seconds,
+            )
+        if problem:
+            what = f"generation {self.generation} could not be saved after {self._of_steps(done)}: {problem}"
+            self._warn_once("interim", what if reason else f"{what}; training goes on")
+        else:
+            self._warn_once.reset("interim")
+            self._note_saved(done)
+        if reason != SAVE:
+            heed_signals(reason)
+
+    def _note_saved(self, done: int) -> None:
+        """Note that an interim checkpoint has the first `done` steps of this generation."""
+        self._saved_steps = self.progress.agent_steps + self._steps_within
+        self._within = f"within generation {self.generation} after {self._of_steps(done)}"
+
+    def _of_steps(self, done: int) -> str:
+        each = self.config.environment.num_envs * self.placement.copies
+        return f"{done * each:,} of {self.horizon.steps * each:,} steps of each agent"
+
+    def _progress_now(self) -> Progress:
+        """Return the progress with the time that the run has taken until now."""
+        return replace(self.progress, wall_clock_seconds=self._wall_clock_seconds())
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
         """Return all trained agents on every rank; if replicas have drifted apart, those of rank 0."""
@@ -245,7 +332,8 @@ class Run:
         payload = encode_agents(evolved) if self.ranks.is_main else b""
         self._unsaved = self._checkpoints.save(self.progress, payload, self._archive.payload)
         if not self._unsaved:
-            self._saved_steps = self.progress.agent_steps
+            self._saved_steps, self._within = self.progress.agent_steps, ""
+            self._interim.clear()
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
@@ -270,11 +358,16 @@ class Run:
         )
 
     def _lost(self) -> str:
-        """Describe the steps that would be lost if the run ended now; empty if the checkpoint has them all."""
+        """Describe the steps that are lost if the run ends now, or where a resumed one goes on within a generation.
+
+        Empty if the run ends right after a checkpoint.
+        """
         steps = self.progress.agent_steps + self._steps_within - self._saved_steps
         if not steps:
-            return ""
+            return f"saved {self._within}" if self._within else ""
         what = f"the last {steps:,} steps of each agent are not kept"
+        if self._within:
+            return f"{what}: a resumed run goes on {self._within}"
         if not self._saved_steps:
             return f"{what}: there is no checkpoint yet, and a resumed run begins anew"
         return f"{what}: a resumed run trains them again from its last checkpoint"

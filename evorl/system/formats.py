@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -139,6 +139,30 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[Shap
             raise UserError(
                 f"{where}: tensor {name!r} is {value.dtype} {tuple(value.shape)}; it should be {dtype} {tuple(shape)}"
             )
+
+
+def load_like(found: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
+    """Copy tensors from a file into `own`, in place. Raises UserError unless names, shapes and dtypes are the same."""
+    check_tensors(found, {name: (tuple(value.shape), value.dtype) for name, value in own.items()}, where)
+    for name, value in own.items():
+        value.copy_(found[name])
+
+
+def set_generator(generator: torch.Generator, found: Tensor, where: str) -> None:
+    """Set a torch generator's state from a file. Raises UserError if it is none of this kind of device."""
+    try:
+        generator.set_state(found)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"{where}: not the state of a random generator: {_short(error)}") from error
+
+
+def check_numbers(found: Mapping[str, int], names: Collection[str], where: str) -> None:
+    """Raise UserError unless exactly these numbers are there, and no counter can overflow."""
+    for name in sorted(found.keys() ^ set(names)):
+        raise UserError(f"{where}: number {name[:80]!r} is {'not expected here' if name in found else 'missing'}")
+    for name, value in found.items():
+        if not -1 <= value <= 10**15:
+            raise UserError(f"{where}: number {name!r} is {value}, which nothing counts to")
 
 
 def _metadata(payload: bytes) -> dict[str, Any]:

@@ -34,7 +34,8 @@ NAMES = (
 )  # fmt: skip
 CHECKPOINTS = (
     "generation-999999", "generation-000004", "generation-999999999999", "generation-0000004", "generation-00000٤",
-    "generation-1000000", "damaged-generation-000003", ".partial-000004", "generation-", "generation-000000", "x" * 255,
+    "generation-1000000", "damaged-generation-000003", ".partial-generation-000004", "generation-", "generation-000000",
+    "interim-000001", "x" * 255,
 )  # fmt: skip
 HIDDEN = (
     ".lock", "elite/.x", "elite/.agent.safetensors.partial", "elite/.agent.json.partial", ".config.yaml.partial",

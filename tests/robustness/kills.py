@@ -1,13 +1,14 @@
 """Kill small runs of every system and placement at random moments, and compare what they leave with runs left alone.
 
     OMP_NUM_THREADS=1 python tests/robustness/kills.py [--kills 20] [--seed 1] [--case NAME ...] [--launched 0.05]
-        [--directory DIR] [--out FILE.json]
+        [--told 0.3] [--directory DIR] [--out FILE.json]
     python tests/robustness/kills.py --sum FILE.json ...
 
 A seed decides which runs there are, how often each is killed (up to three times), who is killed, when, and whether the
 launcher starts the ranks again or the run is resumed by hand. A moment is an event of the undisturbed run and a time
 after it, uniform over the time that the process would have taken to its end. Most ranks are forked from this process,
-with a stand-in for the launcher; a share of the runs is started with `accelerate launch` and resumed with
+with a stand-in for the launcher. A share of the kills is SIGTERM, at which ranks save within the generation and end
+together; the others are SIGKILL. A share of the runs is started with `accelerate launch` and resumed with
 `evorl resume`. A run must end with code 0, without a traceback or drifting replicas, and leave what the one that was
 left alone leaves, byte for byte, except for what a clock measured.
 
@@ -33,7 +34,7 @@ import numpy as np
 from launches import Main
 from systems import CASES, PLACEMENTS
 from timeline import PHASES, ROOT, online
-from trials import MODULES, RESUMED, STARTED, VICTIMS, Plan, disturb
+from trials import MODULES, RESUMED, SIGNALS, STARTED, VICTIMS, Plan, disturb
 
 from evorl.runs.launch import load_config
 
@@ -55,7 +56,7 @@ def tables(rows: Sequence[Row]) -> str:
     def counted(what: str, names: Sequence[str], by: str, columns: Sequence[str]) -> list[str]:
         lines = [f"| {what} | {' | '.join(columns)} | identical | longest end |", "|---" * (len(columns) + 3) + "|"]
         for name in names:
-            here = [row for row in kills if row[what] == name]
+            here = [row for row in kills if row.get(what, SIGNALS[0]) == name]
             counts = Counter(row[by] for row in here)
             numbers = " | ".join(str(counts[column]) for column in columns)
             well = sum(row["outcome"] == "identical" for row in here)
@@ -66,6 +67,7 @@ def tables(rows: Sequence[Row]) -> str:
     lines = counted("case", list(CASES), "placement", list(PLACEMENTS))
     lines += counted("victim", VICTIMS, "phase", PHASES)
     lines += counted("started", STARTED, "resumed", RESUMED)
+    lines += counted("signal", SIGNALS, "phase", PHASES)
     runs = {row["run"]: row["outcome"] for row in rows}
     wrong = {name: outcome for name, outcome in runs.items() if outcome != "identical"}
     killed = {row["run"] for row in kills}
@@ -82,7 +84,7 @@ def play(parsed: argparse.Namespace, directory: Path) -> Iterator[list[Row]]:
     program = imported(cases)
     directory.mkdir(parents=True, exist_ok=True)
     while done < parsed.kills:
-        plan = Plan.draw(np.random.default_rng([parsed.seed, number]), cases, parsed.launched)
+        plan = Plan.draw(np.random.default_rng([parsed.seed, number]), cases, parsed.launched, parsed.told)
         plan = replace(plan, kills=plan.kills[: parsed.kills - done])
         began = time.monotonic()
         kills = disturb(program, directory, f"killed-{parsed.seed}-{number}", plan)
@@ -100,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--launched", type=float, default=0.05, help="the share of runs under `accelerate launch`")
+    parser.add_argument("--told", type=float, default=0.3, help="the share of kills by SIGTERM")
     parser.add_argument("--directory", type=Path, help="where undisturbed runs stay for the next call")
     parser.add_argument("--out", type=Path, help="where the table of all kills is written")
     parser.add_argument("--sum", nargs="+", type=Path, metavar="FILE", help="add up the tables of earlier calls")

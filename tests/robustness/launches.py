@@ -82,9 +82,9 @@ class Handle:
         """Return whether it ends in time, also where its parent has not asked how."""
         return bool(select.select([self._descriptor], [], [], seconds)[0])
 
-    def kill(self) -> None:
+    def kill(self, name: str = "SIGKILL") -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+            signal.pidfd_send_signal(self._descriptor, signal.Signals[name])
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -22,6 +22,7 @@ MODULES = ROOT / "tests"
 LIMIT = 300.0
 """Seconds in which a launch must end, or come to its next event."""
 MOST_KILLS = RESTARTS = 3
+SIGNALS = ("SIGKILL", "SIGTERM")
 VICTIMS = ("rank 0", "rank 1", "all ranks", "launcher")
 STARTED, RESUMED = ("forked", "by command"), ("by hand", "restarted")
 
@@ -42,20 +43,22 @@ class Kill:
     seconds_to_end: float = 0.0
     too_late: bool = False
     outcome: str = ""
+    signal: str = "SIGKILL"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What chance has decided about a run: where it trains, and for each kill the victim and its moment."""
+    """What chance has decided about a run: where it trains, and for each kill the victim, its moment and the signal."""
 
     case: str
     placement: str
     launched: bool
     restarts: bool
-    kills: Sequence[tuple[str, float]]
+    kills: Sequence[tuple[str, float, str]]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, cases: Sequence[str], launched: float) -> Plan:
+    def draw(cls, rng: np.random.Generator, cases: Sequence[str], launched: float, told: float) -> Plan:
+        """Draw a plan; a share of the kills is `told`: ranks are asked to end, and save within the generation."""
         case, placement = str(rng.choice(cases)), str(rng.choice(list(PLACEMENTS)))
         several = PLACEMENTS[placement][0] > 1
         restarts = bool(several and rng.random() < 0.5)
@@ -63,7 +66,11 @@ class Plan:
         victims = VICTIMS[: 1 if not several else 3 if restarts else 4]
         count = int(rng.integers(1, MOST_KILLS + 1))
         kills = [(str(rng.choice(victims)), float(rng.random())) for _ in range(count)]
-        return cls(case, placement, bool(rng.random() < launched), restarts, kills)
+        started = bool(rng.random() < launched)
+        # A launcher that is asked to end asks its ranks, and the stand-in for it cannot.
+        signals = [SIGNALS[int(rng.random() < told and victim != "launcher")] for victim, _ in kills]
+        both = [(victim, share, signal) for (victim, share), signal in zip(kills, signals, strict=True)]
+        return cls(case, placement, started, restarts, both)
 
     @property
     def ranks(self) -> int:
@@ -116,7 +123,7 @@ class Trial:
         assert code is not None
         return code
 
-    def kill(self, victim: str, share: float, alone: Undisturbed) -> Kill:
+    def kill(self, victim: str, share: float, signal: str, alone: Undisturbed) -> Kill:
         """Kill at a moment of what is left of the run, and see that it is resumed. Raises TimeoutError."""
         plan, complete = self.plan, self.complete
         event, delay = alone.moment(complete, share)
@@ -126,7 +133,7 @@ class Trial:
             return len(pids) == plan.ranks and not self._gone & set(pids) and self.timeline.count(0) > event
 
         who, how = STARTED[plan.launched], RESUMED[plan.restarts]
-        kill = Kill(self.run.name, plan.case, plan.placement, who, how, victim, share, too_late=True)
+        kill = Kill(self.run.name, plan.case, plan.placement, who, how, victim, share, too_late=True, signal=signal)
         if not self.until(reached):
             return kill
         time.sleep(delay)
@@ -146,7 +153,7 @@ class Trial:
         if any(target.ended() for target in killed):
             return kill
         for target in killed:
-            target.kill()
+            target.kill(kill.signal)
         began = time.monotonic()
         generation = self.complete + 1
         if not all(handle.ended(LIMIT) for handle in everyone):
@@ -211,8 +218,8 @@ def disturb(main: Main, directory: Path, name: str, plan: Plan) -> list[Kill]:
     trial = Trial(main, directory, name, plan)
     kills: list[Kill] = []
     try:
-        for victim, share in plan.kills:
-            kills.append(trial.kill(victim, share, course))
+        for victim, share, signal in plan.kills:
+            kills.append(trial.kill(victim, share, signal, course))
             if kills[-1].too_late:
                 break
         outcome = problems(trial, trial.wait(), alone) or "identical"

@@ -95,7 +95,7 @@ def test_a_link_where_something_is_gathered_is_not_followed(run, tmp_path):
     """Only names that a run writes before it renames them; the next write would go where the link leads."""
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "text").write_text("mine")
-    (run / "checkpoints" / ".partial-000004").symlink_to(tmp_path / "thesis")
+    (run / "checkpoints" / ".partial-generation-000004").symlink_to(tmp_path / "thesis")
     assert train(*RESUME) == 0
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text"]
     # Also where a link appears while the run trains.

@@ -1,0 +1,282 @@
+"""Generations that are saved and resumed between two of their steps."""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.support import ROOT, demo, error_line, lines
+from robustness.chaos import differences
+from robustness.systems import CASES
+
+from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signal_handlers
+from evorl.runs import interim, run
+from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.checkpoint_manager import CheckpointWriter
+from evorl.runs.launch import run_program
+from evorl.system.files import entry
+from evorl.system.formats import decode_tensors, encode_tensors
+from evorl.types import EvorlWarning
+
+CASE = "dqn-prioritised"
+
+
+def play(name, case=CASE, stop_after=None, *, monkeypatch, more=()):
+    """Train or resume a run, with SIGTERM in the given vector step of this process; give its exit code."""
+    given = run.Run.steps
+
+    def steps(self, *arguments, **keywords):
+        for step, number in zip(given(self, *arguments, **keywords), counted, strict=False):
+            if number == stop_after:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield step
+
+    counted = itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, "steps", steps)
+        settings = (*CASES[case], f"run.name={name}", "run.resume=auto", *more)
+        return run_program(demo(), [*settings])
+
+
+def saved(name):
+    """The interim checkpoints of a run."""
+    return sorted(path for path in Path(f"runs/{name}/checkpoints").iterdir() if "interim" in path.name)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "dqn-prioritised",
+        "ppo-recurrent",
+        "sac",
+        pytest.param("dqn-images", marks=pytest.mark.slow),
+        pytest.param("dqn-lander-running", marks=pytest.mark.slow),
+        pytest.param("ppo-async-running", marks=pytest.mark.slow),
+        pytest.param("ppo-dict", marks=pytest.mark.slow),
+        pytest.param("td3-running", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_stopped_within_generations_ends_as_one_left_alone(case, in_directory, monkeypatch, capsys):
+    """The steps are before the first update, within rollouts, and right before a generation ends."""
+    assert play("a", case, monkeypatch=monkeypatch) == 0
+    for step in (3, 9, 12, 17):
+        assert play("b", case, step, monkeypatch=monkeypatch) == 143
+        told = capsys.readouterr().err
+        assert re.search(r"saved within generation \d+ after [\d,]+ of [\d,]+ steps of each agent\n", told)
+        assert len(saved("b")) == 1
+    assert play("b", case, monkeypatch=monkeypatch) == 0
+    assert re.search(r"going on within generation \d+ after [\d,]+ of", capsys.readouterr().err)
+    assert differences(Path("runs/a"), Path("runs/b")) == []
+    assert saved("b") == []
+
+
+def test_saving_every_so_often_changes_nothing(in_directory, monkeypatch):
+    saves, given = [], interim.InterimCheckpoints.save
+
+    def save(self, *arguments):
+        saves.append(arguments)
+        return given(self, *arguments)
+
+    assert play("a", monkeypatch=monkeypatch) == 0
+    monkeypatch.setattr(interim.InterimCheckpoints, "save", save)
+    assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
+    assert len(saves) > 10
+    assert differences(Path("runs/a"), Path("runs/b")) in ([], ["config.yaml"])
+
+
+def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeypatch, recwarn):
+    given = CheckpointWriter.write
+
+    def write(self, checkpoints, *arguments):
+        full = "interim" in checkpoints.path(0).name
+        return "No space left on device" if full else given(self, checkpoints, *arguments)
+
+    monkeypatch.setattr(CheckpointWriter, "write", write)
+    with pytest.warns(EvorlWarning, match="generation 1 could not be saved after .*: No space left on device; train"):
+        assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
+
+
+def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(in_directory, monkeypatch):
+    assert play("a", monkeypatch=monkeypatch) == 0
+    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
+    (place,) = saved("b")
+    file = place / "learner-rank-000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.warns(EvorlWarning, match=r"learner-rank-000.safetensors: damaged; .*generation 2 begins anew"):
+        assert play("b", monkeypatch=monkeypatch) == 0
+    assert [path.name for path in saved("b")] == [f"damaged-{place.name}"]
+    assert not set(differences(Path("runs/a"), Path("runs/b"))) - {f"checkpoints/damaged-{place.name}"}
+
+
+def rewritten(place, name, change):
+    """Write an interim checkpoint again with one file changed, and a manifest that says so."""
+    checkpoints = Checkpoints(place.parent, keep=1, stem="interim")
+    number = int(place.name[-6:])
+    payload = change((place / name).read_bytes())
+    files = dict(checkpoints.files(number)) | {name: entry(payload)}
+    for each in files:
+        checkpoints.write(number + 1, each, payload if each == name else (place / each).read_bytes())
+    checkpoints.complete(number + 1, files)
+
+
+def with_tensors(change):
+    """A file with its tensors and numbers changed in place."""
+
+    def changed(payload):
+        tensors, numbers = decode_tensors(payload, "a file")
+        change(tensors, numbers)
+        return encode_tensors(tensors, numbers)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("part", "lie", "says"),
+    [
+        ("policy", lambda t, n: t.update(flat=t["flat"][1:]), "tensor 'flat' is torch.float32"),
+        ("policy", lambda t, n: t.pop("generator"), "its generator is missing"),
+        ("policy", lambda t, n: t.update(generator=t["generator"][1:]), "not the state of a random generator"),
+        ("policy", lambda t, n: t["acting.epsilon"].fill_(-1), "epsilon is negative"),
+        ("policy", lambda t, n: n.clear(), "number 'version' is missing"),
+        ("learner", lambda t, n: t.update(more=torch.zeros(1)), "tensor 'more' is not expected here"),
+        ("learner", lambda t, n: n.update(count=10**16), "which nothing counts to"),
+        ("learner", lambda t, n: t.update({"sums/9/q/loss": torch.zeros(2, 4)}), "are of no network"),
+        ("learner", lambda t, n: t.update({"sums/0/value/x": torch.zeros(2, 4)}), "are "),
+        ("experience", lambda t, n: t.pop("within.draws.own"), "tensor 'own' is missing"),
+        ("experience", lambda t, n: t["within.counters.steps"].fill_(float("nan")), "what nothing counts to"),
+        ("experience", lambda t, n: t["within.counters.sizes"].fill_(10**9), "what nothing counts to"),
+        ("experience", lambda t, n: n.pop("full"), "number 'full'"),
+        ("experience", lambda t, n: n.update(rows=n["rows"] + 1), ""),
+        ("experience", lambda t, n: t.pop("within.counters.made"), "tensor 'made' is missing"),
+    ],
+)  # fmt: skip
+def test_a_file_that_lies_is_refused(part, lie, says, in_directory, monkeypatch, capsys):
+    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
+    (place,) = saved("b")
+    rewritten(place, f"{part}-rank-000.safetensors", with_tensors(lie))
+    capsys.readouterr()
+    assert play("b", monkeypatch=monkeypatch) == 2
+    assert says in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda t, n: n.update(step=99),
+        lambda t, n: n.update(first=1),
+        lambda t, n: n.pop("written"),
+        lambda t, n: t.update({"rollout.states": t["rollout.states"][:, :1]}),
+        lambda t, n: t["rewards.variance"].fill_(-1.0),
+        lambda t, n: t.pop("rollout.column.value"),
+    ],
+)
+def test_a_rollout_that_lies_is_refused(lie, in_directory, monkeypatch, capsys):
+    assert play("b", "ppo-recurrent", 21, monkeypatch=monkeypatch) == 143
+    (place,) = saved("b")
+    rewritten(place, "experience-rank-000.safetensors", with_tensors(lie))
+    assert play("b", "ppo-recurrent", monkeypatch=monkeypatch) == 2
+    assert "rollout" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["position"].update(steps=[1, 2]),
+        lambda state: state["position"].update(steps=[10**9]),
+        lambda state: state["position"].update(base="x"),
+        lambda state: state.pop("progress"),
+        lambda state: state["progress"].update(generation=-1),
+        lambda state: state["position"].update(seconds={"a": -1.0}),
+        lambda state: state["position"].update(base="0" * 64),
+    ],
+)
+def test_a_state_that_lies_begins_the_generation_anew(change, in_directory, monkeypatch):
+    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
+    (place,) = saved("b")
+
+    def changed(payload):
+        state = json.loads(payload)
+        change(state)
+        return json.dumps(state).encode()
+
+    rewritten(place, "state.json", changed)
+    with pytest.warns(EvorlWarning, match="generation 2 begins anew"):
+        assert play("b", monkeypatch=monkeypatch) == 0
+
+
+def test_another_vectorization_begins_the_generation_anew(in_directory, monkeypatch):
+    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
+    with (
+        pytest.warns(EvorlWarning, match="generation 2 begins anew: it was replicated on 1 ranks with sync env"),
+        pytest.warns(EvorlWarning, match="not bit-exact"),
+    ):
+        assert play("b", monkeypatch=monkeypatch, more=("environment.vectorization=async",)) == 0
+    assert saved("b") == []
+
+
+def test_actors_are_not_saved_within_a_generation(in_directory, capsys):
+    assert run_program(demo("demos/asynchronous.py"), ["checkpoint.minutes=1"]) == 2
+    assert "checkpoint.minutes: impala learns from actors" in error_line(capsys)
+
+
+def test_a_signal_does_not_wait_long_for_a_step(monkeypatch):
+    monkeypatch.setattr("evorl.distributed.signals.PATIENCE", 0.2)
+
+    def step():
+        with signal_handlers():
+            defer_signals()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            assert held_signal() == signal.SIGTERM
+            time.sleep(5)
+
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        step()
+    assert time.monotonic() - began < 4
+    assert held_signal() is None
+    heed_signals()
+
+
+@pytest.mark.two_process
+@pytest.mark.parametrize("placement", ["replicated", "sharded"])
+def test_two_ranks_stop_together_and_go_on(placement, tmp_path):
+    settings = (*CASES["dqn-prioritised"], f"population.placement={placement}", "evolution.steps=4000",
+                "training.max_steps=8000")  # fmt: skip
+    words = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
+        str(ROOT / "configs" / "accelerate" / "accelerate.yaml"), "--num_processes", "2",
+        str(ROOT / "demos" / "online.py"), *settings,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+    def start(*more):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([*words, *more], cwd=tmp_path, env=environment, **pipes)
+
+    alone = start("run.name=a")
+    assert alone.wait(timeout=150) == 0, alone.stdout.read()
+    # Saving from the beginning on tells when the generation is in progress.
+    often = "checkpoint.minutes=0.005"
+    stopped, deadline = start("run.name=b", often), time.monotonic() + 100
+    while not list(tmp_path.glob("runs/b/checkpoints/interim-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGTERM)
+    told, _ = stopped.communicate(timeout=100)
+    assert "saved within generation" in told
+    last = start("run.name=b", "run.resume=auto")
+    told, _ = last.communicate(timeout=150)
+    assert last.returncode == 0, told
+    assert "going on within generation" in told
+    assert "not bit-exact" not in told
+    assert set(differences(tmp_path / "runs" / "a", tmp_path / "runs" / "b")) <= {"config.yaml"}
+    assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) == len(
+        lines(tmp_path / "runs" / "a" / "metrics.jsonl")
+    )
