@@ -241,8 +241,8 @@ def bootstrapped_atoms(columns: Mapping[str, Tensor], discount: Tensor, next_ato
     """
     _same_shape("bootstrapped_atoms", reward=columns["reward"], first_next_atom=next_atoms[..., 0])
     factor = columns.get("discount", discount.unsqueeze(-1))
-    each = (values.unsqueeze(-1) for values in (columns["reward"], columns["terminated"], factor))
-    return td_target(*each, next_atoms)
+    reward, terminated = columns["reward"].unsqueeze(-1), columns["terminated"].unsqueeze(-1)
+    return td_target(reward, terminated, factor.unsqueeze(-1), next_atoms)
 
 
 def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float, v_max: float) -> Tensor:

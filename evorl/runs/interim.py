@@ -28,7 +28,7 @@ from evorl.runs.checkpoint_manager import CheckpointWriter, bytes_of
 from evorl.runs.elite import Number
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress, progress_of
-from evorl.runs.warn_once import WarnOnce
+from evorl.system.console import WarnOnce
 from evorl.system.files import digest, json_bytes
 from evorl.system.formats import decode_tensors, encode_agents, encode_tensors
 from evorl.system.json_text import parse_json

@@ -9,7 +9,7 @@ from helpers.support import ROOT, SMALL, config, error_line
 import evorl
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
-from evorl.commands.resume import resume_command
+from evorl.commands.train import resume_command
 from evorl.config import override, read_yaml, validate, without_removed
 from evorl.config.removed import REMOVED
 from evorl.runs.launch import run_program
