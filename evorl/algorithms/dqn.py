@@ -19,7 +19,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from evorl.algorithms.exploration import EpsilonGreedy, random_choices
-from evorl.algorithms.functional import dueling, of_action
+from evorl.algorithms.functional import (
+    LossAndGradient,
+    dueling,
+    dueling_gradient,
+    of_action,
+    of_action_gradient,
+)
 from evorl.algorithms.objective import hyperparameter
 from evorl.algorithms.replayed import Rate, Replayed, UpdatePeriod
 from evorl.algorithms.values import VALUES, ValueSettings
@@ -159,22 +165,25 @@ class DQN(Replayed):
         network, target = (networks["q"].perturbed(generator) for networks in (stack.networks, stack.targets))
         outputs, next_outputs = self._outputs_and_next(network, batch)
         with torch.no_grad():
-            target_atoms = self.atoms(target(batch.next_observation))
+            atoms, target_atoms = self.atoms(outputs), self.atoms(target(batch.next_observation))
             # Double Q-learning: the online network selects the action that the target network evaluates.
             next_q_values = self.values.mean(target_atoms if next_outputs is None else self.atoms(next_outputs))
             next_action = allowed(next_q_values, batch.next_observation.get("action_mask")).max(-1).indices
             next_atoms = of_action(target_atoms, next_action)
-        atoms = self.atoms(outputs)
-        loss = self.values.loss(of_action(atoms, action), next_atoms, batch.columns, gamma)
-        penalty = self.penalty(stack, batch, atoms)
-        if penalty is not None:
-            loss.elements = loss.elements + penalty
+            loss, gradient = self.values.loss(of_action(atoms, action), next_atoms, batch.columns, gamma)
+            gradient = of_action_gradient(gradient * batch.weight.unsqueeze(-1), action, self.actions)
+            penalty = self.penalty(stack, batch, atoms)
+            if penalty is not None:
+                loss.elements = loss.elements + penalty[0]
+                gradient += penalty[1] * batch.weight[..., None, None]
+            loss.gradients = self._output_gradients(outputs, gradient)
         return loss
 
-    def penalty(self, stack: Stack, batch: Batch, atoms: Tensor) -> Tensor | None:
-        """Extra loss [P, B] of the `atoms` [P, B, A, N] of all actions, for subclasses; None adds nothing.
+    def penalty(self, stack: Stack, batch: Batch, atoms: Tensor) -> LossAndGradient | None:
+        """Extra loss [P, B] and its derivative [P, B, A, N] with respect to the `atoms` of all actions; None: no such.
 
-        An example is that of conservative Q-learning (arXiv 2006.04779), log sum_a exp Q(s, a) - Q(s, a_taken).
+        For subclasses, such as conservative Q-learning with log sum_a exp Q(s, a) - Q(s, a_taken) (arXiv 2006.04779,
+        eq. 4). `functional.value_and_gradient` differentiates a loss by autograd.
         """
         return None
 
@@ -183,6 +192,13 @@ class DQN(Replayed):
         if not self.settings.double:
             return network(batch.observation), None
         return network.forward_pair(batch.observation, batch.next_observation)
+
+    def _output_gradients(self, outputs: Tensors, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return each head's output with its gradient, from the `gradient` [P, B, A, N] at all actions' atoms."""
+        if not self.settings.dueling:
+            return [(outputs["q_values"], gradient.flatten(-2))]
+        value, advantage = dueling_gradient(gradient)
+        return [(outputs["advantage"], advantage.flatten(-2)), (outputs["value"], value)]
 
 
 def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:

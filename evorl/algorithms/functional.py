@@ -1,8 +1,9 @@
 """Losses, returns and advantages: each formula once, as its paper has it. Pure functions.
 
 A function that returns `LossAndGradient` has its derivative with respect to the first argument written out, because
-autograd would cost an update more than a tenth (docs/results/throughput.md). `tests/algorithms/test_functional.py`
-holds each of them to autograd. All other losses are left to autograd.
+autograd, whose overhead dominates in small networks, would cost PPO, QR-DQN and Ape-X more than a tenth of an update
+(docs/results/throughput.md). `tests/algorithms/test_functional.py` holds each of them to autograd, which all other
+losses are left to, by the learner or by `value_and_gradient`.
 
 Functions raise ValueError for tensors whose shapes differ where they must not, since broadcasting [P, B] against
 [P, B, 1] would silently compute something else.
@@ -15,12 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 LossAndGradient = tuple[Tensor, Tensor]
 """A loss and its derivative with respect to the loss function's first argument."""
@@ -34,23 +32,27 @@ MAX_WORKER_RATIO = 2.0
 # Losses of values, with respect to the error or the prediction
 
 
-def squared_error(error: Tensor) -> Tensor:
-    """Squared error e^2, in the shape of `error`."""
-    return error.square()
-
-
-def huber(error: Tensor) -> Tensor:
-    """Huber loss (Huber 1964) in the shape of `error`: e^2 / 2 for |e| <= 1, |e| - 1/2 beyond."""
-    return functional.smooth_l1_loss(error, torch.zeros_like(error), reduction="none")
-
-
-REGRESSION_LOSSES: Mapping[str, Callable[[Tensor], Tensor]] = {"mse": squared_error, "huber": huber}
-"""The losses of a td_error that a configuration can name."""
+def squared_error(error: Tensor) -> LossAndGradient:
+    """Squared error e^2, in the shape of `error`; its derivative is 2 e."""
+    return error.square(), 2 * error
 
 
 def half_squared_error(error: Tensor) -> LossAndGradient:
     """Half the squared error e^2 / 2, in the shape of `error`; its derivative is e."""
     return 0.5 * error.square(), error
+
+
+def huber(error: Tensor) -> LossAndGradient:
+    """Huber loss (Huber 1964) in the shape of `error`: e^2 / 2 for |e| <= 1, |e| - 1/2 beyond.
+
+    With c = clamp(e, -1, 1) it is c (e - c / 2), and its derivative is c.
+    """
+    clipped = error.clamp(-1, 1)
+    return clipped * torch.sub(error, clipped, alpha=0.5), clipped
+
+
+REGRESSION_LOSSES: Mapping[str, Callable[[Tensor], LossAndGradient]] = {"mse": squared_error, "huber": huber}
+"""The losses of a td_error that a configuration can name."""
 
 
 def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Tensor) -> LossAndGradient:
@@ -67,13 +69,14 @@ def clipped_value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: T
     return torch.maximum(free, near), gradient.masked_fill((near > free) & (away.abs() > bound), 0.0)
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy -sum_n p_n log softmax(l)_n [P, B] between `target` p and the softmax of `logits` l, [P, B, N].
+def cross_entropy(logits: Tensor, target: Tensor) -> LossAndGradient:
+    """Cross-entropy -sum_n p_n log softmax(l)_n [P, B] between `target` p and the softmax of `logits` l (C51's loss).
 
-    It is C51's loss (arXiv 1707.06887, alg. 1).
+    Both are [P, B, N], and the target's probabilities sum to 1. The derivative with respect to the logits is
+    softmax(l) - p [P, B, N]. Source: arXiv 1707.06887, alg. 1.
     """
     _same_shape("cross_entropy", logits=logits, target=target)
-    return -(target * logits.log_softmax(-1)).sum(-1)
+    return -(target * logits.log_softmax(-1)).sum(-1), logits.softmax(-1) - target
 
 
 def quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAndGradient:
@@ -100,34 +103,11 @@ def _quantile_huber(quantiles: Tensor, samples: Tensor, kappa: float) -> LossAnd
     tau = ((torch.arange(atoms).to(quantiles) + 0.5) / atoms).unsqueeze(-1)
     u = samples.unsqueeze(-2) - quantiles.unsqueeze(-1)
     asymmetry = torch.where(u < 0, 1 - tau, tau)
-    # The Huber loss is H(u) = c (u - c / 2) and its derivative c; asymmetry * c is computed once for both.
+    # As in `huber`, H(u) = c (u - c / 2); the gradient's asymmetry * c is computed once for both.
     c = u.clamp(-kappa, kappa) if kappa else u.sign()
     weighted, scale = asymmetry * c, kappa or 1.0
     rest = torch.sub(u, c, alpha=0.5) if kappa else u
     return (weighted * rest).mean(-1).sum(-1) / scale, weighted.mean(-1) / -scale
-
-
-class _WithGradient(torch.autograd.Function):
-    """A loss [P, B] whose derivative [P, B, ...] with respect to its argument is already known, as autograd sees it."""
-
-    @staticmethod
-    def forward(ctx: Any, argument: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        return loss.view_as(loss)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, weight: Tensor) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return gradient * weight.view(*weight.shape, *[1] * (gradient.dim() - weight.dim())), None, None
-
-
-def differentiable(function: Callable[..., LossAndGradient], argument: Tensor, *others: Any) -> Tensor:
-    """The loss [P, B] of a function with its derivative written out, for autograd to pass through."""
-    with torch.no_grad():
-        loss, gradient = function(argument, *others)
-    found: Tensor = _WithGradient.apply(argument, loss, gradient)
-    return found
 
 
 # Losses of policies
@@ -181,13 +161,36 @@ def temperature_loss(log_temperature: Tensor, entropy: Tensor, target_entropy: T
     return log_temperature * (entropy - target_entropy)
 
 
+def value_and_gradient(loss: Callable[[Tensor], Tensor], x: Tensor) -> LossAndGradient:
+    """Loss [P, B] of `x` [P, B, ...] and its derivative in the shape of `x`, by autograd.
+
+    Each element of the loss may depend on the entries of `x` at its own place [p, b] only.
+    """
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        value = loss(leaf)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), gradient
+
+
 # Action values
 
 
 def of_action(atoms: Tensor, action: Tensor) -> Tensor:
     """The atoms [P, B, N] of the chosen `action` [P, B] out of those of all actions [P, B, A, N]."""
-    index = action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms.shape[-1])
-    return atoms.gather(-2, index).squeeze(-2)
+    return atoms.gather(-2, _atom_index(action, atoms.shape[-1])).squeeze(-2)
+
+
+def of_action_gradient(gradient: Tensor, action: Tensor, actions: int) -> Tensor:
+    """Gradient [P, B, A, N] at all actions' atoms, from the `gradient` [P, B, N] at those of the chosen `action`."""
+    atoms = gradient.shape[-1]
+    every = gradient.new_zeros(*action.shape, actions, atoms)
+    return every.scatter_(-2, _atom_index(action, atoms), gradient.unsqueeze(-2))
+
+
+def _atom_index(action: Tensor, atoms: int) -> Tensor:
+    """Index [P, B, 1, N] of the `action` [P, B] into all actions' atoms [P, B, A, N]."""
+    return action.unsqueeze(-1).unsqueeze(-1).expand(*action.shape, 1, atoms)
 
 
 def dueling(value: Tensor, advantage: Tensor) -> Tensor:
@@ -196,6 +199,12 @@ def dueling(value: Tensor, advantage: Tensor) -> Tensor:
     `value` is [P, B, N], `advantage` [P, B, A, N].
     """
     return value.unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
+
+
+def dueling_gradient(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients sum_a g_a [P, B, N] at the value and g_a - mean_a g_a at the advantage, from g [P, B, A, N]."""
+    total = gradient.sum(-2, keepdim=True)
+    return total.squeeze(-2), gradient - total / gradient.shape[-2]
 
 
 # Targets of one transition or n-step window
@@ -240,9 +249,8 @@ def bootstrapped_atoms(columns: Mapping[str, Tensor], discount: Tensor, next_ato
     Arguments are those of `bootstrapped_return`.
     """
     _same_shape("bootstrapped_atoms", reward=columns["reward"], first_next_atom=next_atoms[..., 0])
-    factor = columns.get("discount", discount.unsqueeze(-1))
-    reward, terminated = columns["reward"].unsqueeze(-1), columns["terminated"].unsqueeze(-1)
-    return td_target(reward, terminated, factor.unsqueeze(-1), next_atoms)
+    factor = columns.get("discount", discount.unsqueeze(-1)).unsqueeze(-1)
+    return td_target(columns["reward"].unsqueeze(-1), columns["terminated"].unsqueeze(-1), factor, next_atoms)
 
 
 def categorical_projection(probabilities: Tensor, returns: Tensor, v_min: float, v_max: float) -> Tensor:

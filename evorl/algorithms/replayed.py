@@ -157,5 +157,6 @@ def critic_loss(q_values: Tensor, target: Tensor) -> Loss:
     Priorities use the mean absolute td_error over critics.
     """
     td_error = q_values - target
+    elements, _ = squared_error(td_error)
     errors = td_error.detach().abs().mean(0)
-    return Loss(squared_error(td_error).sum(0), lambda: {"td_error": errors, "q_values": q_values.detach()[0]}, errors)
+    return Loss(elements.sum(0), lambda: {"td_error": errors, "q_values": q_values.detach()[0]}, errors)

@@ -20,7 +20,6 @@ from evorl.algorithms.functional import (
     bootstrapped_return,
     categorical_projection,
     cross_entropy,
-    differentiable,
     quantile_huber,
 )
 from evorl.algorithms.replayed import ReplayedSettings
@@ -96,8 +95,8 @@ class Values(Protocol):
     def mean(self, atoms: Tensor) -> Tensor:
         """Return the expected returns [...] represented by atoms [..., N]."""
 
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
-        """Temporal-difference loss [P, B] of the chosen actions' `atoms` [P, B, N].
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
+        """Temporal-difference loss [P, B] of the chosen actions' `atoms` [P, B, N], and its derivative [P, B, N].
 
         `next_atoms` [P, B, N] are those of the next actions, `columns` those of the batch, and `discount` [P] applies
         if they have no `discount`.
@@ -116,11 +115,12 @@ class MeanValues:
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.squeeze(-1)
 
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
         q_of_action = atoms.squeeze(-1)
         td_error = q_of_action - bootstrapped_return(columns, discount, next_atoms.squeeze(-1))
-        errors = td_error.detach()
-        return Loss(self._loss(td_error), lambda: {"td_error": errors.abs(), "q_values": q_of_action.detach()}, errors)
+        elements, gradient = self._loss(td_error)
+        loss = Loss(elements, lambda: {"td_error": td_error.abs(), "q_values": q_of_action}, td_error)
+        return loss, gradient.unsqueeze(-1)
 
 
 class CategoricalValues:
@@ -138,12 +138,11 @@ class CategoricalValues:
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.softmax(-1) @ self._support(atoms)
 
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
         returns = bootstrapped_atoms(columns, discount, self._support(atoms).expand_as(next_atoms))
         probabilities = next_atoms.softmax(-1)
-        elements = cross_entropy(atoms, categorical_projection(probabilities, returns, *self._ends))
+        elements, gradient = cross_entropy(atoms, categorical_projection(probabilities, returns, *self._ends))
 
-        @torch.no_grad()
         def metrics() -> dict[str, Tensor]:
             q_of_action, target = self.mean(atoms), (probabilities * returns).sum(-1)
             low, high = self._ends
@@ -151,7 +150,7 @@ class CategoricalValues:
             outside = ((target < low - slack) | (target > high + slack)).float()
             return {"td_error": (target - q_of_action).abs(), "q_values": q_of_action, "outside_support": outside}
 
-        return Loss(elements, metrics, elements.detach())
+        return Loss(elements, metrics, elements), gradient
 
     def _support(self, like: Tensor) -> Tensor:
         return torch.linspace(*self._ends, self.atoms, device=like.device)
@@ -169,16 +168,15 @@ class QuantileValues:
     def mean(self, atoms: Tensor) -> Tensor:
         return atoms.mean(-1)
 
-    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> Loss:
+    def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
         target = bootstrapped_atoms(columns, discount, next_atoms)
-        elements = differentiable(quantile_huber, atoms, target, self._kappa)
+        elements, gradient = quantile_huber(atoms, target, self._kappa)
 
-        @torch.no_grad()
         def metrics() -> dict[str, Tensor]:
             q_of_action = self.mean(atoms)
             return {"td_error": (self.mean(target) - q_of_action).abs(), "q_values": q_of_action}
 
-        return Loss(elements, metrics, elements.detach())
+        return Loss(elements, metrics, elements), gradient
 
 
 VALUES: Mapping[str, Callable[[ValueSettings], Values]] = {

@@ -175,11 +175,13 @@ class Run:
             self.generation = self.progress.generation + 1
             yield self.generation
 
-    def steps(self, at_once: int = 1, recent: RecentEpisodes | None = None, parts: Sequence[Part] = ()) -> Iterator[int]:
+    def steps(
+        self, at_once: int = 1, recent: RecentEpisodes | None = None, parts: Sequence[Part] = ()
+    ) -> Iterator[int]:
         """Yield the index of each vector step of a generation, in strides of `at_once` if rollouts arrive whole.
 
-        The trackers receive the means over `recent` episodes. With the `parts` of the training (policy, learner, experience), a
-        generation is saved every `checkpoint.minutes` and on a signal, and resumed where it was saved.
+        The trackers receive the means over `recent` episodes. With the `parts` of the training (policy, learner,
+        experience), a generation is saved every `checkpoint.minutes` and on a signal, and resumed where it was saved.
         """
         position, done = self._interim.position, 0
         each = self.config.environment.num_envs * self.placement.copies

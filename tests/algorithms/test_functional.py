@@ -17,8 +17,8 @@ from evorl.algorithms.functional import (
     clipped_surrogate,
     clipped_value_loss,
     cross_entropy,
-    differentiable,
     dueling,
+    dueling_gradient,
     explained_variance,
     gae,
     half_squared_error,
@@ -26,12 +26,14 @@ from evorl.algorithms.functional import (
     impact_log_ratio,
     next_values,
     of_action,
+    of_action_gradient,
     policy_gradient,
     quantile_huber,
     soft_value,
     squared_error,
     td_target,
     temperature_loss,
+    value_and_gradient,
     without_gaps,
 )
 
@@ -46,9 +48,13 @@ def random(*shape, seed=0):
 
 
 ADVANTAGE, CLIP = random(P, B, seed=21), torch.tensor([0.1, 0.3, 0.5], dtype=torch.float64)
+DISTRIBUTION = random(P, B, 5, seed=22).softmax(-1)
 CASES = {
+    "squared_error": (squared_error, random(P, B)),
     "half_squared_error": (half_squared_error, random(P, B)),
+    "huber": (huber, 2 * random(P, B)),
     "clipped_value_loss": (clipped_value_loss, random(P, B), random(P, B, seed=1), random(P, B, seed=2), CLIP),
+    "cross_entropy": (cross_entropy, random(P, B, 5), DISTRIBUTION),
     "quantile_huber": (quantile_huber, random(P, B, 4), random(P, B, 5, seed=1), 0.7),
     "quantile_huber, kappa 0": (quantile_huber, random(P, B, 4), random(P, B, 5, seed=1), 0.0),
     "policy_gradient": (policy_gradient, random(P, B), ADVANTAGE),
@@ -61,13 +67,10 @@ CASES = {
 def test_the_derivative_of_a_loss_is_that_of_autograd(loss, x, a, b, c):
     others = [each for each in (a, b, c) if each is not None]
     value, gradient = loss(x, *others)
-    weight, leaf = random(P, B, seed=23), x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(loss(leaf, *others)[0], leaf, weight)
-    assert expected.any()
-    torch.testing.assert_close(gradient * weight.view(P, B, *[1] * (x.dim() - 2)), expected)
-    through = differentiable(loss, leaf, *others)
-    torch.testing.assert_close(through, value)
-    torch.testing.assert_close(torch.autograd.grad(through, leaf, weight)[0], expected)
+    expected_value, expected = value_and_gradient(lambda x: loss(x, *others)[0], x)
+    torch.testing.assert_close(value, expected_value)
+    torch.testing.assert_close(gradient, expected)
+    assert gradient.any()
 
 
 def test_every_loss_with_a_derivative_is_held_to_autograd():
@@ -76,14 +79,31 @@ def test_every_loss_with_a_derivative_is_held_to_autograd():
         for name, function in inspect.getmembers(functional, inspect.isfunction)
         if inspect.get_annotations(function).get("return") == "LossAndGradient" and not name.startswith("_")
     }
-    assert losses == {name.split(",")[0] for name in CASES}
+    assert losses - {"value_and_gradient"} == {name.split(",")[0] for name in CASES}
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "shape"),
+    [
+        (lambda x: of_action(x, CHOSEN), lambda g: of_action_gradient(g, CHOSEN, 4), (P, B, 4, 2)),
+        (lambda x: dueling(x, torch.zeros(P, B, 4, 2).double()), lambda g: dueling_gradient(g)[0], (P, B, 2)),
+        (lambda x: dueling(torch.zeros(P, B, 2).double(), x), lambda g: dueling_gradient(g)[1], (P, B, 4, 2)),
+        (lambda x: impact_log_ratio(x, ADVANTAGE, ADVANTAGE), lambda g: g, (P, B)),
+    ],
+    ids=["of_action", "dueling value", "dueling advantage", "impact_log_ratio"],
+)
+def test_the_gradient_that_passes_through_is_that_of_autograd(forward, backward, shape):
+    x = random(*shape, seed=3).requires_grad_()
+    output = forward(x)
+    gradient = random(*output.shape, seed=4)
+    torch.testing.assert_close(backward(gradient), torch.autograd.grad(output, x, gradient)[0])
 
 
 def test_regression_losses_by_hand():
     error = torch.tensor([-0.5, -1.0, 3.0])
-    torch.testing.assert_close(squared_error(error), torch.tensor([0.25, 1.0, 9.0]))
-    torch.testing.assert_close(half_squared_error(error)[0], torch.tensor([0.125, 0.5, 4.5]))
-    torch.testing.assert_close(huber(error), torch.tensor([0.125, 0.5, 2.5]))
+    torch.testing.assert_close(squared_error(error), (torch.tensor([0.25, 1.0, 9.0]), 2 * error))
+    torch.testing.assert_close(half_squared_error(error), (torch.tensor([0.125, 0.5, 4.5]), error))
+    torch.testing.assert_close(huber(error), (torch.tensor([0.125, 0.5, 2.5]), torch.tensor([-0.5, -1.0, 1.0])))
 
 
 def test_dueling_by_hand():
@@ -214,12 +234,11 @@ def test_explained_variance():
 def test_the_cross_entropy_is_least_at_the_target_where_its_gradient_is_zero():
     target = torch.tensor([[[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]])
     logits = (target + 1e-9).log()
-    found = cross_entropy(logits.requires_grad_(), target)
-    (gradient,) = torch.autograd.grad(found.sum(), logits)
+    found, gradient = cross_entropy(logits, target)
     torch.testing.assert_close(found, torch.tensor([[1.5 * math.log(2), 0.0]]), atol=1e-6, rtol=0)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
     even = torch.full((1, 1, 4), 0.25)
-    assert cross_entropy(torch.zeros(1, 1, 4), even).item() == pytest.approx(math.log(4))
+    assert cross_entropy(torch.zeros(1, 1, 4), even)[0].item() == pytest.approx(math.log(4))
 
 
 def test_the_quantile_loss_by_hand():

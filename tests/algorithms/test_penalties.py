@@ -6,6 +6,7 @@ from helpers.dqns import DQNS
 from helpers.support import agent, batch, config, interface, population
 
 from evorl.algorithms.dqn import DQN
+from evorl.algorithms.functional import value_and_gradient
 
 ALPHA = 0.7
 
@@ -14,9 +15,12 @@ class CQL(DQN):
     """DQN with the penalty log sum_a exp Q(s, a) - Q(s, a_taken) of arXiv 2006.04779, eq. 4."""
 
     def penalty(self, stack, batch, atoms):
-        q_values = self.values.mean(atoms)
-        q_of_action = q_values.gather(-1, batch.columns["action"].unsqueeze(-1)).squeeze(-1)
-        return ALPHA * (q_values.logsumexp(-1) - q_of_action)
+        def loss(atoms):
+            q_values = self.values.mean(atoms)
+            q_of_action = q_values.gather(-1, batch.columns["action"].unsqueeze(-1)).squeeze(-1)
+            return ALPHA * (q_values.logsumexp(-1) - q_of_action)
+
+        return value_and_gradient(loss, atoms)
 
 
 PLAIN = {"dqn": ()} | {name: options for name, options in DQNS.items() if "noisy" not in name}

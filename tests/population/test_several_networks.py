@@ -69,7 +69,7 @@ class ThreeNetworks:
             reward, terminated = batch.columns["reward"], batch.columns["terminated"]
             target = td_target(reward, terminated, stack.hyperparameters["gamma"].unsqueeze(-1), value)
         outputs = stack.networks["critics"]({**batch.observation, "action": batch.columns["action"]})
-        errors = sum(squared_error(value.squeeze(-1) - target) for value in outputs.values())
+        errors = sum(squared_error(value.squeeze(-1) - target)[0] for value in outputs.values())
         return Loss(errors, errors=errors.detach())
 
     def actor_loss(self, stack, batch, generator):
