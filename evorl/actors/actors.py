@@ -10,11 +10,11 @@ from torch import Tensor
 
 from evorl.actors.actor import NUMBER, RESTORE, SAVE
 from evorl.actors.board import Board, Description
-from evorl.actors.checks import check_memory, max_staleness, starting, warn_of_cores
+from evorl.actors.checks import check_memory, max_staleness, warn_of_cores
 from evorl.actors.collectors import KINDS, Slot, slot_size, slots
 from evorl.actors.figures import Figures
 from evorl.actors.memory import SharedMemory
-from evorl.actors.supervisor import Supervisor
+from evorl.actors.supervisor import Supervisor, starting
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement

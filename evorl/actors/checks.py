@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
-import resource
 import warnings
-from collections.abc import Iterator
 
 import torch
 
@@ -16,12 +12,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.system.memory import free_memory
 from evorl.system.processes import usable_cores
-from evorl.types import EvorlWarning, RunFailed, UserError
-
-FILES_OF_ACTOR = 3
-"""Files that a rank keeps open per actor: its memory, and one end of each of its two pipes."""
-FILES_OF_OTHERS = 256
-"""Files that a rank may need open for everything else."""
+from evorl.types import EvorlWarning, UserError
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
@@ -72,23 +63,6 @@ def check_memory(size: int, slots: int, placement: Placement) -> None:
             f"{size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; take a smaller "
             "queue, fewer actors, fewer environments or shorter rollouts"
         )
-
-
-@contextlib.contextmanager
-def starting(count: int) -> Iterator[None]:
-    """Raise UserError if `count` actors need too many open files, and RunFailed for any other OSError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise RunFailed(f"actors cannot be started: {error.strerror or error}") from error
-        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = FILES_OF_OTHERS + FILES_OF_ACTOR * count
-        allowed = f"`ulimit -n {needed}`" if most == resource.RLIM_INFINITY or needed <= most else "a higher limit"
-        raise UserError(
-            f"actors.count: {count} actors take {FILES_OF_ACTOR * count} open files of their rank, which may have "
-            f"{limit} in all (ulimit -n); launch it with {allowed}, or take fewer actors"
-        ) from error
 
 
 def _cores(count: int) -> str:

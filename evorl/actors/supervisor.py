@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import resource
 import selectors
 import struct
 import termios
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all, write_all
 from evorl.actors.board import Board
-from evorl.actors.checks import starting
 from evorl.actors.server import ActorServer
 from evorl.config.actors import ActorSettings
 from evorl.types import EvorlWarning, RunFailed, UserError
@@ -29,6 +30,27 @@ STARTING = 60.0
 
 
 COUNT = struct.Struct("i")
+FILES_OF_ACTOR = 3
+"""Files that a rank keeps open per actor: its memory, and one end of each of its two pipes."""
+FILES_OF_OTHERS = 256
+"""Files that a rank may need open for everything else."""
+
+
+@contextlib.contextmanager
+def starting(count: int) -> Iterator[None]:
+    """Raise UserError if `count` actors need too many open files, and RunFailed for any other OSError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise RunFailed(f"actors cannot be started: {error.strerror or error}") from error
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = FILES_OF_OTHERS + FILES_OF_ACTOR * count
+        allowed = f"`ulimit -n {needed}`" if most == resource.RLIM_INFINITY or needed <= most else "a higher limit"
+        raise UserError(
+            f"actors.count: {count} actors take {FILES_OF_ACTOR * count} open files of their rank, which may have "
+            f"{limit} in all (ulimit -n); launch it with {allowed}, or take fewer actors"
+        ) from error
 
 
 class Message(NamedTuple):

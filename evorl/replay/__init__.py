@@ -1,5 +1,6 @@
 """Rollouts and replay buffers: storage, sampling and the update schedule."""
 
-from evorl.replay.protocols import Gather, Pace, Population
+from evorl.replay.moments import Gather
+from evorl.replay.protocols import Pace, Population
 
 __all__ = ["Gather", "Pace", "Population"]

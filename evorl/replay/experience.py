@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay import Gather, Population
+from evorl.replay.moments import Gather
 from evorl.replay.n_step import Windows
 from evorl.replay.observation_statistics import ObservationStatistics
-from evorl.replay.protocols import Agreement, Sampler
+from evorl.replay.protocols import Agreement, Population, Sampler
 from evorl.replay.schedule import UpdateSchedule
 from evorl.replay.storage import Storage
 from evorl.replay.stored import WHERE

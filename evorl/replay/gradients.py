@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from evorl.envs.episodes import Collected
-from evorl.replay import Gather, Population
+from evorl.replay.moments import Gather
+from evorl.replay.protocols import Population
 from evorl.replay.ring import Empty
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, Tensors, UpdateResult

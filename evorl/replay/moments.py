@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""All-gather [...] -> [R, ...] over the ranks that hold the same agents; R = 1 where agents are not replicated."""
+
 
 class Moments(NamedTuple):
     """Sample count [P], mean [P, D] and (population) variance [P, D]."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from evorl.envs.spec import ObservationSpecs, as_numbers
-from evorl.replay import Gather, Population
-from evorl.replay.moments import Moments
+from evorl.replay.moments import Gather, Moments
+from evorl.replay.protocols import Population
 from evorl.replay.stored import WHERE
 from evorl.system.formats import check_tensors
 from evorl.system.timing import Stopwatch

@@ -5,7 +5,7 @@ Axes: R ranks, U updates, P agents, E environments, B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,9 +15,6 @@ from torch import Tensor
 
 from evorl.replay.moments import Moments
 from evorl.types import Agent, Observation, Tensors, UpdateResult
-
-Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""All-gather [...] -> [R, ...] over the ranks that hold the same agents; R = 1 where agents are not replicated."""
 
 
 @dataclass(frozen=True)

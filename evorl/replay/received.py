@@ -15,7 +15,8 @@ from torch import Tensor
 
 from evorl.envs.spec import ObservationSpecs, as_numbers
 from evorl.randomness import numpy_generator
-from evorl.replay import Gather, Population
+from evorl.replay.moments import Gather
+from evorl.replay.protocols import Population
 from evorl.replay.rollout_statistics import RolloutStatistics
 from evorl.replay.segment import RolloutMemory
 from evorl.system.timing import Stopwatch

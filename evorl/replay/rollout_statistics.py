@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evorl.replay import Gather
-from evorl.replay.moments import Moments
+from evorl.replay.moments import Gather, Moments
 from evorl.replay.scaling import discounted_sums
 from evorl.system.formats import load_like
 from evorl.system.timing import Stopwatch

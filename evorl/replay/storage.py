@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evorl.replay import stored
 from evorl.replay.frame_stacks import next_age
 from evorl.replay.ring import Empty, Field, Kept, Ring
 from evorl.replay.slots import GapIndex
+from evorl.replay.stored import _append, _check, _load, _state
 from evorl.types import Tensors
 
 
@@ -156,14 +156,14 @@ class Storage(Ring):
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
         """Return the written rows of the ring and its counters for a checkpoint."""
-        return stored.state(self)
+        return _state(self)
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
         """Restore from `state`: exactly into an empty storage of the same shape, otherwise appended, oldest first.
 
         Raises UserError for a state that does not fit these parts and columns.
         """
-        stored.check(self, tensors, numbers)
+        _check(self, tensors, numbers)
         if not numbers["written"]:
             return
         last = len(tensors["last_slots"]) if self.store_next else 0
@@ -175,12 +175,12 @@ class Storage(Ring):
         rows, cpu = min(numbers["rows"], numbers["written"]), torch.device("cpu")
         source = Storage(rows, numbers["streams"], self.parts, self.fields, cpu, self.store_next)
         source._load(tensors, numbers)
-        stored.append(source, self)
+        _append(source, self)
 
     def _load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
         """Load a checked state into an empty storage of the same rows, or of fewer if none was overwritten."""
         self.written, self.oldest, self.broken = numbers["written"], numbers["oldest"], bool(numbers["broken"])
-        stored.load(self, tensors)
+        _load(self, tensors)
         rows = np.arange(self.oldest, self.written) % self.ring
         valid = tensors["valid"].cpu()
         self.gaps.append(self.oldest * self.streams + np.flatnonzero(~valid.numpy()[rows]))

@@ -44,7 +44,7 @@ def last_numbers(slots: Tensor, written: int, ring: int, streams: int) -> Intege
     return np.asarray(rows * streams + slots_ % streams, dtype=np.int64)
 
 
-def state(storage: Storage) -> tuple[Tensors, dict[str, int]]:
+def _state(storage: Storage) -> tuple[Tensors, dict[str, int]]:
     """Return the written rows of the ring and its counters for a checkpoint."""
     held = rows_held(storage.written, storage.ring)
     tensors = {name: values[:held] for name, values in _stores(storage)}
@@ -55,7 +55,7 @@ def state(storage: Storage) -> tuple[Tensors, dict[str, int]]:
     return tensors, {name: int(getattr(storage, name)) for name in numbers}
 
 
-def load(storage: Storage, tensors: Mapping[str, Tensor]) -> None:
+def _load(storage: Storage, tensors: Mapping[str, Tensor]) -> None:
     """Copy the tensors of a checked state into a storage whose counters are those of the state."""
     held = rows_held(storage.written, storage.ring)
     for name, values in _stores(storage):
@@ -77,7 +77,7 @@ def _stores(storage: Storage) -> list[tuple[str, Tensor]]:
     return [*seen, *columns, *storage.flags.items()]
 
 
-def check(storage: Storage, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+def _check(storage: Storage, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
     """Raise UserError unless the state fits a storage of these parts and columns."""
     rows, streams, written, oldest, broken = (
         numbers.get(name, -1) for name in ("rows", "streams", "written", "oldest", "broken")
@@ -134,7 +134,7 @@ def _check_ages(age: Integers, written: int, held: int, depth: int) -> None:
         raise UserError(f"{WHERE}: tensor 'age' shows stacks of frames that never followed each other")
 
 
-def append(source: Storage, target: Storage) -> None:
+def _append(source: Storage, target: Storage) -> None:
     """Append the drawable rows of `source`, with M streams, to `target`, with N, oldest first.
 
     If M differs from N, each source stream is cut into pieces that fill the target's streams.

@@ -10,7 +10,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-Row = dict[str, Any]
+from evorl.runs.history import Row
+
 ABSENT, FLOAT, INTEGER, POOLED, LIST, OBJECT = range(6)
 """Cell types."""
 EXACT = 2**53

@@ -1,0 +1,51 @@
+"""Random generators as a pure function of (seed, generation, rank, purpose), so that a generation is reproducible."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WORD = 16
+"""Bytes of each of the two numbers of PCG64: its state and its increment."""
+
+
+def derive_seed(seed: int, *, generation: int, rank: int, purpose: str) -> int:
+    """Return a 63-bit seed, independent for each generation, rank and purpose."""
+    entropy = [seed, generation, rank, zlib.crc32(purpose.encode())]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def torch_generator(
+    seed: int, *, generation: int, rank: int, purpose: str, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """Return a torch generator for one purpose in one generation on one rank."""
+    value = derive_seed(seed, generation=generation, rank=rank, purpose=purpose)
+    return torch.Generator(device=device).manual_seed(value)
+
+
+def numpy_generator(seed: int, *, generation: int, rank: int, purpose: str) -> np.random.Generator:
+    """Return a NumPy generator for one purpose in one generation on one rank."""
+    return np.random.default_rng(derive_seed(seed, generation=generation, rank=rank, purpose=purpose))
+
+
+def numpy_state(generator: np.random.Generator) -> Tensor:
+    """Return the state of a PCG64 generator as bytes [37], little-endian; inverse of `set_numpy_state`."""
+    state = generator.bit_generator.state
+    own, left = state["state"], state["uinteger"].to_bytes(4, "little")
+    numbers = own["state"].to_bytes(WORD, "little") + own["inc"].to_bytes(WORD, "little")
+    return torch.frombuffer(bytearray(numbers + left + bytes([state["has_uint32"]])), dtype=torch.uint8)
+
+
+def set_numpy_state(generator: np.random.Generator, state: Tensor) -> None:
+    """Load the output of `numpy_state`; any 37 bytes are a state."""
+    numbers = state.numpy().tobytes()
+    own = (int.from_bytes(numbers[at : at + WORD], "little") for at in (0, WORD))
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": dict(zip(("state", "inc"), own, strict=True)),
+        "uinteger": int.from_bytes(numbers[2 * WORD : -1], "little"),
+        "has_uint32": int(numbers[-1] > 0),
+    }
