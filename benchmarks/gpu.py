@@ -45,8 +45,8 @@ from evorl.algorithms.replayed import ReplayedSettings
 from evorl.config.shipped import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.compiled import Compiler
-from evorl.randomness import torch_generator
 from evorl.runs.launch import load_config, run_program
+from evorl.seeding import torch_generator
 from evorl.types import Agent, Batch, Tensors
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"

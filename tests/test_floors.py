@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "evorl"
 FLOORS = [
-    {"records", "randomness"},
+    {"seeding"},
     {"types"},
     {"config"},
     {"system"},

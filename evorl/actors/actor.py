@@ -21,7 +21,7 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.population import Policy
-from evorl.randomness import derive_seed
+from evorl.seeding import derive_seed
 from evorl.system.console import warnings_on_one_line
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import UserError

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from evorl.envs.closing import close_in_time
-from evorl.randomness import derive_seed
+from evorl.seeding import derive_seed
 from evorl.system.user_code import place, without_place
 from evorl.types import UserError
 

@@ -16,8 +16,7 @@ from evorl.config import ArchitectureLimits
 from evorl.networks.growth import added_squares, fresh_roles, grow, importance, joined, newborn_square, shrink
 from evorl.networks.parameters import initialise
 from evorl.networks.spec import NetworkSpec
-from evorl.records import Change
-from evorl.types import Agent
+from evorl.types import Agent, Change
 
 Networks = Mapping[str, NetworkSpec]
 MAX_CONVOLUTIONS = 6

@@ -9,8 +9,7 @@ import numpy as np
 from evorl.evolution.mutation import Context, mutate
 from evorl.evolution.schedule import follow
 from evorl.evolution.selection import SELECTIONS, Offspring, elite
-from evorl.records import RESTORED
-from evorl.types import Agent
+from evorl.types import RESTORED, Agent
 
 
 def evolve(

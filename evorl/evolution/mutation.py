@@ -11,8 +11,7 @@ import torch
 from evorl.config import Evolution
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution.architecture import Networks, mutate_layers, mutate_units
-from evorl.records import Change, Mutation
-from evorl.types import Agent
+from evorl.types import Agent, Change, Mutation
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from evorl.config import ScheduledMutation
 from evorl.evolution.architecture import MERGED, add_layer, enlarge, merge_layer, reduce, remove_residual_layer
 from evorl.evolution.mutation import Context, add_noise
-from evorl.records import Mutation
-from evorl.types import Agent, UserError
+from evorl.types import Agent, Mutation, UserError
 
 Redo = Callable[[Agent, ScheduledMutation, Context, np.random.Generator], None]
 """Applies the recorded mutation to the agent in place."""

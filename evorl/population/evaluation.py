@@ -18,7 +18,7 @@ from evorl.distributed import Placement
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
-from evorl.randomness import numpy_generator
+from evorl.seeding import numpy_generator
 from evorl.types import Agent
 
 MAX_COPIES = 32

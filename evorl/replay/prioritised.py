@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.randomness import numpy_generator, numpy_state, set_numpy_state
 from evorl.replay.priorities import Floats, Integers
 from evorl.replay.protocols import Agreement, Draws
 from evorl.replay.sampler import SamplerSettings, share_of_draws
 from evorl.replay.slot_priorities import SlotPriorities
 from evorl.replay.storage import Storage
 from evorl.replay.stored import WHERE
+from evorl.seeding import numpy_generator, numpy_state, set_numpy_state
 from evorl.system.formats import load_like
 from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from evorl.envs.spec import ObservationSpecs, as_numbers
-from evorl.randomness import numpy_generator
 from evorl.replay.moments import Gather
 from evorl.replay.protocols import Population
 from evorl.replay.rollout_statistics import RolloutStatistics
 from evorl.replay.segment import RolloutMemory
+from evorl.seeding import numpy_generator
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, RecurrentInput, Tensors, UpdateResult
 

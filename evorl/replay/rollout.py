@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.envs.spec import ObservationSpecs, as_numbers
-from evorl.randomness import torch_generator
 from evorl.replay.minibatches import Minibatches
 from evorl.replay.moments import Gather
 from evorl.replay.protocols import Population
 from evorl.replay.rollout_statistics import RolloutStatistics
 from evorl.replay.scaling import normalized
 from evorl.replay.trajectories import WHERE, Trajectories
+from evorl.seeding import torch_generator
 from evorl.system.formats import set_generator
 from evorl.system.timing import Stopwatch
 from evorl.types import (

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.randomness import numpy_generator, numpy_state, set_numpy_state, torch_generator
 from evorl.replay.protocols import Agreement, Draws
 from evorl.replay.storage import Storage
 from evorl.replay.stored import WHERE
+from evorl.seeding import numpy_generator, numpy_state, set_numpy_state, torch_generator
 from evorl.system.formats import check_tensors, load_like, set_generator
 from evorl.types import Agent, Tensors, UpdateResult
 

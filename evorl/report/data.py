@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.config.errors import on_one_line
-from evorl.records import RESTORED, Mutation
 from evorl.runs.ancestry import LINE, SAME, Stage, reader_of
 from evorl.runs.elite import Measured, Score
 from evorl.runs.history import JsonLines, Row
 from evorl.runs.read import read_overview
 from evorl.system.files import reason
-from evorl.types import Architecture, UserError
+from evorl.types import RESTORED, Architecture, Mutation, UserError
 
 MOST_LIVES = 4_000
 """The maximum number of lives (agents over all generations) drawn individually; beyond it a `Crowd` is drawn."""

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.records import RESTORED
 from evorl.report.data import Drawn, Floats, Generation
+from evorl.types import RESTORED
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""

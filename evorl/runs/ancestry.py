@@ -13,12 +13,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
 from evorl.config.errors import on_one_line
-from evorl.records import Mutation, Words
 from evorl.runs.directory import load_elite
 from evorl.runs.elite import Measured, Number
 from evorl.runs.history import JsonLines, Row
 from evorl.system.console import aligned, digits
-from evorl.types import Architecture, UserError
+from evorl.types import Architecture, Mutation, UserError, Words
 
 
 @dataclass(frozen=True)

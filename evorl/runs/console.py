@@ -18,7 +18,6 @@ from evorl.distributed import Placement, Ranks
 from evorl.distributed.signals import Interrupted
 from evorl.envs.horizon import Horizon
 from evorl.envs.spec import EnvSpec
-from evorl.records import Mutation
 from evorl.replay import Pace
 from evorl.runs.elite import Score
 from evorl.runs.progress import Progress
@@ -26,7 +25,7 @@ from evorl.system.console import digits
 from evorl.system.plugins import SCRIPT
 from evorl.system.provenance import multiplies_bfloat16
 from evorl.system.user_code import described
-from evorl.types import RunFailed, UserError
+from evorl.types import Mutation, RunFailed, UserError
 
 Row = Mapping[str, Any]
 UNCHANGED = ("initial", "none")

@@ -21,18 +21,17 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
-from evorl.randomness import derive_seed
-from evorl.records import Words
 from evorl.runs.checkpoint import STATE, environments_file, part_file
 from evorl.runs.checkpoint_manager import CheckpointWriter, bytes_of
 from evorl.runs.elite import Number
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress, progress_of
+from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce
 from evorl.system.files import digest, json_bytes
 from evorl.system.formats import decode_tensors, encode_agents, encode_tensors
 from evorl.system.json_text import parse_json
-from evorl.types import Agent, Tensors, UserError
+from evorl.types import Agent, Tensors, UserError, Words
 
 PARTS = ("policy", "learner", "experience")
 """The names of the parts, in the order in which `Run.steps` is given them."""

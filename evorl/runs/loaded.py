@@ -20,11 +20,11 @@ from evorl.envs.observations import ObservationReader
 from evorl.envs.spaces import interface_from_json, interface_to_json
 from evorl.envs.spec import EnvSpec, choices
 from evorl.population import Policy, check_agents
-from evorl.randomness import torch_generator
 from evorl.runs.checkpoint import AGENTS, ELITE, Checkpoints
 from evorl.runs.config_file import read_config
 from evorl.runs.directory import INTERFACE, load_elite
 from evorl.runs.trust import refuse_code
+from evorl.seeding import torch_generator
 from evorl.system.files import read_bounded, reason
 from evorl.system.formats import decode_agents
 from evorl.system.json_text import parse_json

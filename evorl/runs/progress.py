@@ -12,10 +12,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
-from evorl.records import Words
 from evorl.runs.elite import Elite, Number
 from evorl.system.provenance import made_with
-from evorl.types import Agent, UserError
+from evorl.types import Agent, UserError, Words
 
 
 @dataclass

@@ -14,14 +14,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
-from evorl.records import Words
 from evorl.runs.config_file import read_config
 from evorl.runs.elite import Measured, Number
 from evorl.runs.history import JsonLines, Row
 from evorl.runs.table import Table
 from evorl.system.files import read_bounded, reason
 from evorl.system.json_text import parse_json
-from evorl.types import UserError
+from evorl.types import UserError, Words
 
 MAX_COLUMNS = 10_000
 """The maximum number of columns of a table; a manipulated file could name almost one per byte."""

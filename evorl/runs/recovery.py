@@ -14,11 +14,11 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
 from evorl.population import check_agents, check_environment_hyperparameters
-from evorl.randomness import derive_seed
 from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.interim import InterimCheckpoints
 from evorl.runs.progress import Progress, progress_of
+from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import json_bytes
 from evorl.system.formats import decode_agents, decode_tensors

@@ -23,7 +23,6 @@ from evorl.envs.horizon import announce, horizon
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
-from evorl.randomness import derive_seed, numpy_generator, torch_generator
 from evorl.runs.archive import Archive
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint_manager import CheckpointManager
@@ -37,6 +36,7 @@ from evorl.runs.recovery import Recovery
 from evorl.runs.replicas import drift_warning, gather_agents
 from evorl.runs.threads import use_threads
 from evorl.runs.transfer import first_agents
+from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents

@@ -10,12 +10,11 @@ from evorl.config import AnyConfig
 from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
 from evorl.population import check_agents, initial_population
-from evorl.records import INITIAL
 from evorl.runs.checkpoint import AGENTS, Checkpoints
 from evorl.runs.directory import load_elite
 from evorl.system.files import refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types import Agent, UserError
+from evorl.types import INITIAL, Agent, UserError
 
 
 def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:

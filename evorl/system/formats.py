@@ -14,8 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from evorl.records import Mutation
-from evorl.types import ROLES, Agent, AgentState, Architecture, Roles, Tensors, UserError
+from evorl.types import ROLES, Agent, AgentState, Architecture, Mutation, Roles, Tensors, UserError
 
 
 def _small(value: object) -> object:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.config.removed import REMOVED
-from evorl.records import Mutation
-from evorl.types import UserError
+from evorl.types import Mutation, UserError
 
 Row = Mapping[str, Any]
 """A line of `metrics.jsonl` or `lineage.jsonl`, or the content of `summary.json`."""

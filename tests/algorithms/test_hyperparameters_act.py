@@ -11,12 +11,12 @@ from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
-from evorl.randomness import torch_generator
-from evorl.records import Mutation
 from evorl.replay.minibatches import Minibatches
 from evorl.replay.sampler import SamplerSettings
+from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.system.timing import Stopwatch
+from evorl.types import Mutation
 
 BOX = ("environment.id=Pendulum-v1",)
 ROLLOUT = ("algorithm.rollout_steps=8",)

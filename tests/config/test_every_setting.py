@@ -17,7 +17,7 @@ from evorl.envs import Environments
 from evorl.evolution import Context
 from evorl.evolution.evolve import evolve
 from evorl.population import Learner, Policy, initial_population
-from evorl.randomness import torch_generator
+from evorl.seeding import torch_generator
 from evorl.system.formats import encode_agents
 from evorl.system.timing import Stopwatch
 

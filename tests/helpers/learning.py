@@ -10,7 +10,7 @@ from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
-from evorl.randomness import torch_generator
+from evorl.seeding import torch_generator
 from evorl.system.timing import Stopwatch
 from helpers.support import config
 

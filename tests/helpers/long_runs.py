@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import yaml
 
-from evorl.records import INITIAL, Mutation
+from evorl.types import INITIAL, Mutation
 
 from .drawn import CONFIG, SHAPE
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import relu
 
 from evorl.evolution import architecture as operations
-from evorl.randomness import torch_generator
+from evorl.seeding import torch_generator
 from helpers.kinds import shown
 from helpers.support import agent, batch_of, population
 

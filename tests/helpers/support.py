@@ -22,12 +22,12 @@ from evorl.evolution import Context
 from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
-from evorl.randomness import torch_generator
 from evorl.replay.experience import ReplayExperience, ReplaySettings
 from evorl.replay.n_step import OneStep
 from evorl.replay.sampler import SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.launch import run_program
+from evorl.seeding import torch_generator
 from evorl.system.timing import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError
 

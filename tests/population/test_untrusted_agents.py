@@ -18,10 +18,9 @@ from evorl.evolution.architecture import mutate_layers
 from evorl.networks.optimizer import StackedAdam
 from evorl.population import check_agents, initial, initial_population
 from evorl.population.initial import MOMENTS_RATIO, TINY
-from evorl.records import Mutation
 from evorl.runs.launch import check
 from evorl.system.formats import MAX_HEADER_BYTES, decode_agents, decode_tensors, encode_agents, header_bytes
-from evorl.types import UserError
+from evorl.types import Mutation, UserError
 
 
 def with_shape(shape, **metadata):

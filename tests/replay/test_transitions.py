@@ -12,11 +12,11 @@ from evorl.algorithms.apex import EpsilonLadder, NoiseLadder
 from evorl.config import read_yaml, validate
 from evorl.envs import Environments
 from evorl.population import Policy, initial_population
-from evorl.randomness import torch_generator
 from evorl.replay.n_step import NStep
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
 from evorl.replay.sampler import SamplerSettings
 from evorl.replay.transitions import ReceivedTransitions
+from evorl.seeding import torch_generator
 from evorl.types import UserError
 
 T, P, E = 8, 2, 2

@@ -14,14 +14,13 @@ from helpers.long_runs import write_long_run
 from evorl.commands.command import run_command
 from evorl.config import Selection
 from evorl.evolution.selection import tournament
-from evorl.records import INITIAL, Mutation
 from evorl.report import figures
 from evorl.report.data import Drawn, load
 from evorl.report.facts import path_rows
 from evorl.report.page import embedded, page
 from evorl.report.statistics import effects, groups, interval, quantile
 from evorl.runs.ancestry import Stage
-from evorl.types import UserError
+from evorl.types import INITIAL, Mutation, UserError
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")

@@ -22,11 +22,10 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.networks.stacked import new_tensors
-from evorl.records import Mutation
 from evorl.runs.checkpoint import MANIFEST
 from evorl.system.files import digest, entry, json_bytes
 from evorl.system.formats import decode_tensors, encode_agents, encode_tensors
-from evorl.types import Agent, Architecture, Convolution
+from evorl.types import Agent, Architecture, Convolution, Mutation
 
 NAMES = (
     "../../config.yaml", "/etc/passwd", "x\0", "", "config.yaml", "replay-rank-001.safetensors", "x" * 5000, "\x1b[2J",

@@ -11,9 +11,8 @@ from helpers.support import SMALL, lines, train
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
 from evorl.config import override, read_yaml
-from evorl.records import Mutation
 from evorl.runs.ancestry import SAME, ancestry, constant_schedule_of, schedule_of
-from evorl.types import UserError
+from evorl.types import Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
 SEARCH = (

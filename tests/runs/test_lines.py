@@ -9,9 +9,9 @@ import pytest
 from helpers.support import config, lines, train
 
 from evorl.distributed.signals import Interrupted
-from evorl.records import Mutation
 from evorl.runs.console import closing_lines, generation_line
 from evorl.runs.elite import Elite
+from evorl.types import Mutation
 
 ROW = {
     "generation": 5, "agent_steps": 80_000, "agents": [10, 12, 14], "fitness": [218.24, None, 164.0],
