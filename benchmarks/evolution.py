@@ -19,7 +19,7 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.run import Run
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import PolicyOutput, Transition
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"

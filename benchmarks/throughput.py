@@ -27,7 +27,7 @@ from evorl.population.compiled import Compiler
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.metrics import gather_metrics
 from evorl.seeding import derive_seed, torch_generator
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 

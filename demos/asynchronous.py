@@ -29,7 +29,7 @@ from evorl.runs.callbacks import Callback
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.metrics import gather_metrics
 from evorl.runs.run import Run
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 
 DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "impala.yaml"
 

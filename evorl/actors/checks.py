@@ -10,8 +10,7 @@ import torch
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
-from evorl.system.memory import free_memory
-from evorl.system.processes import usable_cores
+from evorl.system.processes import free_memory, usable_cores
 from evorl.types import EvorlWarning, UserError
 
 

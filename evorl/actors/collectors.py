@@ -27,7 +27,7 @@ from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.ring import Empty, Field
 from evorl.replay.segment import RolloutLayout, RolloutMemory
 from evorl.replay.transitions import ERROR
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
 
 

@@ -34,7 +34,7 @@ from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
 
 

@@ -22,7 +22,7 @@ from evorl.networks.distributions import Likelihood
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace
 from evorl.replay.gradients import GradientSettings, ReceivedGradients
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors, UserError
 
 SCALE = "entropy_scale"

@@ -17,7 +17,7 @@ from evorl.distributed import Placement
 from evorl.replay import Pace
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.scaling import normalized
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Batch, Tensors
 
 

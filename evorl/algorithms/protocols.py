@@ -15,7 +15,7 @@ from evorl.envs.spec import EnvSpec
 from evorl.networks.spec import NetworkSpec
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace, Population
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import (
     Agent,
     Batch,

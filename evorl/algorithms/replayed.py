@@ -25,7 +25,7 @@ from evorl.replay import Pace
 from evorl.replay.build import replay_experience
 from evorl.replay.experience import ReplayExperience
 from evorl.replay.ring import Field as StoredField
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Batch, Head, Loss, Streams, UserError
 
 REPORT_EVERY = 17

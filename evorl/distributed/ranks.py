@@ -25,8 +25,7 @@ from evorl.distributed.heartbeat import SILENT, Heartbeat
 from evorl.distributed.pauses import Pauses
 from evorl.distributed.rendezvous import Store, launch_name, meet
 from evorl.distributed.signals import signals_end_at_once
-from evorl.system.processes import identity, launcher
-from evorl.system.provenance import cpu
+from evorl.system.processes import cpu, identity, launcher
 from evorl.types import RunFailed, UserError
 
 MAX_GATHERED = 2**18

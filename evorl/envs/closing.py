@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from evorl.distributed.signals import Interrupted
 from evorl.system.console import say
-from evorl.system.user_code import described
+from evorl.system.plugins import described
 
 CLOSE_WITHIN = 4.0
 """Seconds allowed for an environment's own `close`."""

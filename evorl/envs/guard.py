@@ -11,7 +11,7 @@ import numpy as np
 
 from evorl.envs.closing import close_in_time
 from evorl.seeding import derive_seed
-from evorl.system.user_code import place, without_place
+from evorl.system.plugins import place, without_place
 from evorl.types import UserError
 
 FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"

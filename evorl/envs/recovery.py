@@ -21,7 +21,7 @@ from evorl.envs.continuation import continuation
 from evorl.envs.guard import FAILURES, FAULT, PLACE, another_seed
 from evorl.envs.vector import make_vector, stacked_frames
 from evorl.envs.watch import Watch
-from evorl.system.user_code import place, without_place
+from evorl.system.plugins import place, without_place
 from evorl.types import UserError
 
 

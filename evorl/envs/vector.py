@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from evorl.config import Environment
 from evorl.distributed.signals import signals_wait
 from evorl.envs.guard import Guard
-from evorl.system.plugins import SCRIPT, defined_in, import_from_here
+from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
 from evorl.system.processes import die_with_parent, usable_cores
-from evorl.system.user_code import described, place
 from evorl.types import UserError
 
 ATARI = "ALE/"

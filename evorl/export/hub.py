@@ -13,7 +13,7 @@ from evorl.export.card import PICTURE, card
 from evorl.report.data import load
 from evorl.report.picture import draw
 from evorl.runs.directory import INTERFACE
-from evorl.system.extras import require
+from evorl.system.console import require
 from evorl.system.files import read_bounded
 from evorl.tracking.tracker import shared_settings
 from evorl.types import UserError

@@ -13,8 +13,7 @@ from evorl.networks.base import forward_apart
 from evorl.networks.dense import Tape
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
-from evorl.system.plugins import import_from_here
-from evorl.system.user_code import described, place
+from evorl.system.plugins import described, import_from_here, place
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError
 
 Inputs = int | tuple[int, ...]

@@ -19,8 +19,8 @@ from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
 from evorl.replay.gradients import gradient_batch
+from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, load_like
-from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, Loss, Roles, Tensors, UpdateMetrics, UpdateResult, UserError
 
 COMMON = ("loss", "gradient_norm")

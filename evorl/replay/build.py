@@ -20,8 +20,8 @@ from evorl.replay.ring import Field, memory_at_first
 from evorl.replay.sampler import SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.replay.transitions import ReceivedTransitions
-from evorl.system.memory import check_room
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
+from evorl.system.processes import check_room
 
 
 def replay_experience(

@@ -17,8 +17,8 @@ from evorl.replay.protocols import Agreement, Population, Sampler
 from evorl.replay.schedule import UpdateSchedule
 from evorl.replay.storage import Storage
 from evorl.replay.stored import WHERE
+from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, load_like
-from evorl.system.timing import Stopwatch
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
 
 PRIORITIES = "priorities"

@@ -13,7 +13,7 @@ from evorl.envs.episodes import Collected
 from evorl.replay.moments import Gather
 from evorl.replay.protocols import Population
 from evorl.replay.ring import Empty
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Agent, Batch, Tensors, UpdateResult
 
 

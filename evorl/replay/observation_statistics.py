@@ -10,8 +10,8 @@ from evorl.envs.spec import ObservationSpecs, as_numbers
 from evorl.replay.moments import Gather, Moments
 from evorl.replay.protocols import Population
 from evorl.replay.stored import WHERE
+from evorl.system.console import Stopwatch
 from evorl.system.formats import check_tensors
-from evorl.system.timing import Stopwatch
 from evorl.types import Tensors, Transition, UserError
 
 EVERY = 64

@@ -19,7 +19,7 @@ from evorl.replay.protocols import Population
 from evorl.replay.rollout_statistics import RolloutStatistics
 from evorl.replay.segment import RolloutMemory
 from evorl.seeding import numpy_generator
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Agent, Batch, RecurrentInput, Tensors, UpdateResult
 
 LEARNED = ("reward", "terminated", "truncated", "valid")

@@ -22,8 +22,8 @@ from evorl.replay.rollout_statistics import RolloutStatistics
 from evorl.replay.scaling import normalized
 from evorl.replay.trajectories import WHERE, Trajectories
 from evorl.seeding import torch_generator
+from evorl.system.console import Stopwatch
 from evorl.system.formats import set_generator
-from evorl.system.timing import Stopwatch
 from evorl.types import (
     Agent,
     Batch,

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from evorl.replay.moments import Gather, Moments
 from evorl.replay.scaling import discounted_sums
+from evorl.system.console import Stopwatch
 from evorl.system.formats import load_like
-from evorl.system.timing import Stopwatch
 from evorl.types import Agent, RewardStats, Tensors, UserError
 
 WHERE = "the rollout"

@@ -14,7 +14,7 @@ from evorl.report import figures
 from evorl.report.data import Drawn
 from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
 from evorl.report.statistics import MEASURES, effects, groups
-from evorl.system.extras import require
+from evorl.system.console import require
 
 HERE = Path(__file__).parent
 EXTRA = "report"

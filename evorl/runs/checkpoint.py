@@ -22,7 +22,7 @@ from evorl.system.files import (
     sync_directory,
     write_through,
 )
-from evorl.system.json_text import parse_json
+from evorl.system.formats import parse_json
 from evorl.types import UserError
 
 NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"

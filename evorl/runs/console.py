@@ -22,9 +22,8 @@ from evorl.replay import Pace
 from evorl.runs.elite import Score
 from evorl.runs.progress import Progress
 from evorl.system.console import digits
-from evorl.system.plugins import SCRIPT
-from evorl.system.provenance import multiplies_bfloat16
-from evorl.system.user_code import described
+from evorl.system.plugins import SCRIPT, described
+from evorl.system.processes import multiplies_bfloat16
 from evorl.types import Mutation, RunFailed, UserError
 
 Row = Mapping[str, Any]

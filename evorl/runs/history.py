@@ -19,7 +19,7 @@ from evorl.system.files import (
     sync_directory,
     write_atomically,
 )
-from evorl.system.json_text import parse_json
+from evorl.system.formats import parse_json
 from evorl.types import EvorlWarning
 
 Row = dict[str, Any]

@@ -29,8 +29,7 @@ from evorl.runs.progress import Progress, progress_of
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce
 from evorl.system.files import digest, json_bytes
-from evorl.system.formats import decode_tensors, encode_agents, encode_tensors
-from evorl.system.json_text import parse_json
+from evorl.system.formats import decode_tensors, encode_agents, encode_tensors, parse_json
 from evorl.types import Agent, Tensors, UserError, Words
 
 PARTS = ("policy", "learner", "experience")

@@ -33,7 +33,7 @@ from evorl.population import check_population_size
 from evorl.runs.video import check_encoder
 from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
-from evorl.system.memory import keep_freed_memory
+from evorl.system.processes import keep_freed_memory
 from evorl.tracking import TRACKERS, shared_settings
 from evorl.types import EvorlWarning, RunFailed, UserError
 

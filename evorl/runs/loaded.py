@@ -26,8 +26,7 @@ from evorl.runs.directory import INTERFACE, load_elite
 from evorl.runs.trust import refuse_code
 from evorl.seeding import torch_generator
 from evorl.system.files import read_bounded, reason
-from evorl.system.formats import decode_agents
-from evorl.system.json_text import parse_json
+from evorl.system.formats import decode_agents, parse_json
 from evorl.types import Agent, UserError
 
 State = NDArray[np.float32] | None

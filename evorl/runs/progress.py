@@ -13,7 +13,7 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.runs.elite import Elite, Number
-from evorl.system.provenance import made_with
+from evorl.system.processes import made_with
 from evorl.types import Agent, UserError, Words
 
 

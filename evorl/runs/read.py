@@ -19,7 +19,7 @@ from evorl.runs.elite import Measured, Number
 from evorl.runs.history import JsonLines, Row
 from evorl.runs.table import Table
 from evorl.system.files import read_bounded, reason
-from evorl.system.json_text import parse_json
+from evorl.system.formats import parse_json
 from evorl.types import UserError, Words
 
 MAX_COLUMNS = 10_000

@@ -37,10 +37,9 @@ from evorl.runs.replicas import drift_warning, gather_agents
 from evorl.runs.threads import use_threads
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
-from evorl.system.console import WarnOnce, say
+from evorl.system.console import Stopwatch, WarnOnce, say
 from evorl.system.files import digest
 from evorl.system.formats import encode_agents
-from evorl.system.timing import Stopwatch
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 

@@ -25,8 +25,8 @@ from evorl.runs.programs import ASYNCHRONOUS, main_of, program_for
 from evorl.runs.read import RunRecord, read_run
 from evorl.system.background import end_background, limit_end
 from evorl.system.console import warnings_on_one_line
-from evorl.system.memory import keep_freed_memory
 from evorl.system.plugins import SCRIPT, name_of
+from evorl.system.processes import keep_freed_memory
 from evorl.types import UserError
 
 

@@ -18,7 +18,7 @@ from evorl.envs.resets import Resets
 from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
-from evorl.system.extras import require
+from evorl.system.console import require
 from evorl.system.files import make_directory, refuse_links, replacing
 from evorl.types import UserError
 

@@ -1,18 +1,22 @@
-"""Terminal output that survives a reader who leaves before the run ends, and warnings that are not repeated."""
+"""Terminal output that survives a reader who leaves early, a stopwatch, and checks for optional packages."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import io
 import os
 import sys
+import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from evorl.config.errors import on_one_line
-from evorl.types import EvorlWarning
+from evorl.types import EvorlWarning, UserError
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 """Errors of a closed reader: the other end of a pipe or a terminal is gone."""
@@ -105,3 +109,36 @@ class WarnOnce:
     def reset(self, subject: str) -> None:
         """Clear the subject, so that its next occurrence is reported again."""
         self._reported.discard(subject)
+
+
+class Stopwatch:
+    """Accumulates the seconds spent in named blocks; an inner block's time does not count in the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner = [0.0]
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - started
+            self.seconds[name] += elapsed - self._inner.pop()
+            self._inner[-1] += elapsed
+
+    def shares(self, total: float) -> dict[str, float]:
+        """Return each block's fraction of `total` seconds."""
+        return {name: seconds / total for name, seconds in self.seconds.items()} if total > 0 else {}
+
+    def clear(self) -> None:
+        self.seconds.clear()
+
+
+def require(extra: str, packages: Sequence[str], what: str) -> None:
+    """Raise UserError unless the packages of an extra, which `what` needs, are installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{what} needs {' and '.join(missing)}; install it with `pip install -e '.[{extra}]'`")

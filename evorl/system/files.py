@@ -20,7 +20,7 @@ from io import DEFAULT_BUFFER_SIZE, BufferedReader, BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from evorl.system.memory import check_room
+from evorl.system.processes import check_room
 from evorl.types import UserError
 
 MAX_LINE = 2**27

@@ -1,15 +1,106 @@
-"""Import of user modules: environments and networks named by a configuration."""
+"""Import of user modules (environments, networks), and descriptions of errors in them with the lines of that code."""
 
 from __future__ import annotations
 
 import importlib
+import linecache
 import sys
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from evorl.config.errors import shown
 from evorl.types import UserError
+
+MAX_FRAMES = 6
+"""Maximum number of quoted frames of user code: the outermost and the innermost ones."""
+MAX_LETTERS = 300
+"""Maximum quoted characters of an error's type and message."""
+MAX_SOURCE = 100
+"""Maximum quoted characters of a source line."""
+
+
+def described(error: BaseException) -> str:
+    """Return an error on one line: its type, its message, and the user's code that led to it."""
+    return without_place(error) + place(error)
+
+
+def without_place(error: BaseException) -> str:
+    """Return the type and message of an error on one line."""
+    text = " ".join(str(error).split())
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:MAX_LETTERS]
+
+
+def place(error: BaseException) -> str:
+    """Return ` (env.py:12 in step, env.py:31 in score: return info["reward"])`, or an empty string without user code.
+
+    Frames are in call order. Only the last one is quoted with its source line.
+    """
+    frames = user_frames(error)
+    if not frames:
+        return ""
+    if len(frames) > MAX_FRAMES:
+        half = MAX_FRAMES // 2
+        frames = [*frames[:half], *frames[-half:]]
+    calls = ", ".join(f"{_shown(frame.filename)}:{frame.lineno} in {frame.name}" for frame in frames)
+    line = " ".join((frames[-1].line or "").split())[:MAX_SOURCE]
+    return f" ({calls}: {line})" if line else f" ({calls})"
+
+
+def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
+    """Return the frames of an error's traceback that are user code, in call order.
+
+    Frames of installed packages are excluded, except for the frame that raised, unless evorl builds on the package. If
+    no frame is the user's own they are included: environments are packages too. If there are none either, the frames of
+    the error's cause are used.
+    """
+    linecache.checkcache()
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = [frame for frame in traceback.extract_tb(cause.__traceback__) if not _is_library(frame.filename)]
+        if frames:
+            own = [frame for frame in frames if not _is_installed(frame.filename)]
+            return frames if not own or own[-1] is frames[-1] else [*own, frames[-1]]
+        cause = cause.__cause__
+    return []
+
+
+def _is_library(file: str) -> bool:
+    """Return whether a file belongs to evorl, to Python, or to a package that evorl builds on."""
+    if file.startswith("<frozen"):
+        return True
+    path = Path(file)
+    if any(path.is_relative_to(root) for root in _ROOTS):
+        return True
+    return path.is_relative_to(_STANDARD) and not _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def _shown(file: str) -> str:
+    """Return a path relative to the working directory if possible."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
+
+
+def _root(package: str) -> Path | None:
+    spec = find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+_STANDARD = Path(sysconfig.get_paths()["stdlib"])
+_PACKAGES = ("evorl", "gymnasium", "numpy", "torch", "tensorboard", "wandb")
+_DEMOS = Path(__file__).parent.parent.parent / "demos"
+_ROOTS = [_DEMOS, *(root for root in map(_root, _PACKAGES) if root is not None)]
+
 
 SCRIPT = "__main__:"
 """Prefix of names defined in a script or a notebook."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evorl.config import AnyConfig
 from evorl.system.background import Background
-from evorl.system.user_code import place
+from evorl.system.plugins import place
 from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import History, Points, Record, Row, Tracker
 from evorl.tracking.wandb import WeightsAndBiases

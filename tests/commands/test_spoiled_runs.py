@@ -15,7 +15,7 @@ from evorl.commands.command import run_command
 from evorl.commands.seeds import summary_lines
 from evorl.config import override, read_yaml
 from evorl.runs.launch import run_program
-from evorl.system.json_text import parse_json
+from evorl.system.formats import parse_json
 from evorl.types import UserError
 
 NAN = float("nan")

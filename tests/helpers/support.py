@@ -28,7 +28,7 @@ from evorl.replay.sampler import SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.runs.launch import run_program
 from evorl.seeding import torch_generator
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError
 
 ROOT = Path(__file__).parent.parent.parent

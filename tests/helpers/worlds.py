@@ -9,7 +9,7 @@ import torch
 from evorl.algorithms.a2c import A2C
 from evorl.envs.spec import ObservationSpec
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import AgentState, Transition
 from helpers.support import fields_of, interface, output_of
 

@@ -26,7 +26,7 @@ from evorl.algorithms.functional import bootstrapped_return, n_step_return
 from evorl.distributed import Placement, Ranks
 from evorl.replay.n_step import NStep, OneStep, make_windows
 from evorl.replay.storage import Storage
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Transition, UserError
 
 CPU = torch.device("cpu")

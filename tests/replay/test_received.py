@@ -7,7 +7,7 @@ import torch
 
 from evorl.envs.spec import ObservationSpec
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 
 T, P, E = 3, 2, 2
 

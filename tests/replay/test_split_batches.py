@@ -29,7 +29,7 @@ from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_
 from evorl.replay.minibatches import Minibatches, check_rollout
 from evorl.replay.sampler import DistributedSampler
 from evorl.runs.launch import load_config
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 from evorl.types import Transition, UserError
 
 

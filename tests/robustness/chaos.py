@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 
 from evorl.runs.launch import run_program
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 
 ROOT = Path(__file__).parent.parent.parent
 PHASES = ("collection", "learning", "evaluation", "evolution", "checkpoint")

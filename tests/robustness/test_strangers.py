@@ -17,8 +17,7 @@ from evorl.commands.train import LOCAL_LAUNCHER, resume_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import run_program
-from evorl.system.memory import check_room, free_memory
-from evorl.system.processes import end_sibling, started_at
+from evorl.system.processes import check_room, end_sibling, free_memory, started_at
 from evorl.tracking import shared_settings
 from evorl.types import UserError
 
@@ -155,7 +154,7 @@ def test_free_memory_is_that_of_the_control_group(version, tmp_path):
 
 
 def test_all_ranks_of_a_host_share_its_memory(monkeypatch):
-    monkeypatch.setattr("evorl.system.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("evorl.system.processes.free_memory", lambda device: 1000)
     check_room(500, "replay.capacity", copies=1, processes=2)
     with pytest.raises(UserError, match=r"replay.capacity: .* do not fit, for each of 3 ranks,"):
         check_room(500, "replay.capacity", copies=1, processes=3)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from evorl.runs.launch import run_program
-from evorl.system.timing import Stopwatch
+from evorl.system.console import Stopwatch
 
 ROOT = Path(__file__).parent.parent.parent
 PHASES = ("start", "collection", "learning", "evaluation", "evolution", "checkpoint", "between")

@@ -114,7 +114,7 @@ def test_a_run_says_it_once_with_the_steps_that_it_makes(in_directory, capsys):
 
 def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_path, monkeypatch):
     features = tmp_path / "cpuinfo"
-    monkeypatch.setattr("evorl.system.provenance.CPU_FEATURES", features)
+    monkeypatch.setattr("evorl.system.processes.CPU_FEATURES", features)
     features.write_text("flags : avx2 avx512f avx512_vnni\n")
     assert [line for line in header_of() if "bf16" in line or "bfloat16" in line] == []
     first, *_, last = header_of("network.bf16=true")
