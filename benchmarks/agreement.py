@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from evorl import LoadedAgent, load
 from evorl.commands.evaluate import evaluate_elite, seeds_of
-from evorl.config.shipped import configuration_file, shipped_names
+from evorl.config.yaml import configuration_file, shipped_names
 from evorl.envs.vector import for_evaluation, make_vector
 from evorl.export.network import STATE
 from evorl.export.onnx_file import in_float32, write_onnx

@@ -25,7 +25,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from evorl.algorithms.replayed import ReplayedSettings
-from evorl.config.shipped import shipped_names
+from evorl.config.yaml import shipped_names
 from evorl.runs.launch import load_config, run_program
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"

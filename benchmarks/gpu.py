@@ -42,7 +42,7 @@ from throughput import Trainer
 
 from evorl.algorithms import Algorithm
 from evorl.algorithms.replayed import ReplayedSettings
-from evorl.config.shipped import shipped_names
+from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.compiled import Compiler
 from evorl.runs.launch import load_config, run_program

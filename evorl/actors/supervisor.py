@@ -20,7 +20,7 @@ from typing import NamedTuple
 from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all, write_all
 from evorl.actors.board import Board
 from evorl.actors.server import ActorServer
-from evorl.config.actors import ActorSettings
+from evorl.config.schema import ActorSettings
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 LOOK_EVERY = 0.5

@@ -100,7 +100,7 @@ def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.Argument
 
 def run_command(arguments: Sequence[str]) -> None:
     """Parse a command line and run its command. Raises UserError."""
-    from evorl.config.reader import plain_assignments
+    from evorl.config.yaml import plain_assignments
     from evorl.runs.launch import Parser
     from evorl.system.files import reason
     from evorl.types import UserError
@@ -139,7 +139,7 @@ def discard_stdout() -> None:
 
 def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     """Split words into the configuration file and the `key.path=value` assignments. Raises UserError."""
-    from evorl.config.shipped import configuration_file
+    from evorl.config.yaml import configuration_file
     from evorl.types import UserError
 
     named = [word for word in words if "=" not in word]
@@ -187,7 +187,7 @@ def _agent(parser: argparse.ArgumentParser) -> None:
 
 
 def _words(parser: argparse.ArgumentParser) -> None:
-    from evorl.config.shipped import shipped_names
+    from evorl.config.yaml import shipped_names
 
     parser.add_argument(
         WORDS,

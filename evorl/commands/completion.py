@@ -12,8 +12,8 @@ import shtab
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import COMMANDS, OVERRIDES, WORDS
 from evorl.config import model_of
-from evorl.config.described import settings_of
-from evorl.config.shipped import shipped_names
+from evorl.config.docs import settings_of
+from evorl.config.yaml import shipped_names
 
 SETTINGS_OF_SHELL = {
     "bash": """_evorl_settings() {{

@@ -123,8 +123,7 @@ def config(parsed: argparse.Namespace) -> None:
     """`evorl config`."""
     from evorl.algorithms import SETTINGS
     from evorl.config import model_of
-    from evorl.config.described import explained, settings_of
-    from evorl.config.documents import commented, page
+    from evorl.config.docs import commented, explained, page, settings_of
     from evorl.runs.launch import read_config
 
     if parsed.markdown:

@@ -16,7 +16,7 @@ from pathlib import Path
 from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
 from evorl.config.errors import on_one_line
-from evorl.config.shipped import PACKAGE
+from evorl.config.yaml import PACKAGE
 from evorl.report.statistics import interval
 from evorl.runs.launch import check, read_config
 from evorl.runs.read import read_overview

@@ -14,7 +14,7 @@ from evorl.algorithms import SETTINGS
 from evorl.commands.command import file_and_assignments
 from evorl.commands.seeds import train_seeds
 from evorl.config import AnyConfig, validate, without_removed
-from evorl.config.shipped import ACCELERATE, PACKAGE, read_settings
+from evorl.config.yaml import ACCELERATE, PACKAGE, read_settings
 from evorl.runs.ancestry import ancestry, replayed
 from evorl.runs.checkpoint import Checkpoints
 from evorl.runs.config_file import check_run

@@ -1,15 +1,22 @@
-"""The configuration schema of an experiment. Every default is in this package or in an algorithm's settings."""
+"""The configuration schema of an experiment, one class per section.
+
+Every default is in this package or in an algorithm's settings.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
     Field,
     PrivateAttr,
     SerializerFunctionWrapHandler,
@@ -20,28 +27,302 @@ from pydantic import (
     model_validator,
 )
 
-from evorl.config.actors import ActorSettings
 from evorl.config.errors import explain, nearest, shown
-from evorl.config.evolution import Evolution
 from evorl.config.fields import (
     ENVIRONMENT,
+    RETURN,
     AlgorithmSettings,
     Count,
     Finite,
+    FitnessTerms,
+    Fraction,
     HyperparameterRange,
+    Initialisation,
     Plain,
+    Positive,
     Seconds,
     Section,
     Size,
     Text,
     Weight,
+    Width,
     as_configured,
 )
-from evorl.config.network import Network
 from evorl.config.origins import Origins
 from evorl.config.removed import without_removed
-from evorl.config.replay import Replay
-from evorl.types import UserError
+from evorl.types import Architecture, UserError
+
+MAX_WEIGHTS = 2**28
+"""Between the first layers of a network; with its target and Adam's moments that is 4 GiB for each agent."""
+
+
+class ConvolutionalLayer(Section):
+    """A convolution without bounds on the image, followed by the network's activation."""
+
+    channels: Annotated[int, Field(ge=1, le=4096)]
+    """The channels that it puts out."""
+    kernel: Annotated[int, Field(ge=1, le=64)]
+    """The width and height of its kernel."""
+    stride: Annotated[int, Field(ge=1, le=64)] = 1
+    """The step from one place of the kernel to the next."""
+
+
+class Network(Section):
+    """The networks of initial agents; an algorithm may have several, which all begin so."""
+
+    name: Text = "standard"
+    """`standard`, which reads every observation, or `module` for a network of your own; see `factory`."""
+    hidden_sizes: Annotated[tuple[Width, ...], Field(min_length=1, max_length=256)] = (64, 64)
+    """The units of each hidden layer; those of the initial agents, where mutations change them."""
+    activation: Text = "relu"
+    """The activation of hidden layers and convolutions: `relu`, `tanh`, `elu`, `gelu` or `silu`."""
+    layer_norm: bool | None = None
+    """Normalise hidden layers (arXiv 1607.06450). Null is what the algorithm takes: true for DQN, else false."""
+    initialisation: Initialisation | None = None
+    """Null is what the algorithm takes: `orthogonal` for actor-critics, `uniform` for DQN."""
+    convolutions: Annotated[tuple[ConvolutionalLayer, ...], Field(min_length=1, max_length=64)] = (
+        ConvolutionalLayer(channels=32, kernel=8, stride=4),
+        ConvolutionalLayer(channels=64, kernel=4, stride=2),
+        ConvolutionalLayer(channels=64, kernel=3, stride=1),
+    )
+    """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
+    bf16: bool | None = None
+    """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null is
+    what Accelerate was asked for, by its `mixed_precision: bf16`."""
+    recurrent: Text | None = None
+    """A recurrent cell after the hidden layers: `lstm` or `gru`."""
+    recurrent_size: Width = 64
+    """The units of the recurrent cell."""
+    factory: Plain | None = None
+    """For `name: module`: `package.module:function`, called with (inputs, outputs), returns an `nn.Module`; `inputs` is
+    the width of a vector or the shape of an image."""
+
+    @model_validator(mode="after")
+    def _factory_where_it_belongs(self) -> Self:
+        if (self.name == "module") != (self.factory is not None):
+            raise ValueError("`factory` and `name: module` go together")
+        if self.name == "module" and self.recurrent:
+            raise ValueError(f"a module has no recurrent state; leave `recurrent: {self.recurrent}` out")
+        if self.name == "module" and self.initialisation:
+            raise ValueError(f"a module initialises itself; leave `initialisation: {self.initialisation}` out")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> Self:
+        layers = pairwise(self.convolutions)
+        weights = {
+            "hidden_sizes": sum(before * after for before, after in pairwise(self.hidden_sizes)),
+            "convolutions": sum(before.channels * after.channels * after.kernel**2 for before, after in layers),
+        }
+        for name, count in weights.items():
+            if count > MAX_WEIGHTS:
+                raise ValueError(f"{name} have {count} weights between them; they may have at most {MAX_WEIGHTS}")
+        return self
+
+
+class ImportanceExponent(Section):
+    """The exponent of importance weights goes linearly from `start` to `end`."""
+
+    start: Fraction = 0.4
+    """Its value at first."""
+    end: Fraction = 1.0
+    """Its value in the end."""
+    steps: Count | None = None
+    """Environment steps of each agent, over all ranks, after which it is at its end; null is training.max_steps."""
+
+
+class Prioritised(Section):
+    """Prioritised replay, in proportion to errors (arXiv 1511.05952); its defaults are the paper's."""
+
+    exponent: Fraction = 0.6
+    """Priorities are (|error| + epsilon) to this power; 0 draws all alike."""
+    importance_exponent: ImportanceExponent = ImportanceExponent()
+    epsilon: Positive = 1e-6
+    """What is added to each error, so that all transitions can be drawn."""
+
+
+class Replay(Section):
+    """The replay of algorithms that learn from one; the others have none."""
+
+    capacity: Annotated[int, Field(ge=1, le=10**9)] = 100_000
+    """Transitions kept, over all ranks and agents."""
+    learning_starts: Annotated[int, Field(ge=0, le=10**9)] = 1_000
+    """Transitions held, over all ranks and agents, before learning starts."""
+    n_step: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """Steps of an n-step return (arXiv 1710.02298). Fewer where the episode ends, or where no more are there yet."""
+    prioritised: Prioritised | None = None
+    """Without it all transitions are equally likely."""
+    shared: bool = True
+    """All agents learn from all transitions. Without it an agent learns only from what it or an ancestor has done, and
+    `capacity` is divided among the agents."""
+
+
+class ActorSettings(Section):
+    """Processes beside each rank that only act, each in `environment.num_envs` environments for every agent."""
+
+    count: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Actors of each rank."""
+    queue: Annotated[int, Field(ge=1, le=256)] = 2
+    """Rollouts of an actor that may wait for the learner or be under way; when all of them do, it waits, too."""
+    fetch_steps: Count = 1
+    """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout."""
+    max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    """Updates by which a rollout's parameters may be behind when it is received; what is older is discarded. Null is
+    twice as many as full queues can cause."""
+    lockstep: bool = False
+    """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
+    timeout: Seconds = 60.0
+    """Seconds without a step after which an actor that has something to do is replaced, and seconds without an answer
+    after which the process that starts actors is."""
+    max_restarts: Annotated[int, Field(ge=0, le=10**6)] = 3
+    """Replacements of an actor, or of the process that starts them, one after the other without a rollout in between,
+    before the run gives up."""
+
+
+def with_dotted_names(given: Any) -> Any:
+    """Return ranges by dotted name, flattening environment ranges that are given as nested sections."""
+    inner = given.get("environment") if isinstance(given, dict) else None
+    kwargs = inner.get("kwargs") if isinstance(inner, dict) and len(inner) == 1 else None
+    if not isinstance(kwargs, dict):
+        return given
+    others = {name: range for name, range in given.items() if name != "environment"}
+    return others | {f"{ENVIRONMENT}{key}": range for key, range in kwargs.items()}
+
+
+class Selection(Section):
+    """The choice of agents that the next generation is made from."""
+
+    name: Text = "tournament"
+    """`none` keeps every agent as it is: a pool of agents that learn side by side."""
+    size: Size = 2
+    """Agents that meet in one tournament."""
+    elitism: bool = True
+    """For `tournament`: the best agent goes on unchanged. Under `truncation` it always does."""
+    share: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    """For `truncation`: the share of the population that is replaced."""
+    archive: Annotated[int, Field(ge=0, strict=True)] = 5
+    """Generations for which the best agent so far goes on competing as a parent, on the episodes of each. For ever, it
+    would keep a population from whatever gets worse before it gets better; with 0 it never returns."""
+
+
+class Mutation(BaseModel):
+    """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    __pydantic_extra__: dict[str, Weight]
+
+    none: Weight = 0.4
+    """The agent goes on as it is."""
+    architecture: Weight = 0.2
+    """Units, channels, kernels or layers are added or removed."""
+    parameters: Weight = 0.2
+    """Weights get noise."""
+    activation: Weight = 0.0
+    """The activation is another of `architecture.activations`."""
+    hyperparameters: Weight = 0.2
+    """A hyperparameter moves within its range."""
+    new_layer: Fraction = 0.2
+    """The share of architecture mutations that add or remove a layer rather than units."""
+    strength: Positive = 0.02
+    """Standard deviation of parameter noise, relative to each weight."""
+
+    def weights(self) -> dict[str, float]:
+        """Return the weight of each kind of mutation by name."""
+        return {name: value for name, value in self if name not in ("new_layer", "strength")}
+
+    @model_validator(mode="after")
+    def _something_can_happen(self) -> Self:
+        if sum(self.weights().values()) <= 0:
+            raise ValueError("the weights sum to 0; at least one kind needs a positive weight")
+        return self
+
+
+class ArchitectureLimits(Section):
+    """The limits of architecture mutations."""
+
+    min_layers: Width = 1
+    """The fewest hidden layers."""
+    max_layers: Width = 3
+    """The most hidden layers."""
+    min_units: Width = 16
+    """The fewest units of a layer or a recurrent cell."""
+    max_units: Width = 256
+    """The most units of a layer or a recurrent cell."""
+    unit_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (16, 32)
+    """The number of units that a mutation adds to a layer or a recurrent cell, or removes."""
+    min_channels: Width = 8
+    """The fewest channels of a convolution."""
+    max_channels: Width = 128
+    """The most channels of a convolution."""
+    channel_steps: Annotated[tuple[Width, ...], Field(min_length=1)] = (8, 16)
+    """The number of channels that a mutation adds to a convolution or removes."""
+    activations: Annotated[tuple[Text, ...], Field(min_length=1)] = ("relu", "tanh", "elu", "gelu", "silu")
+    """The activations that mutations choose from."""
+
+    @model_validator(mode="after")
+    def _are_ranges(self) -> Self:
+        for what in ("layers", "units", "channels"):
+            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if low > high:
+                raise ValueError(f"min_{what} {low} must not exceed max_{what} {high}")
+        return self
+
+
+class ScheduledMutation(Section):
+    """A mutation that is not drawn: its record as `lineage.jsonl` has it, and the generation after which it comes."""
+
+    generation: Size
+    """The generation after which it comes."""
+    kind: Text
+    """The kind of mutation."""
+    target: Text = ""
+    """What it changes."""
+    before: int | Finite | Text | None = None
+    """The value before it."""
+    after: int | Finite | Text | None = None
+    """The value after it."""
+
+
+class Schedule(Section):
+    """The course of one agent, which every agent of a run follows: its first settings, and then its mutations."""
+
+    hyperparameters: dict[Text, Finite]
+    """The first hyperparameters."""
+    architectures: dict[Text, Architecture]
+    """The first architecture of each network."""
+    mutations: Annotated[tuple[ScheduledMutation, ...], Field(max_length=100_000)] = ()
+    """The mutations, in their order."""
+
+
+class Evolution(Section):
+    """The length of a generation, and how the next one's agents are made from its own."""
+
+    steps: Count = 10_000
+    """Environment steps of each agent in a generation, over all ranks. A shipped file's number is for its own
+    environment."""
+    burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0
+    """Generations before the first selection and mutation."""
+    initial: Literal["configured", "sampled"] = "configured"
+    """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
+    its layers from the limits of `architecture` where mutations may change them."""
+    selection: Selection = Selection()
+    mutation: Mutation = Mutation()
+    hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
+    """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none. One may be a number in
+    `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
+    and evaluation keeps the configured one."""
+    architecture: ArchitectureLimits = ArchitectureLimits()
+    fitness: FitnessTerms = Field(default={RETURN: 1.0})
+    """What selection, the elite and `training.target_fitness` go by: the mean over evaluation episodes of `return`, of
+    `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of several
+    with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is."""
+    schedule: Schedule | None = None
+    """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
+
+    def is_due(self, generation: int) -> bool:
+        """Return whether selection and mutation follow a generation."""
+        return generation > self.burn_in
+
 
 MAX_COPIES = 2**16
 

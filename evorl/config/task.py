@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evorl.config.evolution import Evolution, with_dotted_names
 from evorl.config.fields import ENVIRONMENT, Section
-from evorl.config.schema import Environment, Evaluation, Training
+from evorl.config.schema import Environment, Evaluation, Evolution, Training, with_dotted_names
 
 TARGET = "training.target_fitness"
 OF_ENVIRONMENT = (TARGET, "environment.observation_indices")

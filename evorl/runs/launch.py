@@ -17,12 +17,11 @@ from typing import NoReturn
 from evorl.actors.checks import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
+from evorl.config.accelerate import asked_for_bf16, refuse_options
 from evorl.config.errors import MAX_TOLD, on_one_line
 from evorl.config.fields import ENVIRONMENT, RETURN
-from evorl.config.options import asked_for_bf16, refuse_options
-from evorl.config.reader import plain_assignments
-from evorl.config.shipped import settings_and_origins
 from evorl.config.task import TARGET
+from evorl.config.yaml import plain_assignments, settings_and_origins
 from evorl.distributed import is_initialized, shutdown
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.envs import Environments

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evorl.algorithms import SETTINGS
-from evorl.config.shipped import ROOT
+from evorl.config.yaml import ROOT
 from evorl.runs.callbacks import Callback
 from evorl.runs.run import Run
 from evorl.types import UserError

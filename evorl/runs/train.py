@@ -16,7 +16,7 @@ import yaml
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.config.shipped import configuration_file, read_settings
+from evorl.config.yaml import configuration_file, read_settings
 from evorl.distributed import own_world
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.runs.callbacks import Callback

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from evorl.config.plain import check_text, check_whole
+from evorl.config.yaml import check_text, check_whole
 from evorl.types import ROLES, Agent, AgentState, Architecture, Mutation, Roles, Tensors, UserError
 
 SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9]{19}")

@@ -9,7 +9,7 @@ import pytest
 
 from evorl.commands.command import COMMANDS
 from evorl.commands.completion import keys, script
-from evorl.config.shipped import shipped_names
+from evorl.config.yaml import shipped_names
 
 SHELLS = ("bash", "zsh", "fish")
 printed = functools.cache(script)

@@ -7,7 +7,7 @@ from helpers.support import ROOT, SMALL, error_line, lines
 from evorl.commands import train
 from evorl.commands.command import run_command
 from evorl.commands.train import program_arguments
-from evorl.config.shipped import configuration_file, read_settings, shipped_names
+from evorl.config.yaml import configuration_file, read_settings, shipped_names
 from evorl.runs.launch import run_program
 from evorl.runs.programs import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.types import UserError

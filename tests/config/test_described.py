@@ -9,9 +9,8 @@ from helpers.support import ROOT, error_line
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
 from evorl.config import model_of, override, read_yaml, validate
-from evorl.config.described import settings_of
-from evorl.config.documents import commented, page
-from evorl.config.shipped import TRAINING, shipped_names
+from evorl.config.docs import commented, page, settings_of
+from evorl.config.yaml import TRAINING, shipped_names
 from evorl.runs.launch import run_program
 
 

@@ -11,7 +11,7 @@ from helpers.support import ROOT, config, interface, play, play_as_actor
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import model_of
-from evorl.config.described import settings_of
+from evorl.config.docs import settings_of
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evolution import Context

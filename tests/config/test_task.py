@@ -9,8 +9,8 @@ from evorl.commands import seeds
 from evorl.commands.command import run_command
 from evorl.commands.train import program_arguments
 from evorl.config.schema import Environment, Evaluation, Training
-from evorl.config.shipped import configuration_file, read_settings, shipped_names
 from evorl.config.task import OF_ENVIRONMENT, OF_SHIPPED, OF_SUITE, environment_of, paths_in
+from evorl.config.yaml import configuration_file, read_settings, shipped_names
 from evorl.runs import launch
 from evorl.runs import train as in_python
 from evorl.runs.launch import load_config, read_config, run_program

@@ -8,7 +8,7 @@ from helpers.support import SMALL
 
 import evorl
 from evorl.commands.command import run_command
-from evorl.config.shipped import configuration_file, shipped_names
+from evorl.config.yaml import configuration_file, shipped_names
 from evorl.export import onnx_file
 from evorl.export.network import ActingAgent
 from evorl.types import UserError

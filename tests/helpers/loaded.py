@@ -4,7 +4,7 @@ import torch
 
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
-from evorl.config.shipped import read_settings
+from evorl.config.yaml import read_settings
 from evorl.envs import Environments
 from evorl.envs.spaces import interface_to_json
 from evorl.population import initial_population

@@ -11,8 +11,7 @@ from helpers.support import ROOT, SMALL
 from wandb.sdk.launch.sweeps import utils
 
 from evorl.cli import main
-from evorl.config.reader import plain_assignments
-from evorl.config.shipped import configuration_file, read_settings
+from evorl.config.yaml import configuration_file, plain_assignments, read_settings
 from evorl.tracking.wandb import run_id
 
 CHOSEN = {"algorithm.learning_rate": {"value": 0.002}, "evolution.mutation.hyperparameters": {"value": 0.0}}
