@@ -1,6 +1,5 @@
 """Ranks, rendezvous and collectives: the only package that communicates with other processes of a launch."""
 
-from evorl.distributed.placement import Placement
-from evorl.distributed.ranks import Launch, Peer, RankLost, Ranks, is_initialized, own_world, shutdown
+from evorl.distributed.ranks import Launch, Peer, Placement, RankLost, Ranks, is_initialized, own_world, shutdown
 
 __all__ = ["Launch", "Peer", "Placement", "RankLost", "Ranks", "is_initialized", "own_world", "shutdown"]

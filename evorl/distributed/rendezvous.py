@@ -2,15 +2,24 @@
 
 Launchers count restarts separately (`TORCHELASTIC_RESTART_COUNT` differs between hosts once a host has joined or left),
 and entries of dead attempts stay in the store. The main process therefore draws a name for the attempt, and declares it
-begun once every rank has answered under that name with a name of its own.
+begun once every rank has answered under that name with a name of its own. Heartbeats in the same store name a rank that
+is missing.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
+import os
+import socket
+import threading
 import time
 import uuid
 from typing import Any, Protocol
+
+from evorl.system.background import Background
+from evorl.system.processes import end_sibling, namespace, started_at
 
 POLL = 0.02
 """Polling interval of the store in seconds."""
@@ -70,3 +79,102 @@ def _answer(store: Store, name: str, rank: int, deadline: float) -> dict[str, An
         time.sleep(POLL)
     answer: dict[str, Any] = json.loads(store.get(f"{name}/{rank}"))
     return answer
+
+
+INTERVAL = 1.0
+"""Seconds between two heartbeats."""
+SILENT = 4 * INTERVAL
+"""Seconds without a heartbeat after which a rank counts as dead or stopped."""
+
+TOGETHER = 2.0
+"""Seconds within which ranks report the same error."""
+
+
+class Heartbeat:
+    """A thread that publishes every `interval` seconds that this rank is alive and which collective it waits for."""
+
+    def __init__(self, store: Store, rank: int, size: int, interval: float = INTERVAL) -> None:
+        self.waits_for: str | None = None
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._interval = interval
+        self._count = 0
+        self._host = socket.gethostname()
+        self._processes = namespace()
+        self._started_at = started_at(os.getpid())
+        self._last_words = ""
+        self._give()
+        Background(self._go_on, "heartbeats").start()
+
+    def missing(self) -> str:
+        """Describe which ranks failed to arrive; stopped ones on this machine are killed when this process exits.
+
+        A stopped process handles no signals, and its launcher would wait for it for another 30 seconds. It is killed
+        together with this process because the launcher ends all others at the first exit, before they could report
+        anything.
+        """
+        with contextlib.suppress(RuntimeError):
+            before = self._read()
+            time.sleep(SILENT)
+            after = self._read()
+            words = []
+            for rank, beat in after.items():
+                if beat["last_words"]:
+                    words.append(f"rank {rank} on {beat['host']} ended: {beat['last_words']}")
+                elif beat == before[rank]:
+                    words.append(f"rank {rank} on {beat['host']} has sent no heartbeat for {SILENT:g} s or more")
+                    if beat["processes"] == self._processes:
+                        atexit.register(end_sibling, beat["pid"], beat["started_at"])
+                elif beat["waits_for"] is None:
+                    words.append(f"rank {rank} on {beat['host']} lives but did not come")
+            return " and ".join(words) or "another rank died"
+        return "another rank died, and the launcher's store with it"
+
+    def end(self, last_words: str) -> None:
+        """Publish why this rank ends."""
+        self._last_words = last_words
+        with contextlib.suppress(RuntimeError):
+            self._give()
+
+    def last_words(self) -> str:
+        """Return the reasons that other ranks published for ending, or an empty string."""
+        with contextlib.suppress(RuntimeError):
+            reasons = {rank: beat["last_words"] for rank, beat in self._read().items()}
+            return "; ".join(f"rank {rank}: {words}" for rank, words in reasons.items() if words)
+        return ""
+
+    def is_told_below(self, last_words: str, seconds: float = TOGETHER) -> bool:
+        """Return whether a lower rank ends with the same message, waiting up to `seconds`."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(RuntimeError):
+            while True:
+                if any(rank < self._rank and beat["last_words"] == last_words for rank, beat in self._read().items()):
+                    return True
+                if not self._rank or time.monotonic() > deadline:
+                    return False
+                time.sleep(0.1)
+        return False
+
+    def _read(self) -> dict[int, dict[str, Any]]:
+        """Return the last heartbeat of every other rank that has sent one."""
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        return {rank: json.loads(self._store.get(str(rank))) for rank in others if self._store.check([str(rank)])}
+
+    def _give(self) -> None:
+        self._count += 1
+        beat = {
+            "host": self._host,
+            "processes": self._processes,
+            "pid": os.getpid(),
+            "started_at": self._started_at,
+            "last_words": self._last_words,
+            "count": self._count,
+            "waits_for": self.waits_for,
+        }
+        self._store.set(str(self._rank), json.dumps(beat))
+
+    def _go_on(self, over: threading.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # The store is gone, and its readers with it.
+            while not over.wait(self._interval):
+                self._give()

@@ -19,7 +19,7 @@ from functools import partial
 from torch._C._distributed_c10d import TCPStore
 
 from evorl.distributed import RankLost
-from evorl.distributed.heartbeat import Heartbeat
+from evorl.distributed.rendezvous import Heartbeat
 from evorl.runs.launch import run_program
 from evorl.types import UserError
 

@@ -11,7 +11,7 @@ import time
 import pytest
 from helpers.support import ROOT, free_port, launch
 
-from evorl.distributed.heartbeat import Heartbeat
+from evorl.distributed.rendezvous import Heartbeat
 from evorl.distributed.signals import Interrupted, signal_handlers, signals_wait
 from evorl.runs.launch import run_program
 from evorl.system.background import end_background
@@ -67,7 +67,7 @@ def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
 
 SLOW_TO_TELL = """
 import os, sys, time
-from evorl.distributed.heartbeat import Heartbeat
+from evorl.distributed.rendezvous import Heartbeat
 from evorl.runs.launch import run_program
 from evorl.system.background import end_background
 from evorl.types import UserError
