@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evorl.actors.actor import NUMBER
 from evorl.actors.memory import PAGE, Arena, SharedMemory
-from evorl.envs.spec import ObservationSpec
+from evorl.envs.spaces import ObservationSpec
 from evorl.replay.ring import Field
 from evorl.replay.segment import RolloutLayout, RolloutMemory
 

@@ -17,7 +17,7 @@ from evorl.actors.memory import PAGE, Arena, SharedMemory
 from evorl.algorithms.functional import n_step_return
 from evorl.config import AnyConfig
 from evorl.envs import Environments
-from evorl.envs.spec import ObservationSpec, choices
+from evorl.envs.spaces import ObservationSpec, choices
 from evorl.population import Learner, Policy
 from evorl.population.learner import COMMON, compute_gradients
 from evorl.population.shared import read_state, write_state

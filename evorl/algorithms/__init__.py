@@ -25,7 +25,7 @@ from evorl.algorithms.sac import SAC, SACSettings
 from evorl.algorithms.td3 import TD3, TD3Settings
 from evorl.config import AnyConfig
 from evorl.config.fields import AlgorithmSettings
-from evorl.envs.spec import EnvSpec
+from evorl.envs.spaces import EnvSpec
 
 ALGORITHMS: Mapping[str, tuple[type[AlgorithmSettings], Callable[..., Algorithm]]] = {
     "a2c": (A2CSettings, A2C),

@@ -26,7 +26,7 @@ from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
-from evorl.envs.spec import EnvSpec, wrong_actions
+from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
 from evorl.networks.spec import NetworkSpec, TargetRule

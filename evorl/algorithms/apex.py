@@ -17,7 +17,7 @@ from evorl.algorithms.dqn import DQN, DQNSettings
 from evorl.algorithms.exploration import EpsilonGreedy
 from evorl.config import Config
 from evorl.config.fields import Positive, Section, Size, Weight
-from evorl.envs.spec import EnvSpec
+from evorl.envs.spaces import EnvSpec
 from evorl.networks.stacked import Stack
 from evorl.types import UserError
 

@@ -19,7 +19,7 @@ from evorl.algorithms.objective import hyperparameter
 from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Weight
-from evorl.envs.spec import ACTION, EnvSpec, with_action
+from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
 from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack, StackedNetwork

@@ -31,7 +31,7 @@ from evorl.algorithms.replayed import Rate, Replayed, UpdatePeriod
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Section, Size
-from evorl.envs.spec import EnvSpec, wrong_actions
+from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.noisy import NoisyLayers
 from evorl.networks.spec import NetworkSpec, Periodic, Polyak, TargetRule

@@ -11,7 +11,7 @@ from torch import Tensor
 from evorl.algorithms.objective import Objective
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
-from evorl.envs.spec import EnvSpec
+from evorl.envs.spaces import EnvSpec
 from evorl.networks.spec import NetworkSpec
 from evorl.networks.stacked import Stack
 from evorl.replay import Pace, Population

@@ -17,7 +17,7 @@ from evorl.algorithms.objective import Objective, PerAgent, hyperparameter
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, Positive, Size
 from evorl.distributed import Placement
-from evorl.envs.spec import EnvSpec, ObservationSpecs
+from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.spec import NetworkSpec, TargetRule
 from evorl.networks.stacked import Stack

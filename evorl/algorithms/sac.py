@@ -28,7 +28,7 @@ from evorl.algorithms.replayed import (
 )
 from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive
-from evorl.envs.spec import ACTION, EnvSpec, ObservationSpecs, choices, with_action, wrong_actions
+from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.spec import NetworkSpec, Polyak
 from evorl.networks.stacked import Stack, StackedNetwork

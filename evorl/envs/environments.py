@@ -1,6 +1,12 @@
-"""Vector environments with correct transitions, composed of the reset, fault and action-mask logic.
+"""Vector environments with correct transitions: which steps are transitions, and where episodes end and start.
 
-Axes: P agents, E environments of each agent. Environment e of agent p is copy p * E + e.
+Axes: P agents, E environments of each agent; N = P * E copies. Environment e of agent p is copy p * E + e.
+
+- With same-step autoreset (SAME_STEP), a step that ends an episode returns the next episode's first observation; the
+  final observation is in its info.
+- With next-step autoreset (NEXT_STEP), the extra step spent on the reset is not a transition.
+- If a lost life is a termination for learning, the game continues, and the step that presses FIRE is not a transition.
+- A step in which an environment raised is not a transition, and a new episode has started.
 """
 
 from __future__ import annotations
@@ -8,27 +14,148 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.config import Environment
+from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
-from evorl.envs.actions import action_reader
-from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
-from evorl.envs.masks import MASK, ActionMasks, refuse_late_masks
-from evorl.envs.observations import ObservationReader
-from evorl.envs.recovery import RecoveringVector
-from evorl.envs.reports import read_reports
-from evorl.envs.resets import Resets
-from evorl.envs.spec import EnvSpec
-from evorl.envs.watch import Watch
+from evorl.envs.recovery import Continuation, RecoveringVector
+from evorl.envs.spaces import MASK, ActionMasks, EnvSpec, ObservationReader, action_reader, refuse_late_masks
+from evorl.envs.vector import Watch, serving_action
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, Observation, Tensors, Transition, UserError
+
+FINAL = "final_info"
+"""Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
+
+
+def read_reports(info: Mapping[str, Any], names: Sequence[str], copies: Sequence[int], id: str) -> NDArray[np.float64]:
+    """Return the values `names` from a vector environment's `info` for some of its copies, as [names, copies].
+
+    For a copy whose episode ended, the info of that episode's last step is read. Raises UserError, citing the
+    environment's `id`, if a copy reports no number of this name.
+    """
+    reports = np.zeros((len(names), len(copies)))
+    for column, copy in enumerate(copies):
+        source = info[FINAL] if _has(info, FINAL, copy) else info
+        for row, name in enumerate(names):
+            if not _has(source, name, copy):
+                known = [key for key in source if not key.startswith("_") and _has(source, key, copy)]
+                more = nearest(name, known) if known else "; it reports nothing"
+                raise UserError(f"evolution.fitness: {id} reports no {name!r} in the last step of an episode{more}")
+            reports[row, column] = _number(source[name][copy], name, id)
+    return reports
+
+
+def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
+    """Return whether a copy reports `name`; native vector environments may report for all copies without a mask."""
+    mask = info.get(f"_{name}")
+    return name in info and (mask is None or bool(mask[copy]))
+
+
+def _number(value: Any, name: str, id: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not np.isfinite(number):
+        raise UserError(f"evolution.fitness: {id} reports {shown(value)} for {name!r}, which is no finite number")
+    return number
+
+
+Flags = NDArray[np.bool_]
+
+
+class Ends(NamedTuple):
+    """Episode boundaries of one step of all copies [N].
+
+    `valid` marks real transitions, `ended` terminated or truncated ones, `over` the end of the environment's own
+    episode (not a lost life), `dropped` episodes cut off by an error (None if there are none), and `started` that the
+    observation after the step is the first of an episode.
+    """
+
+    terminated: Flags
+    truncated: Flags
+    ended: Flags
+    valid: Flags
+    over: Flags
+    dropped: Flags | None
+    started: Flags
+
+
+class Resets:
+    """Reset state of N copies between steps: which wait for a reset, and which for FIRE."""
+
+    def __init__(
+        self, settings: Environment, vector: VectorEnv[Any, Any, Any], copies: int, *, whole_games: bool
+    ) -> None:
+        """Determine the autoreset mode of `vector`. With `whole_games` a lost life ends nothing, but FIRE follows it.
+
+        Raises UserError if the vector environment has autoreset disabled.
+        """
+        # All Atari environments share one `metadata`, which holds the mode of the one made last.
+        known = vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        mode = getattr(vector, "autoreset_mode", known)
+        if mode not in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
+            raise UserError(f"environment.id: {settings.id} never resets by itself (autoreset mode {mode})")
+        self.in_step = mode == AutoresetMode.SAME_STEP
+        self.serving_action = serving_action(settings, vector) if settings.life_loss_ends else None
+        self._lives = settings.life_loss_ends and not whole_games
+        self._nowhere = np.zeros(copies, dtype=bool)
+        self._resetting = self._serving = self._nowhere
+        self._lives_left = np.zeros(copies, dtype=np.int64)
+
+    def restart(self, info: dict[str, Any]) -> None:
+        """Clear the state after a reset of all copies that returned `info`."""
+        self._resetting = self._serving = self._nowhere
+        if self.serving_action is not None:
+            self._lives_left = np.array(info["lives"])
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a resume, as arrays [N] by name."""
+        return {"resetting": self._resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
+
+    def go_on(self, state: Mapping[str, Any], anew: Flags) -> None:
+        """Load the output of `state`, except for copies that start a new episode (`anew` [N])."""
+        self._resetting, self._serving = (state[name] & ~anew for name in ("resetting", "serving"))
+        self._lives_left = np.where(anew, 0, state["lives"])
+
+    def serve(self, actions: NDArray[Any]) -> None:
+        """Overwrite the actions [N, ...] of copies that wait for FIRE, in place."""
+        if self.serving_action is not None:
+            actions[self._serving] = self.serving_action
+
+    def step(self, terminated: Any, truncated: Any, faulty: Flags | None, info: dict[str, Any]) -> Ends:
+        """Return the episode boundaries of a step; `faulty` marks errors in the step, or in the reset after it.
+
+        An episode that is both terminated and truncated counts as terminated.
+        """
+        # Copied because vector environments may reuse the returned arrays.
+        terminated, truncated = np.array(terminated, dtype=bool), np.array(truncated, dtype=bool)
+        ended = terminated | truncated
+        truncated &= ~terminated
+        # If the error occurred in the reset after an episode's end, the step before it is still a transition.
+        dropped = None if faulty is None else faulty & ~ended
+        idle = self._resetting | self._serving if self._lives else self._resetting
+        # If a lost life is a termination for learning, the game goes on until the last life is lost.
+        over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
+        if self.serving_action is not None:
+            self._serving = (info["lives"] < self._lives_left) & ~over
+            self._lives_left = np.array(info["lives"])
+        started = over if self.in_step else self._resetting
+        if not self.in_step:
+            self._resetting = over
+        if dropped is not None:
+            idle, started = idle | dropped, started | dropped
+        return Ends(terminated, truncated, ended, ~idle, over, dropped, started)
+
 
 Parts = dict[str, NDArray[Any]]
 ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
@@ -39,7 +166,7 @@ class Environments:
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
-    an episode. `step` returns the transitions, none of which crosses an episode boundary (`envs/resets.py`). If
+    an episode. `step` returns the transitions, none of which crosses an episode boundary (`envs/environments.py`). If
     `always_valid`, every step is a valid transition unless an environment raises.
     """
 

@@ -1,28 +1,323 @@
-"""Recovery of a vector environment from errors that affect all copies. Axes: N environment copies.
+"""Running episodes that outlive their process or their vector environment: resume, and recovery from errors.
 
-Errors in single copies are handled in `guard.py` and never reach this module.
+Axes: N environment copies, T steps. Errors in single copies are handled by `vector.Guard` and never reach this module.
+
+A vector environment cannot be serialised, but it can be brought back to the same state. How depends on its kind:
+
+- `GuardedEpisodes`: each copy of a `sync` or `async` environment is reset with the random generator state from the
+  start of its episode, and the episode's actions are replayed.
+- `AtariEpisodes`: the native implementation hides its generators, so each copy is reset with its last seed, and all
+  actions since then are replayed. A copy is reseeded when an episode starts long after its last seeding.
+- `PlainEpisodes`: the state of a native environment whose attributes are all numbers and arrays, such as CartPole, is
+  saved directly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.distributed.signals import held_signal
-from evorl.envs.closing import close_vector
-from evorl.envs.continuation import continuation
-from evorl.envs.guard import FAILURES, FAULT, PLACE, another_seed
-from evorl.envs.vector import make_vector, stacked_frames
-from evorl.envs.watch import Watch
+from evorl.envs.spaces import choices
+from evorl.envs.vector import (
+    FAILURES,
+    FAULT,
+    PLACE,
+    Watch,
+    another_seed,
+    close_vector,
+    generator_state,
+    make_vector,
+    set_generator_state,
+    stacked_frames,
+)
 from evorl.system.plugins import place, without_place
-from evorl.types import UserError
+from evorl.types import Tensors, UserError
+
+Vector = VectorEnv[Any, Any, Any]
+Flags = NDArray[np.bool_]
+SEED_LASTS = 20_000
+"""Steps after which a native Atari copy is reseeded at its next episode. Seeding reloads the game, which costs about
+200 steps; a replay covers at most this many steps plus one episode."""
+PLAIN = (bool, int, float, str, np.ndarray)
+"""Types of the attributes that make up the state of a plain environment."""
+
+
+class Journal:
+    """Action log of N copies since the oldest start point, in a compact dtype."""
+
+    def __init__(self, space: gym.Space[Any], copies: int) -> None:
+        self._space = space
+        self._type = np.dtype(space.dtype)
+        if choices(space):
+            low, high = _bounds(space)
+            kinds = [np.iinfo(kind) for kind in ("int8", "int16", "int32", "int64")]
+            self._type = next(kind.dtype for kind in kinds if kind.min <= low.min() and high.max() <= kind.max)
+        self._rows = np.empty((256, copies, *(space.shape or ())), self._type)
+        self._count = 0
+        self._began = np.zeros(copies, dtype=np.int64)
+
+    @property
+    def ages(self) -> NDArray[np.int64]:
+        """Return the number of actions [N] logged for each copy since its start point."""
+        return self._count - self._began
+
+    @property
+    def actions(self) -> NDArray[Any]:
+        """Return the actions [T, N, ...] since the oldest start point."""
+        return self._rows[int(self._began.min()) : self._count]
+
+    def add(self, actions: NDArray[Any]) -> None:
+        """Append the actions [N, ...] of one step."""
+        if self._count == len(self._rows):
+            self._make_room()
+        self._rows[self._count] = actions
+        self._count += 1
+
+    def begin(self, copies: Flags | slice) -> None:
+        """Set the start point of these copies to now; their earlier actions are no longer needed."""
+        self._began[copies] = self._count
+
+    def restore(self, actions: NDArray[Any], ages: NDArray[np.int64]) -> None:
+        """Load actions [T, N, ...] and ages [N]. Raises UserError if they do not fit this action space."""
+        low, high = _bounds(self._space)
+        whole = actions.shape[1:] == self._rows.shape[1:] and ages.shape == self._began.shape
+        if not whole or (actions.dtype, ages.dtype) != (self._type, self._began.dtype):
+            raise UserError(f"actions of shape {actions.shape} and type {actions.dtype} are not this environment's")
+        if ages.min() < 0 or ages.max() != len(actions):
+            raise UserError(f"{len(actions)} actions do not belong to episodes of {ages.min()} to {ages.max()} steps")
+        # Comparisons with NaN are false, so NaN actions fail this check.
+        if not ((low <= actions) & (actions <= high)).all():
+            raise UserError("an action is outside the environment's space")
+        self._rows = np.concatenate([actions, np.empty((256, *self._rows.shape[1:]), self._type)])
+        self._count = len(actions)
+        self._began = self._count - ages
+
+    def _make_room(self) -> None:
+        """Drop rows older than every start point, and grow the buffer if few were dropped."""
+        kept, first = self.actions, int(self._began.min())
+        rows = np.empty((max(256, 2 * len(kept)), *kept.shape[1:]), self._type)
+        rows[: len(kept)] = kept
+        self._rows, self._count, self._began = rows, len(kept), self._began - first
+
+
+class Continuation(Protocol):
+    """Saves and replays the running episodes of one kind of vector environment."""
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the kind, as stored in checkpoints."""
+
+    @property
+    def journal(self) -> Journal | None:
+        """Return the action log needed for a replay, or None."""
+
+    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
+        """Record that all copies were reset with these seeds [N]."""
+
+    def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
+        """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
+
+    def origins(self, vector: Vector) -> list[Any]:
+        """Return the JSON-compatible start state of each copy, without its actions."""
+
+    def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
+        """Restore the copies by replay; return the observation of each copy, or None where its replay failed.
+
+        The journal must be restored first. Propagates any exception from an environment or a corrupt file.
+        """
+
+    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
+        """Start a new episode in these copies; return the first observation of each copy."""
+
+
+class Continued(Protocol):
+    """Environments whose running episodes can be resumed by another process."""
+
+    @property
+    def can_continue(self) -> bool:
+        """Return whether this kind of environment supports a replay."""
+
+    def state(self) -> Tensors:
+        """Return the state needed to resume the running episodes; empty if resuming is not supported."""
+
+    def restore(self, tensors: Tensors, seed: int) -> str:
+        """Resume the episodes saved by `state`, by replaying them.
+
+        Return a description of the environments that could not be restored; these start new episodes from `seed`.
+        Raises UserError for a state that does not fit these environments.
+        """
+
+
+class GuardedEpisodes:
+    """Episodes in Gymnasium's SyncVectorEnv or AsyncVectorEnv, whose copies are wrapped in Guard."""
+
+    kind = "guarded"
+
+    def __init__(self, space: gym.Space[Any], copies: int) -> None:
+        self.journal = Journal(space, copies)
+        self._type = space.dtype
+
+    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
+        self.journal.begin(slice(None))
+
+    def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
+        self.journal.begin(copies)
+        return None
+
+    def origins(self, vector: Vector) -> list[Any]:
+        return [origin for origin, _ in _asked(vector, "episode")]
+
+    def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
+        actions, ages = self.journal.actions.astype(self._type), self.journal.ages
+        own = [list(actions[len(actions) - age :, copy]) for copy, age in enumerate(ages)]
+        return self._set(vector, list(zip(origins, own, strict=True)))
+
+    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
+        self.journal.begin(copies)
+        origins = [{"seed": another_seed(seed + copy), "generator": None} for copy in range(len(copies))]
+        return self._set(vector, [(origin, []) if new else None for origin, new in zip(origins, copies, strict=True)])
+
+    def _set(self, vector: Vector, episodes: list[Any]) -> list[Any]:
+        vector.set_attr("episode", episodes)  # type: ignore[attr-defined]
+        return [shown for _, shown in _asked(vector, "episode")]
+
+
+class AtariEpisodes:
+    """Episodes in Atari's native vector environment, which takes a seed for each copy that it resets."""
+
+    kind = "atari"
+
+    def __init__(self, space: gym.Space[Any], copies: int) -> None:
+        self.journal = Journal(space, copies)
+        self._type = space.dtype
+        self._seeds = [0] * copies
+
+    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
+        self._seeds = list(seeds)
+        self.journal.begin(slice(None))
+
+    def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
+        due = copies & (self.journal.ages > SEED_LASTS)
+        return self._seeded(vector, due, [another_seed(seed) for seed in self._seeds]) if due.any() else None
+
+    def origins(self, vector: Vector) -> list[Any]:
+        return list(self._seeds)
+
+    def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
+        actions, ages = self.journal.actions, self.journal.ages
+        self._seeds = [int(seed) for seed in origins]
+        shown = self._reset(vector, np.ones(len(self._seeds), dtype=bool))[0]
+        for step, chosen in enumerate(actions):
+            # A copy seeded later has been idle until now, or stepped with unused results.
+            if step and (late := ages == len(actions) - step).any():
+                self._reset(vector, late)
+            shown = vector.step(chosen.astype(self._type))[0]
+        if len(actions) and not ages.all():
+            shown = self._reset(vector, ages == 0)[0]
+        return list(shown)
+
+    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
+        return list(self._seeded(vector, copies, [another_seed(seed + copy) for copy in range(len(copies))])[0])
+
+    def _seeded(self, vector: Vector, copies: Flags, seeds: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+        """Start episodes in the selected copies, from these seeds [N]."""
+        both = zip(self._seeds, seeds, copies, strict=True)
+        self._seeds = [new if begins else old for old, new, begins in both]
+        self.journal.begin(copies)
+        return self._reset(vector, copies)
+
+    def _reset(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]]:
+        return vector.reset(seed=np.array(self._seeds)[copies], options={"reset_mask": copies})  # type: ignore[arg-type]
+
+
+class PlainEpisodes:
+    """Episodes in a vector environment whose whole state is its numbers, arrays and random generator."""
+
+    kind = "plain"
+    journal = None
+
+    def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
+        """Do nothing: the state is read from the environment's attributes."""
+
+    def begin(self, vector: Vector, copies: Flags) -> tuple[Any, dict[str, Any]] | None:
+        return None
+
+    def origins(self, vector: Vector) -> list[Any]:
+        attributes = {
+            name: {"type": str(value.dtype), "values": value.tolist()} if isinstance(value, np.ndarray) else value
+            for name, value in _changing(vector).items()
+        }
+        return [{"attributes": attributes, "generator": generator_state(vector.unwrapped)}]
+
+    def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
+        (origin,) = origins
+        here, kept = _changing(vector), origin["attributes"]
+        if here.keys() != kept.keys():
+            raise ValueError("it has other attributes")
+        values = {name: _like(value, kept[name]) for name, value in here.items()}
+        set_generator_state(vector.unwrapped, origin["generator"])
+        for name, value in values.items():
+            setattr(vector.unwrapped, name, value)
+        return []
+
+    def begin_anew(self, vector: Vector, copies: Flags, seed: int) -> list[Any]:
+        return list(vector.reset(seed=seed % 2**31)[0])
+
+
+def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | None:
+    """Return the Continuation for a vector environment, or None if its state cannot be saved."""
+    space = vector.single_action_space
+    if isinstance(vector, SyncVectorEnv | AsyncVectorEnv):
+        return GuardedEpisodes(space, copies)
+    if atari:
+        return AtariEpisodes(space, copies)
+    fixed = (gym.Space, EnvSpec, np.random.Generator, type(None))
+    known = all(isinstance(value, (*PLAIN, *fixed)) for value in vars(vector.unwrapped).values())
+    return PlainEpisodes() if known else None
+
+
+def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the lower and upper bounds of each component of an action."""
+    if sizes := choices(space):
+        start = np.asarray(space.start)
+        return start, start + np.reshape(sizes, start.shape) - 1
+    return space.low, space.high
+
+
+def _asked(vector: Vector, name: str) -> tuple[Any, ...]:
+    """Return an attribute of every copy, by `get_attr`."""
+    values: tuple[Any, ...] = vector.get_attr(name)  # type: ignore[attr-defined]
+    return values
+
+
+def _changing(vector: Vector) -> dict[str, Any]:
+    """Return the numeric, string and array attributes of a plain environment."""
+    return {
+        name: value
+        for name, value in vars(vector.unwrapped).items()
+        if isinstance(value, PLAIN) and name != "_np_random_seed"
+    }
+
+
+def _like(value: Any, kept: Any) -> Any:
+    """Return a saved attribute with the current shape and dtype. Raises ValueError if it does not fit."""
+    if not isinstance(value, np.ndarray):
+        if type(kept) is not type(value):
+            raise ValueError(f"{kept!r} is no {type(value).__name__}")
+        return kept
+    array = np.array(kept["values"], dtype=value.dtype).reshape(value.shape)
+    if kept["type"] != str(value.dtype):
+        raise ValueError(f"an array of {kept['type']} is none of {value.dtype}")
+    return array
 
 
 class RecoveringVector:

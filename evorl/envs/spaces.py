@@ -1,134 +1,363 @@
-"""JSON serialisation of an environment's interface, so that agents can act where it is not installed."""
+"""Environment specs: observation spaces as named parts that networks can encode, actions, and action masks.
+
+Axes: N environment copies, `num_envs` per agent; A actions of all choices concatenated.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.observations import ObservationReader
-from evorl.envs.spec import EnvSpec
-from evorl.envs.watch import Watch
+from evorl.envs.vector import Watch, stacked_frames
 from evorl.types import UserError
 
-MAX_NUMBERS = 2**24
-"""Largest number of elements in an observation or action; a larger one was not written by evorl."""
-MAX_CHILDREN = 1_000
-MAX_BATCH = 2**16
-"""Largest batch size for which an error can name the offending observation."""
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, RecursionError)
-"""Exceptions that constructing spaces from malformed data may raise."""
-Json = dict[str, Any]
+WHOLE = "observation"
+"""Name of the part if the space has only one."""
+ACTION = "action"
+"""Name of the extra input part of Q-functions of continuous actions."""
 
 
-def interface_to_json(interface: EnvSpec) -> Json:
-    """Return the JSON description of an interface; the inverse of `interface_from_json`."""
-    frames = max((part.frames for part in interface.parts.values()), default=0)
-    spaces = {"observation": space_to_json(interface.observation), "action": space_to_json(interface.action)}
-    return {"environment": interface.environment, **spaces, "masked": interface.masked, "frames": frames}
+@dataclass(frozen=True)
+class ObservationSpec:
+    """One part of an observation, as it is stored.
 
+    - `vector`: numbers of any shape, flattened;
+    - `categories`: integers, each below its entry in `sizes`, one-hot encoded;
+    - `image`: rows, columns and channels; channels are the last axis if `channels_last`, else the first.
 
-def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[EnvSpec, ObservationReader]:
-    """Return the interface that `data` describes, and the reader of its observations.
-
-    Raises UserError, citing `where` the data was found, if it is malformed.
+    uint8 values from `low` to `high` are scaled to [0, 1]. If `frames` is above 0, the first axis is a stack of that
+    many successive frames, newest last, and zero frames pad the start of an episode.
     """
-    try:
-        observation, action = space_from_json(data["observation"]), space_from_json(data["action"])
-        frames, masked = int(data["frames"]), bool(data["masked"])
-        reader = ObservationReader(settings, observation, Watch(settings.id, MAX_BATCH, 1, 0), frames)
-    except UNREADABLE as error:
-        raise UserError(f"{where}: is no description of an environment: {type(error).__name__}") from error
-    return EnvSpec(settings.id, reader.parts, action, masked, observation), reader
+
+    kind: Literal["vector", "categories", "image"]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sizes: tuple[int, ...] = ()
+    channels_last: bool = False
+    frames: int = 0
+    low: int = 0
+    high: int = 255
+
+    @property
+    def width(self) -> int:
+        """Return the number of network inputs."""
+        return sum(self.sizes) if self.kind == "categories" else math.prod(self.shape)
+
+    @property
+    def channels(self) -> int:
+        """Return the number of channels of an image."""
+        if len(self.shape) == 2:
+            return 1
+        return self.shape[-1] if self.channels_last else self.shape[0]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Return the rows and columns of an image."""
+        rows, columns = self.shape[:2] if self.channels_last or len(self.shape) == 2 else self.shape[1:]
+        return rows, columns
 
 
-def space_to_json(space: gym.Space[Any]) -> Json:
-    """Return the JSON description of a space. Raises UserError for an unsupported kind of space."""
-    for kind, (write, _) in KINDS.items():
-        if isinstance(space, getattr(gym.spaces, kind)):
-            return {"kind": kind, **write(space)}
-    raise UserError(f"environment.id: {space} has no description")
+ObservationSpecs = Mapping[str, ObservationSpec]
 
 
-def space_from_json(data: Any) -> gym.Space[Any]:
-    """Return the space of a JSON description. Raises one of UNREADABLE."""
-    return KINDS[data["kind"]][1](data)
+def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
+    """Return a vector or image [..., *shape] as floats, with uint8 values scaled from the part's bounds to [0, 1]."""
+    if x.dtype != torch.uint8:
+        return x.float()
+    values = x.float()
+    if part.low:
+        values.sub_(part.low)
+    return values.div_(part.high - part.low)
 
 
-def _box(data: Any) -> gym.Space[Any]:
-    shape = _shape(data["shape"])
-    dtype = np.dtype(str(data["dtype"])).type
-    low, high = (_bounds(data[end], shape).astype(dtype) for end in ("low", "high"))
-    return gym.spaces.Box(low, high, shape, dtype)
+@dataclass(frozen=True)
+class EnvSpec:
+    """Interface of an environment: observation parts, action space, and whether it provides action masks.
+
+    `observation` is the space from which the parts were derived.
+    """
+
+    environment: str
+    parts: ObservationSpecs
+    action: gym.Space[Any]
+    masked: bool = False
+    observation: gym.Space[Any] = field(default_factory=gym.spaces.Dict)
 
 
-def _shape(values: Any) -> tuple[int, ...]:
-    shape = tuple(int(value) for value in values)
-    if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) > MAX_NUMBERS:
-        raise ValueError("too large a shape")
-    return shape
+def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:
+    """Return the parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
+
+    Raises UserError, citing the setting `key`, if a part has no encoder.
+    """
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts: dict[str, ObservationSpec] = {}
+        for child, inner in _children(space):
+            found = observation_specs(inner, key, f"{name}.{child}" if name else child)
+            if twice := parts.keys() & found.keys():
+                raise UserError(f"{key}: two parts of the observation are called {min(twice)!r}; rename one")
+            parts |= found
+        return parts
+    reader = PARTS.get(type(space))
+    if reader is None:
+        where = f"part {name!r} of the observation" if name else "the observation"
+        known = ", ".join(sorted(kind.__name__ for kind in PARTS))
+        raise UserError(f"{key}: {where} is {space}, which no encoder reads; those there are read {known}, Dict, Tuple")
+    return {name or WHOLE: reader(space)}
 
 
-def _bounds(values: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return bounds of this shape, given per element or as one common value."""
-    read = np.array([float(value) for value in values])
-    return np.full(shape, read[0]) if len(read) == 1 else read.reshape(shape)
+def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDArray[Any]]:
+    """Split batched observations [N, ...] of a space into its parts, each [N, ...] as stored."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts: dict[str, NDArray[Any]] = {}
+        for child, inner in _children(space):
+            value = batched[child] if isinstance(space, gym.spaces.Dict) else batched[int(child)]
+            parts |= split(inner, value, f"{name}.{child}" if name else child)
+        return parts
+    array = np.asarray(batched)
+    if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        array = array - space.start
+    return {name or WHOLE: array}
 
 
-def _ends(values: NDArray[Any]) -> list[float | str]:
-    """Return bounds for JSON, with infinities as strings, and as a single value if all are equal."""
-    flat = values.reshape(-1)
-    told = flat[:1] if flat.size and (flat == flat[0]).all() else flat
-    return [float(value) if np.isfinite(value) else str(value) for value in told]
+def wrong_actions(algorithm: str, interface: EnvSpec, takes: str) -> UserError:
+    """Return the error for an action space that an algorithm does not support; `takes` names the supported ones."""
+    space, where = interface.action, interface.environment
+    return UserError(f"algorithm.name: {algorithm} cannot act in {space} of {where}; it takes {takes}")
 
 
-def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Json:
+def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between bounds") -> ObservationSpecs:
+    """Return the inputs of a Q-function of continuous actions: the observation parts and the flattened action.
+
+    Raises UserError if the action space is not a bounded Box (the message names the `algorithm` and the spaces that it
+    `takes`), or if an observation part already has the action's name.
+    """
+    space, where = interface.action, interface.environment
+    if not (isinstance(space, gym.spaces.Box) and space.is_bounded() and 0 not in space.shape):
+        raise wrong_actions(algorithm, interface, takes)
+    if ACTION in interface.parts:
+        raise UserError(f"environment.id: a part of the observation of {where} is called {ACTION!r}; rename it")
+    return {**interface.parts, ACTION: ObservationSpec("vector", (math.prod(space.shape),), torch.float32)}
+
+
+def choices(space: gym.Space[Any]) -> tuple[int, ...]:
+    """Return the number of actions of each choice in a discrete action space; empty for other spaces."""
+    if isinstance(space, gym.spaces.Discrete):
+        return (int(space.n),)
+    return tuple(map(int, space.nvec.flatten())) if isinstance(space, gym.spaces.MultiDiscrete) else ()
+
+
+def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[tuple[str, gym.Space[Any]]]:
     if isinstance(space, gym.spaces.Dict):
-        return {"spaces": [[name, space_to_json(inner)] for name, inner in space.spaces.items()]}
-    return {"spaces": [space_to_json(inner) for inner in space.spaces]}
+        return [(str(name), inner) for name, inner in space.spaces.items()]
+    return [(str(index), inner) for index, inner in enumerate(space.spaces)]
 
 
-def _listed(data: Any) -> list[Any]:
-    if len(data["spaces"]) > MAX_CHILDREN:
-        raise ValueError("too many spaces")
-    return list(data["spaces"])
+def _box(space: gym.spaces.Box) -> ObservationSpec:
+    bytes_ = space.dtype == np.uint8
+    dtype = torch.uint8 if bytes_ else torch.float32
+    shape = tuple(space.shape)
+    if len(shape) > 3:
+        raise UserError(
+            f"environment.id: an observation of shape {list(shape)} has no encoder; boxes of up to 3 dimensions do"
+        )
+    if 0 in shape:
+        raise UserError(f"environment.id: an observation of shape {list(shape)} holds no numbers")
+    image = len(shape) == 3 or (len(shape) == 2 and bytes_)
+    part = ObservationSpec(
+        "image" if image else "vector", shape, dtype, channels_last=len(shape) == 3 and _channels_last(shape)
+    )
+    if not (bytes_ and space.low.size):
+        return part
+    # One scale for all elements, from the lowest to the highest bound, because pixels share a unit.
+    low, high = int(space.low.min()), int(space.high.max())
+    return replace(part, low=low, high=max(high, low + 1))
 
 
-def _multi_discrete(space: gym.spaces.MultiDiscrete[Any]) -> Json:
-    return {"shape": list(space.shape), "nvec": space.nvec.ravel().tolist(), "start": space.start.ravel().tolist()}
+def _channels_last(shape: tuple[int, ...]) -> bool:
+    """Guess whether the last axis of an image holds its channels.
+
+    If exactly one pair of neighbouring axes has equal length, these are rows and columns. Otherwise channels come first
+    if that axis is the shortest, else last, which is Gymnasium's convention.
+    """
+    first, second, third = shape
+    if (first == second) != (second == third):
+        return first == second
+    return first >= min(second, third)
 
 
-def _multi_discrete_from(data: Any) -> gym.Space[Any]:
-    shape = _shape(data["shape"])
-    nvec, start = (np.array(data[name], dtype=np.int64).reshape(shape) for name in ("nvec", "start"))
-    return gym.spaces.MultiDiscrete(nvec, start=start)
-
-
-KINDS: Mapping[str, tuple[Callable[[Any], Json], Callable[[Any], gym.Space[Any]]]] = {
-    "Box": (
-        lambda space: {
-            "shape": list(space.shape), "dtype": str(space.dtype), "low": _ends(space.low), "high": _ends(space.high)
-        },
-        _box,
+PARTS: Mapping[type, Callable[[Any], ObservationSpec]] = {
+    gym.spaces.Box: _box,
+    gym.spaces.Discrete: lambda space: ObservationSpec("categories", (), torch.int64, sizes=(int(space.n),)),
+    gym.spaces.MultiDiscrete: lambda space: ObservationSpec(
+        "categories", tuple(space.shape), torch.int64, sizes=tuple(int(n) for n in space.nvec.flatten())
     ),
-    "Discrete": (
-        lambda space: {"n": int(space.n), "start": int(space.start)},
-        lambda data: gym.spaces.Discrete(int(data["n"]), start=int(data["start"])),
-    ),
-    "MultiDiscrete": (_multi_discrete, _multi_discrete_from),
-    "MultiBinary": (
-        lambda space: {"shape": list(space.shape)},
-        lambda data: gym.spaces.MultiBinary(_shape(data["shape"])),
-    ),
-    "Dict": (
-        _children,
-        lambda data: gym.spaces.Dict({str(name): space_from_json(inner) for name, inner in _listed(data)}),
-    ),
-    "Tuple": (_children, lambda data: gym.spaces.Tuple([space_from_json(inner) for inner in _listed(data)])),
-}  # fmt: skip
-"""Serialiser and deserialiser of each kind of space."""
+    gym.spaces.MultiBinary: lambda space: ObservationSpec("vector", tuple(space.shape), torch.float32),
+}
+"""Function that derives the ObservationSpec from each kind of space."""
+
+
+MASK = "action_mask"
+"""Key of the mask in the info, and name of the observation part that stores it."""
+
+
+class ActionMasks:
+    """Reads the action masks of N environment copies, `num_envs` copies per agent.
+
+    A copy without a mask at a step allows every action.
+    """
+
+    def __init__(self, id: str, space: gym.Space[Any], copies: int, num_envs: int) -> None:
+        self._id = id
+        self._copies = copies
+        self._num_envs = num_envs
+        self._sizes = choices(space)
+
+    def read(self, info: dict[str, Any]) -> NDArray[np.bool_]:
+        """Return the mask of allowed actions [N, A]. Raises UserError for a wrong size, or if no action is allowed."""
+        copies, actions = self._copies, sum(self._sizes)
+        mask = np.array(info.get(MASK, np.ones((copies, 1))), dtype=bool).reshape(copies, -1)
+        given = info.get(f"_{MASK}", np.ones(copies, dtype=bool)) if MASK in info else np.zeros(copies, dtype=bool)
+        mask = np.broadcast_to(mask, (copies, actions)) if mask.shape[1] == 1 else mask
+        mask = mask | ~given[:, None]
+        if mask.shape[1] != actions:
+            raise UserError(
+                f"environment.id: {self._id} gives masks of {mask.shape[1]} actions; its space has {actions}"
+            )
+        allowed = np.logical_or.reduceat(mask, np.cumsum([0, *self._sizes[:-1]]), axis=1).all(1)
+        if not allowed.all():
+            agent, place = divmod(int(np.flatnonzero(~allowed)[0]), self._num_envs)
+            raise UserError(
+                f"environment.id: {self._id} forbids every action in environment {place} of agent {agent} "
+                "(info['action_mask'] is all zero); at least one must be allowed"
+            )
+        return np.asarray(mask)
+
+    def last(self, info: dict[str, Any], copy: int) -> NDArray[np.bool_]:
+        """Return the mask [A] of one copy's final observation, or a scalar True if all actions are allowed."""
+        final = info["final_info"]
+        given = MASK in final and final[f"_{MASK}"][copy]
+        return np.asarray(final[MASK][copy] if given else True, dtype=bool)
+
+
+def refuse_late_masks(info: dict[str, Any], id: str) -> None:
+    """Raise UserError if an environment that gave no mask in `reset` gives one in `step`."""
+    if MASK in info or MASK in info.get("final_info", ()):
+        raise UserError(
+            f"environment.id: {id} gives info['{MASK}'] in `step` but not in `reset`; it must give "
+            "it in both, or an episode's first action is chosen without it"
+        )
+
+
+ActionReader = Callable[[NDArray[Any]], NDArray[Any]]
+"""Map policy actions [N, ...] to a new array of actions [N, ...] inside the action space."""
+
+
+def action_reader(space: gym.Space[Any], num_envs: int) -> ActionReader:
+    """Return the conversion function for an action space; algorithms reject spaces other than Box and discrete ones."""
+    if isinstance(space, gym.spaces.Box):
+        return _box_reader(space)
+    return _choice_reader(space, num_envs) if choices(space) else np.array
+
+
+def _box_reader(space: gym.spaces.Box) -> ActionReader:
+    whole = np.issubdtype(space.dtype, np.integer)
+
+    def read(values: NDArray[Any]) -> NDArray[Any]:
+        # A diverged agent is stopped at its next update; until then NaN actions must not crash its environment.
+        values = np.where(np.isnan(values), 0.0, values)
+        # A float32 action may exceed a float64 bound by a rounding error.
+        rounded = np.rint(values) if whole else values
+        return np.asarray(np.clip(rounded.astype(space.dtype), space.low, space.high))
+
+    return read
+
+
+def _choice_reader(space: Any, num_envs: int) -> ActionReader:
+    """Return the converter for Discrete and MultiDiscrete; it raises ValueError for an out-of-range action."""
+    sizes, start = np.array(choices(space)).reshape(space.shape), space.start
+
+    def read(values: NDArray[Any]) -> NDArray[Any]:
+        # Atari environments hang on an out-of-range action.
+        outside = (values < 0) | (values >= sizes)
+        if np.count_nonzero(outside):
+            wrong = int(outside.nonzero()[0][0])
+            raise ValueError(
+                f"agent {wrong // num_envs} chose action {values[wrong]} in environment "
+                f"{wrong % num_envs}; the space has actions 0 to {(sizes - 1).tolist()}"
+            )
+        return np.asarray(values + start)
+
+    return read
+
+
+TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
+
+
+class ObservationReader:
+    """Converts batched observations of one space into named arrays, as specified by `parts`."""
+
+    def __init__(self, settings: Environment, space: gym.Space[Any], watch: Watch, frames: int | None = None) -> None:
+        """Determine the parts; `frames` are stacked on the first axis, None derives their number from the settings.
+
+        Raises UserError if a part has no encoder or the settings do not fit the space.
+        """
+        self._space = space
+        self._watch = watch
+        self._indices = None if settings.observation_indices is None else list(settings.observation_indices)
+        chosen = space if self._indices is None else _picked(space, self._indices, settings.id)
+        self.parts: ObservationSpecs = _specs(settings, chosen, stacked_frames(settings) if frames is None else frames)
+        self._types = {name: TYPES[part.dtype] for name, part in self.parts.items()}
+
+    def read(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
+        """Return copies of the parts [N, ...] of batched observations, or [...] of one `copy`'s final observation.
+
+        They are copied because vector environments may reuse the returned array, and some return it transposed. Raises
+        UserError for non-finite values and for categories out of range.
+        """
+        parts = split(self._space, observation)
+        if self._indices is not None:
+            parts = {name: array[..., self._indices] for name, array in parts.items()}
+        read = {name: np.array(array, dtype=self._types[name], order="C") for name, array in parts.items()}
+        which = "the observation" if copy is None else "the last observation"
+        for name, array in read.items():
+            if array.dtype == np.float32:
+                self._watch.check_finite(array, f"in part {name!r} of {which}", copy)
+            elif sizes := self.parts[name].sizes:
+                self._watch.check_choices(array, sizes, f"in part {name!r} of {which}", copy)
+        return read
+
+
+def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> ObservationSpecs:
+    """Return the observation specs of a space, with image channels and frames from the settings."""
+    parts = observation_specs(space)
+    if MASK in parts:
+        raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
+    if frames:
+        if settings.image_channels == "last":
+            raise UserError(f"environment.image_channels: {settings.id} stacks frames on the first axis; take 'first'")
+        return {name: replace(part, frames=frames, channels_last=False) for name, part in parts.items()}
+    if settings.image_channels == "auto":
+        return parts
+    last = settings.image_channels == "last"
+    return {
+        name: replace(part, channels_last=last) if part.kind == "image" and len(part.shape) == 3 else part
+        for name, part in parts.items()
+    }
+
+
+def _picked(space: gym.Space[Any], indices: list[int], id: str) -> gym.Space[Any]:
+    """Return the space of selected vector components. Raises UserError for a non-vector or an index out of range."""
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        raise UserError(f"environment.observation_indices: these are of a vector; {id} shows {space}")
+    if max(indices) >= space.shape[0]:
+        last = space.shape[0] - 1
+        raise UserError(f"environment.observation_indices: there is no number {max(indices)}; {id} shows 0 to {last}")
+    return gym.spaces.Box(space.low[indices], space.high[indices], dtype=space.dtype.type)

@@ -1,16 +1,21 @@
-"""Construction of vector environments from the configuration."""
+"""Construction of vector environments: each copy is recreated when it raises, and closed within a deadline."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import json
+import math
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -18,11 +23,368 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.distributed.signals import signals_wait
-from evorl.envs.guard import Guard
-from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place
+from evorl.distributed.signals import Interrupted, signals_wait
+from evorl.seeding import derive_seed
+from evorl.system.console import say
+from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
+
+CLOSE_WITHIN = 4.0
+"""Seconds allowed for an environment's own `close`."""
+END_WITHIN = 5.0
+"""Seconds allowed for the worker processes of an AsyncVectorEnv to close their environments and exit."""
+AFTER_A_HANG = 0.05
+"""Seconds allowed for `close` once another copy of the same environment has hung."""
+
+_problems: set[str] = set()
+"""Problems already reported by this process: 32 copies of an environment share the same bug."""
+_hanging: set[str] = set()
+"""Names of environments of which at least one copy hung in `close`."""
+
+
+class _OutOfTime(BaseException):
+    """A time limit expired. Derives from BaseException because environments may catch Exception."""
+
+
+def close_in_time(close: Callable[[], object], name: str) -> None:
+    """Call `close` of the environment `name`. An exception or a hang is reported in one line, only once."""
+    seconds = AFTER_A_HANG if name in _hanging else CLOSE_WITHIN
+    try:
+        with _time_limit(seconds):
+            close()
+    except Interrupted:
+        raise
+    except (Exception, SystemExit) as error:
+        _report(f"{name} raised {described(error)} while it was closed")
+    except _OutOfTime:
+        if name not in _hanging:
+            _report(f"{name} did not close within {seconds:g} s; it is left as it is")
+        _hanging.add(name)
+
+
+def close_vector(vector: VectorEnv[Any, Any, Any], name: str) -> None:
+    """Close a vector environment, possibly broken, and terminate its worker processes."""
+    if vector.closed:
+        return
+    vector.closed = True
+    if isinstance(vector, SyncVectorEnv):
+        for env in vector.envs:  # Each is a Guard with its own time limit.
+            env.close()
+        return
+    if not isinstance(vector, AsyncVectorEnv):
+        vector.closed = False
+        close_in_time(vector.close, name)
+        return
+    # AsyncVectorEnv.close would first wait for pending results, which dead workers never send.
+    for pipe in vector.parent_pipes:
+        with contextlib.suppress(Exception):
+            pipe.send(("close", None))
+    deadline = time.monotonic() + END_WITHIN
+    killed = 0
+    for process in vector.processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            killed += 1
+            process.kill()
+            process.join()
+    if killed:
+        processes = "process" if killed == 1 else "processes"
+        _report(f"{killed} {processes} of {name} did not end within {END_WITHIN:g} s, and had to be killed")
+
+
+def _report(problem: str) -> None:
+    if problem not in _problems:
+        _problems.add(problem)
+        say(f"warning: environment.id: {problem}")
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _OutOfTime in the main thread after `seconds`; other threads receive no signals and so have no limit.
+
+    `close` runs in the calling thread because windows and databases can often be closed only by the thread that opened
+    them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise _OutOfTime
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    before, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, before, interval)
+        signal.signal(signal.SIGALRM, handler)
+
+
+FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"
+"""Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
+the number of errors, and `reset` or `step` if the first call of that kind raises reproducibly."""
+
+
+class Guard(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that recreates an environment by `make` when it raises, and starts a new episode.
+
+    The failed step then returns the new episode's first observation, with the error under `FAULT`. Only a UserError
+    propagates, so the other copies in a vector environment complete their steps. It tries up to `restarts` times in a
+    row; the reader of `FAILURES` counts them over the run.
+
+    An error in the first reset or step is retried once in a new environment with the same seed and action. If the same
+    line raises the same error again, it is a bug that no restart fixes, and the info has `FIRST`.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]], restarts: int, name: str) -> None:
+        super().__init__(env)
+        self._make = make
+        self._restarts = restarts
+        self._name = name
+        self._seed = 0
+        self._is_open = True
+        self._has_stepped = False
+        self._generator: Any = None
+        self._shown: Any = None
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        try:
+            result = self.env.step(action)
+            self._shown = result[0]
+        except UserError:
+            raise
+        except Exception as error:
+            first = not self._has_stepped and self._is_raised_again(error, action)
+            self._has_stepped = True
+            observation, info = self._refused(error, "step") if first else self._another(error)
+            return observation, 0.0, False, False, info
+        self._has_stepped = True
+        return result
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._seed = self._seed if seed is None else seed
+        inner = self.env.unwrapped
+        self._generator = generator_state(inner) if seed is None else None
+        _renew_world(inner)
+        try:
+            observation, info = self.env.reset(seed=seed, options=options)
+        except UserError:
+            raise
+        except Exception as error:
+            first = not self._has_stepped and self._is_raised_again(error)
+            return self._refused(error, "reset") if first else self._another(error)
+        self._shown = observation
+        return observation, info
+
+    def close(self) -> None:
+        """Close the environment. An exception or a hang is reported in one line."""
+        if self._is_open:
+            self._is_open = False
+            close_in_time(self.env.close, self._name)
+
+    def _begin_anew(self) -> tuple[Any, dict[str, Any]]:
+        """Recreate the environment and return the first observation of a new episode."""
+        self.close()
+        self.env = self._make()
+        self._is_open = True
+        self._generator = None
+        self._shown, info = self.env.reset(seed=self._seed)
+        return self._shown, info
+
+    def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
+        """Return whether a new environment raises the same error at the same line, on reset or on this action."""
+        try:
+            self._begin_anew()
+            if action is not None:
+                self.env.step(action)
+        except UserError:
+            raise
+        except Exception as another:
+            return type(another) is type(error) and place(another) == place(error)
+        return False
+
+    @property
+    def episode(self) -> tuple[dict[str, Any], Any]:
+        """Return the running episode's JSON-compatible origin, and the last observation.
+
+        The origin is the seed of the reset, or the random generator state before a reset without a seed. It also holds
+        the generator's current state, which a replay must reproduce.
+        """
+        now = generator_state(self.env.unwrapped)
+        return {"seed": self._seed, "generator": self._generator, "now": now}, self._shown
+
+    @episode.setter
+    def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]] | None) -> None:
+        """Replay an episode, if given, from its origin and actions; if that fails, the last observation is None."""
+        if again is None:
+            return
+        origin, actions = again
+        self._seed, self._generator, self._shown = origin["seed"], origin["generator"], None
+        try:
+            if self._generator is not None:
+                set_generator_state(self.env.unwrapped, self._generator)
+            _renew_world(self.env.unwrapped)
+            shown, _ = self.env.reset(seed=self._seed if self._generator is None else None)
+            for action in actions:
+                shown = self.env.step(action)[0]
+            if origin.get("now") in (None, generator_state(self.env.unwrapped)):
+                self._shown = shown
+        except UserError:
+            raise
+        except Exception:  # Environments and corrupt files may raise anything.
+            return
+
+    def _another(self, error: Exception) -> tuple[Any, dict[str, Any]]:
+        """Restart the environment and return the first observation of a new episode."""
+        failures = 1
+        while failures <= self._restarts:
+            self._seed = another_seed(self._seed)
+            try:
+                observation, info = self._begin_anew()
+                return observation, {**info, **fault(error, failures)}
+            except UserError:
+                raise
+            except Exception as another:
+                error = another
+                failures += 1
+        # This observation is never trained on: so many failures end the run.
+        return self.observation_space.sample(), fault(error, failures)
+
+    def _refused(self, error: Exception, first: str) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {**fault(error, self._restarts + 1), FIRST: first}
+
+
+def fault(error: Exception, failures: int) -> dict[str, Any]:
+    """Return the info entries that describe an error."""
+    return {FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
+
+
+def another_seed(seed: int) -> int:
+    """Return a seed for a restarted environment, derived because consecutive seeds belong to the other copies."""
+    return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
+
+
+def generator_state(env: Any) -> dict[str, Any]:
+    """Return the JSON-compatible state of an environment's random generator; empty if it uses another generator.
+
+    Atari environments have their own generator in C++.
+    """
+    generator = getattr(env, "np_random", None)
+    if not isinstance(generator, np.random.Generator) or hasattr(env, "ale"):
+        return {}
+    state: dict[str, Any] = dict(generator.bit_generator.state)
+    return state if state["bit_generator"] == "PCG64" else json.loads(json.dumps(state, default=np.ndarray.tolist))
+
+
+def set_generator_state(env: Any, state: Mapping[str, Any]) -> None:
+    """Set the state of an environment's random generator. Raises NumPy's errors for an invalid state."""
+    if not state:
+        raise ValueError("the state of this environment's random generator is not known")
+    env.np_random.bit_generator.state = dict(state)
+
+
+def _renew_world(env: Any) -> None:
+    """Give Gymnasium's BipedalWalker a new Box2D world for its next episode, as LunarLander does itself.
+
+    In a reused world the order in which contacts are solved depends on all earlier episodes, so an episode would not be
+    determined by its seed and actions.
+    """
+    if type(env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
+        env._destroy()
+        env.world = type(env.world)()
+
+
+class Watch:
+    """Failure counts of N copies, `num_envs` per agent, and the current step of each episode."""
+
+    def __init__(self, id: str, copies: int, num_envs: int, restarts: int) -> None:
+        self._id = id
+        self._num_envs = num_envs
+        self._restarts = restarts
+        self._failures = np.zeros(copies, dtype=np.int64)
+        self._clock = 0
+        self._began = np.zeros(copies, dtype=np.int64)
+        self._reported_places: set[str] = set()
+
+    def tick(self) -> None:
+        """Advance the step count of all copies."""
+        self._clock += 1
+
+    def begin(self, copies: NDArray[np.bool_] | slice) -> None:
+        """Mark the start of an episode in these copies."""
+        self._began[copies] = self._clock
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Return the steps [N] of each copy's running episode."""
+        return self._clock - self._began
+
+    @steps.setter
+    def steps(self, steps: NDArray[np.int64]) -> None:
+        self._began = self._clock - steps
+
+    def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
+        """Return a mask [N] of the copies that raised, and report them, once per place in the user's code.
+
+        Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
+        """
+        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
+        self._failures += np.where(faulty, info[FAILURES], 0)
+        at_first = np.asarray(info.get(f"_{FIRST}", False))
+        beyond = self._failures > self._restarts
+        copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
+        what, place = f"{self.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
+        if at_first.any():
+            first = f"in its first {info[FIRST][copies[0]]}, and again when it was made anew with the same seed"
+            raise UserError(f"environment.id: {what}{place} {first}")
+        if beyond.any():
+            raise UserError(
+                f"environment.max_restarts: {what}{place}; after {self._restarts} restarts, which is all that each may "
+                "have"
+            )
+        shown = "" if place in self._reported_places else place
+        self._reported_places.add(place)
+        warnings.warn(f"{what}{shown}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
+        return faulty
+
+    def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
+        """Raise UserError if any of the values [N, ...], or [...] of one `copy`, is NaN or infinite."""
+        # Squares cannot cancel, and their sum takes a fifth of the time of an elementwise check. If it overflows, the
+        # elementwise check decides.
+        if math.isfinite(np.vdot(values, values)):
+            return
+        finite = np.isfinite(values)
+        if finite.all():
+            return
+        if copy is None:
+            copy = int(np.flatnonzero(~finite.reshape(len(values), -1).all(1))[0])
+        raise UserError(
+            f"environment.id: {self.names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
+            "observations must be finite in single precision"
+        )
+
+    def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
+        """Raise UserError if any of the integers [N, ...], or [...] of one `copy`, is out of its category range."""
+        rows = values.reshape(-1, len(sizes))
+        outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)
+        if not outside.any():
+            return
+        row = int(np.flatnonzero(outside)[0])
+        place = self.names(np.array([row if copy is None else copy]))
+        raise UserError(
+            f"environment.id: {place} gave {rows[row].tolist()} {what}; "
+            f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
+        )
+
+    def names(self, copies: NDArray[np.int64]) -> str:
+        """Return a description of these environments, with agent, index and episode step of the first."""
+        agent, place = divmod(int(copies[0]), self._num_envs)
+        step = self._clock - self._began[copies[0]]
+        others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        return f"environment {place} of agent {agent}{others} ({self._id}, step {step} of the episode)"
+
 
 ATARI = "ALE/"
 

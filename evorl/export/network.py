@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
-from evorl.envs.masks import MASK
-from evorl.envs.observations import TYPES
-from evorl.envs.spec import WHOLE, ObservationSpecs, choices
+from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, choices
 from evorl.networks.layers import shares
 from evorl.networks.layout import Layout
 from evorl.networks.stacked import Shapes, Stack, StackedNetwork

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evorl.config import Network as NetworkSettings
-from evorl.envs.spec import ObservationSpecs
+from evorl.envs.spaces import ObservationSpecs
 from evorl.networks.base import Network, initial_architecture
 from evorl.networks.layers import ACTIVATIONS
 from evorl.networks.layout import Layout

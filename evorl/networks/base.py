@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evorl.config import Network as NetworkSettings
-from evorl.envs.spec import ObservationSpecs
+from evorl.envs.spaces import ObservationSpecs
 from evorl.networks.dense import Tape
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import Specs

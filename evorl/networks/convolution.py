@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evorl.config.fields import Initialisation
-from evorl.envs.spec import ObservationSpec, as_numbers
+from evorl.envs.spaces import ObservationSpec, as_numbers
 from evorl.networks.layers import Span, activate
 from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
+from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.base import forward_apart
 from evorl.networks.dense import Tape
 from evorl.networks.layout import Layout

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evorl.config.fields import Initialisation
-from evorl.envs.spec import ObservationSpec, ObservationSpecs, as_numbers
+from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.base import forward_apart
 from evorl.networks.convolution import ImageEncoder
 from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense

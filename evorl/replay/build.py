@@ -9,7 +9,7 @@ import torch
 
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.envs.spec import EnvSpec, ObservationSpec, choices
+from evorl.envs.spaces import EnvSpec, ObservationSpec, choices
 from evorl.replay.experience import ReplayExperience, ReplaySettings
 from evorl.replay.n_step import Returns, make_windows
 from evorl.replay.observation_statistics import ObservationStatistics

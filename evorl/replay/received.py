@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evorl.envs.spec import ObservationSpecs, as_numbers
+from evorl.envs.spaces import ObservationSpecs, as_numbers
 from evorl.replay.moments import Gather
 from evorl.replay.protocols import Population
 from evorl.replay.rollout_statistics import RolloutStatistics

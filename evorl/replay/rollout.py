@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.envs.spec import ObservationSpecs, as_numbers
+from evorl.envs.spaces import ObservationSpecs, as_numbers
 from evorl.replay.minibatches import Minibatches
 from evorl.replay.moments import Gather
 from evorl.replay.protocols import Population

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evorl.envs.episodes import Collected
-from evorl.envs.spec import ObservationSpecs
+from evorl.envs.spaces import ObservationSpecs
 from evorl.replay.ring import Empty, Field
 from evorl.replay.storage import Storage
 from evorl.types import PolicyOutput, Tensors, Transition

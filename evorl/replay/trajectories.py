@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from evorl.envs.spec import ObservationSpec
+from evorl.envs.spaces import ObservationSpec
 from evorl.replay.ring import Field, Found
 from evorl.replay.storage import Storage
 from evorl.types import Tensors, Transition, UserError

@@ -12,7 +12,7 @@ import numpy as np
 from evorl.algorithms import Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
-from evorl.envs.continuation import Continued
+from evorl.envs.recovery import Continued
 from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, Files, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory
 from evorl.runs.progress import Progress

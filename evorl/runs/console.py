@@ -16,8 +16,8 @@ from evorl.config.origins import DEFAULT
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
 from evorl.distributed.signals import Interrupted
-from evorl.envs.horizon import Horizon
-from evorl.envs.spec import EnvSpec
+from evorl.envs.generation import Horizon
+from evorl.envs.spaces import EnvSpec
 from evorl.replay import Pace
 from evorl.runs.elite import Score
 from evorl.runs.progress import Progress

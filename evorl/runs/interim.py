@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
-from evorl.envs.continuation import Continued
+from evorl.envs.recovery import Continued
 from evorl.runs.checkpoint import STATE, environments_file, part_file
 from evorl.runs.checkpoint_manager import CheckpointWriter, bytes_of
 from evorl.runs.elite import Number

@@ -14,11 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, validate, without_removed
 from evorl.envs import Environments
-from evorl.envs.actions import action_reader
-from evorl.envs.masks import MASK
-from evorl.envs.observations import ObservationReader
-from evorl.envs.spaces import interface_from_json, interface_to_json
-from evorl.envs.spec import EnvSpec, choices
+from evorl.envs.interface import interface_from_json, interface_to_json
+from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, choices
 from evorl.population import Policy, check_agents
 from evorl.runs.checkpoint import AGENTS, ELITE, Checkpoints
 from evorl.runs.config_file import read_config

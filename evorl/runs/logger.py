@@ -11,9 +11,9 @@ from typing import Any
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
-from evorl.envs.horizon import Horizon
-from evorl.envs.spaces import interface_to_json
-from evorl.envs.spec import EnvSpec
+from evorl.envs.generation import Horizon
+from evorl.envs.interface import interface_to_json
+from evorl.envs.spaces import EnvSpec
 from evorl.population.evaluation import EpisodeResults
 from evorl.runs.archive import Archive
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each

@@ -12,7 +12,7 @@ import numpy as np
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.envs.continuation import Continued
+from evorl.envs.recovery import Continued
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, environments_file, replay_file
 from evorl.runs.host_directory import HostDirectory

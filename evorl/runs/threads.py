@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from evorl.distributed.signals import LAUNCHED
-from evorl.envs.spec import ObservationSpecs
+from evorl.envs.spaces import ObservationSpecs
 from evorl.system.processes import usable_cores
 
 

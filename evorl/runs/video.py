@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.closing import close_vector
-from evorl.envs.resets import Resets
-from evorl.envs.vector import for_evaluation, make_vector, stacked_frames
+from evorl.envs.environments import Resets
+from evorl.envs.vector import close_vector, for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.console import require

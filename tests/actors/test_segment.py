@@ -6,7 +6,7 @@ from helpers.support import config
 
 from evorl.actors.memory import Arena, SharedMemory
 from evorl.envs import Environments
-from evorl.envs.spec import ObservationSpec
+from evorl.envs.spaces import ObservationSpec
 from evorl.replay.segment import RolloutLayout, RolloutMemory
 from evorl.types import PolicyOutput, Transition
 

@@ -11,7 +11,7 @@ from helpers.support import ROOT, config, error_line
 from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
 from evorl.config.errors import MAX_TOLD
-from evorl.envs.spec import observation_specs
+from evorl.envs.spaces import observation_specs
 from evorl.runs.launch import check, load_config, run_program
 from evorl.types import EvorlWarning, UserError
 

@@ -9,10 +9,9 @@ from helpers.support import agent, config, kept, lines, train
 
 from evorl.algorithms import make_algorithm
 from evorl.config import Environment
-from evorl.envs import Environments, continuation
-from evorl.envs.observations import ObservationReader
-from evorl.envs.vector import for_evaluation
-from evorl.envs.watch import Watch
+from evorl.envs import Environments, recovery
+from evorl.envs.spaces import ObservationReader
+from evorl.envs.vector import Watch, for_evaluation
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate
 from evorl.replay.build import make_replay
@@ -211,7 +210,7 @@ def test_a_population_trains_on_frames(name, in_directory):
 
 def test_another_process_goes_on_with_episodes_beyond_the_last_seed(monkeypatch):
     """Copies get other seeds at different steps, and what is played again begins with the oldest of them."""
-    monkeypatch.setattr(continuation, "SEED_LASTS", 60)
+    monkeypatch.setattr(recovery, "SEED_LASTS", 60)
     settings = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"repeat_action_probability": 0.25})
     made = [Environments(settings, 1, 2) for _ in range(2)]
     made[0].reset(3)

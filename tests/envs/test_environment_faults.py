@@ -11,7 +11,7 @@ from helpers import faults
 from helpers.support import train
 
 from evorl.config import Environment
-from evorl.envs import Environments, closing
+from evorl.envs import Environments, vector
 from evorl.types import EvorlWarning, UserError
 
 AGENTS, ENVS = 2, 2
@@ -153,9 +153,9 @@ def test_the_lines_of_a_bug_are_quoted_once(tmp_path):
 def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
     vectorization, how, problem, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
-    monkeypatch.setattr(closing, "_problems", set())
-    monkeypatch.setattr(closing, "_hanging", set())
+    monkeypatch.setattr(vector, "CLOSE_WITHIN", 0.2)
+    monkeypatch.setattr(vector, "_problems", set())
+    monkeypatch.setattr(vector, "_hanging", set())
     began = time.monotonic()
     with environments(vectorization, name="helpers.faults:Recorded-v0", file=str(tmp_path / "log"), how=how) as made:
         made.step(ACT)
@@ -168,7 +168,7 @@ def test_all_copies_are_closed_within_a_deadline_and_problems_are_only_reported(
 
 
 def test_a_worker_that_does_not_answer_is_killed_in_time(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(closing, "END_WITHIN", 0.3)
+    monkeypatch.setattr(vector, "END_WITHIN", 0.3)
     kwargs = {"file": str(tmp_path / "log"), "how": "wait", "at": 1}
     made = environments("async", name="helpers.faults:Recorded-v0", **kwargs)
     processes = made._vector.env.processes
@@ -280,7 +280,7 @@ def test_a_process_that_dies_takes_all_episodes_with_it_and_nothing_else():
 
 
 def test_a_process_that_dies_too_often_ends_the_run_and_leaves_no_process(monkeypatch):
-    monkeypatch.setattr(closing, "END_WITHIN", 0.5)
+    monkeypatch.setattr(vector, "END_WITHIN", 0.5)
     made = environments("async", 0, how="die", seeds=[5], stuck=7)
     old = made._vector.env.processes
     silently(made, 5)

@@ -7,7 +7,7 @@ import pytest
 from helpers.support import config, lines, train
 
 from evorl.config import Environment
-from evorl.envs.horizon import Horizon, horizon, longest_episode
+from evorl.envs.generation import Horizon, horizon, longest_episode
 from evorl.envs.vector import make_vector
 from evorl.types import EvorlWarning
 

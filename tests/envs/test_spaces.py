@@ -9,7 +9,7 @@ from helpers.support import agent, algorithm, population
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.spec import as_numbers, observation_specs
+from evorl.envs.spaces import as_numbers, observation_specs
 from evorl.types import UserError
 
 

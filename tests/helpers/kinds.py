@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from evorl.envs.spec import choices
+from evorl.envs.spaces import choices
 from evorl.networks.layout import padded
 from evorl.types import RecurrentInput
 from helpers.support import algorithm, batch_of

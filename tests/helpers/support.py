@@ -17,7 +17,7 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.spec import EnvSpec, ObservationSpec, observation_specs
+from evorl.envs.spaces import EnvSpec, ObservationSpec, observation_specs
 from evorl.evolution import Context
 from evorl.networks.stacked import new_tensors
 from evorl.population import Learner, Policy, initial_population

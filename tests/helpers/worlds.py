@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evorl.algorithms.a2c import A2C
-from evorl.envs.spec import ObservationSpec
+from evorl.envs.spaces import ObservationSpec
 from evorl.replay.rollout import RolloutExperience, RolloutSettings
 from evorl.system.console import Stopwatch
 from evorl.types import AgentState, Transition

@@ -12,7 +12,7 @@ from helpers.support import agent, batch_of, config, interface, population
 from evorl.algorithms.functional import squared_error, td_target
 from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.config import ArchitectureLimits
-from evorl.envs.spec import with_action
+from evorl.envs.spaces import with_action
 from evorl.evolution import architecture as operations
 from evorl.evolution.mutation import MUTATIONS, Context
 from evorl.networks import initial_architecture

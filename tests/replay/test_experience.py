@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.support import agent, kept, output_of, replay_experience, replay_of, seen, vector
 
-from evorl.envs.spec import ObservationSpec
+from evorl.envs.spaces import ObservationSpec
 from evorl.types import Transition
 
 P, E = 2, 3

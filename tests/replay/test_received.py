@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from evorl.envs.spec import ObservationSpec
+from evorl.envs.spaces import ObservationSpec
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.system.console import Stopwatch
 

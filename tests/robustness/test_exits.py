@@ -17,7 +17,7 @@ from helpers.support import ROOT, launch, lines, train
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
-from evorl.envs import closing
+from evorl.envs import vector
 from evorl.runs.launch import run_program
 from evorl.runs.run import Run
 from evorl.system.console import Terminal
@@ -49,10 +49,10 @@ def test_an_environment_that_moves_the_run_does_not_lose_it(in_directory):
 def test_environments_are_closed_in_every_way_of_ending_and_change_no_exit_code(
     how, code, in_directory, monkeypatch, capsys
 ):
-    monkeypatch.setattr(closing, "CLOSE_WITHIN", 0.2)
-    monkeypatch.setattr(closing, "_problems", set())
-    monkeypatch.setattr(closing, "_hanging", set())
-    monkeypatch.setattr(closing, "AFTER_A_HANG", 0.01)
+    monkeypatch.setattr(vector, "CLOSE_WITHIN", 0.2)
+    monkeypatch.setattr(vector, "_problems", set())
+    monkeypatch.setattr(vector, "_hanging", set())
+    monkeypatch.setattr(vector, "AFTER_A_HANG", 0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EvorlWarning)
         if how == "fails":

@@ -9,8 +9,8 @@ import torch
 from helpers.support import algorithm, config, interface, train
 
 from evorl.distributed import Placement
-from evorl.envs.horizon import horizon
-from evorl.envs.spec import EnvSpec, observation_specs
+from evorl.envs.generation import horizon
+from evorl.envs.spaces import EnvSpec, observation_specs
 from evorl.runs.console import header
 
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"

@@ -11,7 +11,7 @@ from helpers.support import ROOT, interface, train
 from evorl.commands.command import run_command
 from evorl.commands.train import processes_for
 from evorl.config import Environment
-from evorl.envs.spec import ObservationSpec
+from evorl.envs.spaces import ObservationSpec
 from evorl.envs.vector import _atari_options
 from evorl.runs.threads import choose_threads, use_threads
 from evorl.system.processes import usable_cores

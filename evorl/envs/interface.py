@@ -1,0 +1,133 @@
+"""JSON serialisation of an environment's interface, so that agents can act where it is not installed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.envs.spaces import EnvSpec, ObservationReader
+from evorl.envs.vector import Watch
+from evorl.types import UserError
+
+MAX_NUMBERS = 2**24
+"""Largest number of elements in an observation or action; a larger one was not written by evorl."""
+MAX_CHILDREN = 1_000
+MAX_BATCH = 2**16
+"""Largest batch size for which an error can name the offending observation."""
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError, RecursionError)
+"""Exceptions that constructing spaces from malformed data may raise."""
+Json = dict[str, Any]
+
+
+def interface_to_json(interface: EnvSpec) -> Json:
+    """Return the JSON description of an interface; the inverse of `interface_from_json`."""
+    frames = max((part.frames for part in interface.parts.values()), default=0)
+    spaces = {"observation": space_to_json(interface.observation), "action": space_to_json(interface.action)}
+    return {"environment": interface.environment, **spaces, "masked": interface.masked, "frames": frames}
+
+
+def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[EnvSpec, ObservationReader]:
+    """Return the interface that `data` describes, and the reader of its observations.
+
+    Raises UserError, citing `where` the data was found, if it is malformed.
+    """
+    try:
+        observation, action = space_from_json(data["observation"]), space_from_json(data["action"])
+        frames, masked = int(data["frames"]), bool(data["masked"])
+        reader = ObservationReader(settings, observation, Watch(settings.id, MAX_BATCH, 1, 0), frames)
+    except UNREADABLE as error:
+        raise UserError(f"{where}: is no description of an environment: {type(error).__name__}") from error
+    return EnvSpec(settings.id, reader.parts, action, masked, observation), reader
+
+
+def space_to_json(space: gym.Space[Any]) -> Json:
+    """Return the JSON description of a space. Raises UserError for an unsupported kind of space."""
+    for kind, (write, _) in KINDS.items():
+        if isinstance(space, getattr(gym.spaces, kind)):
+            return {"kind": kind, **write(space)}
+    raise UserError(f"environment.id: {space} has no description")
+
+
+def space_from_json(data: Any) -> gym.Space[Any]:
+    """Return the space of a JSON description. Raises one of UNREADABLE."""
+    return KINDS[data["kind"]][1](data)
+
+
+def _box(data: Any) -> gym.Space[Any]:
+    shape = _shape(data["shape"])
+    dtype = np.dtype(str(data["dtype"])).type
+    low, high = (_bounds(data[end], shape).astype(dtype) for end in ("low", "high"))
+    return gym.spaces.Box(low, high, shape, dtype)
+
+
+def _shape(values: Any) -> tuple[int, ...]:
+    shape = tuple(int(value) for value in values)
+    if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) > MAX_NUMBERS:
+        raise ValueError("too large a shape")
+    return shape
+
+
+def _bounds(values: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return bounds of this shape, given per element or as one common value."""
+    read = np.array([float(value) for value in values])
+    return np.full(shape, read[0]) if len(read) == 1 else read.reshape(shape)
+
+
+def _ends(values: NDArray[Any]) -> list[float | str]:
+    """Return bounds for JSON, with infinities as strings, and as a single value if all are equal."""
+    flat = values.reshape(-1)
+    told = flat[:1] if flat.size and (flat == flat[0]).all() else flat
+    return [float(value) if np.isfinite(value) else str(value) for value in told]
+
+
+def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> Json:
+    if isinstance(space, gym.spaces.Dict):
+        return {"spaces": [[name, space_to_json(inner)] for name, inner in space.spaces.items()]}
+    return {"spaces": [space_to_json(inner) for inner in space.spaces]}
+
+
+def _listed(data: Any) -> list[Any]:
+    if len(data["spaces"]) > MAX_CHILDREN:
+        raise ValueError("too many spaces")
+    return list(data["spaces"])
+
+
+def _multi_discrete(space: gym.spaces.MultiDiscrete[Any]) -> Json:
+    return {"shape": list(space.shape), "nvec": space.nvec.ravel().tolist(), "start": space.start.ravel().tolist()}
+
+
+def _multi_discrete_from(data: Any) -> gym.Space[Any]:
+    shape = _shape(data["shape"])
+    nvec, start = (np.array(data[name], dtype=np.int64).reshape(shape) for name in ("nvec", "start"))
+    return gym.spaces.MultiDiscrete(nvec, start=start)
+
+
+KINDS: Mapping[str, tuple[Callable[[Any], Json], Callable[[Any], gym.Space[Any]]]] = {
+    "Box": (
+        lambda space: {
+            "shape": list(space.shape), "dtype": str(space.dtype), "low": _ends(space.low), "high": _ends(space.high)
+        },
+        _box,
+    ),
+    "Discrete": (
+        lambda space: {"n": int(space.n), "start": int(space.start)},
+        lambda data: gym.spaces.Discrete(int(data["n"]), start=int(data["start"])),
+    ),
+    "MultiDiscrete": (_multi_discrete, _multi_discrete_from),
+    "MultiBinary": (
+        lambda space: {"shape": list(space.shape)},
+        lambda data: gym.spaces.MultiBinary(_shape(data["shape"])),
+    ),
+    "Dict": (
+        _children,
+        lambda data: gym.spaces.Dict({str(name): space_from_json(inner) for name, inner in _listed(data)}),
+    ),
+    "Tuple": (_children, lambda data: gym.spaces.Tuple([space_from_json(inner) for inner in _listed(data)])),
+}  # fmt: skip
+"""Serialiser and deserialiser of each kind of space."""
