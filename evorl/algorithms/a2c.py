@@ -29,8 +29,7 @@ from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
-from evorl.networks.spec import NetworkSpec, TargetRule
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import NetworkSpec, Stack, TargetRule
 from evorl.replay import Pace
 from evorl.replay.minibatches import check_rollout
 from evorl.replay.rollout import RolloutExperience, RolloutSettings

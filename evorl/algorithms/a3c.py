@@ -19,7 +19,7 @@ from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, in
 from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import Stack
 from evorl.replay import Pace
 from evorl.replay.gradients import GradientSettings, ReceivedGradients
 from evorl.system.console import Stopwatch

@@ -18,7 +18,7 @@ from evorl.algorithms.exploration import EpsilonGreedy
 from evorl.config import Config
 from evorl.config.fields import Positive, Section, Size, Weight
 from evorl.envs.spaces import EnvSpec
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import Stack
 from evorl.types import UserError
 
 NOISE_SCALE = "noise_scale"

@@ -22,8 +22,7 @@ from evorl.algorithms.functional import (
 from evorl.algorithms.impala import IMPALA, IMPALASettings
 from evorl.config.fields import HyperparameterRange, Positive, Size
 from evorl.networks.distributions import Likelihood
-from evorl.networks.spec import Periodic
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import Periodic, Stack
 from evorl.types import Batch, Tensors
 
 

@@ -21,8 +21,7 @@ from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Weight
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
-from evorl.networks.spec import NetworkSpec, Polyak
-from evorl.networks.stacked import Stack, StackedNetwork
+from evorl.networks.stack import NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Tensors
 
 

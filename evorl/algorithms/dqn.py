@@ -33,9 +33,8 @@ from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Section, Size
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import FORBIDDEN
-from evorl.networks.noisy import NoisyLayers
-from evorl.networks.spec import NetworkSpec, Periodic, Polyak, TargetRule
-from evorl.networks.stacked import Stack, StackedNetwork
+from evorl.networks.stack import NetworkSpec, Periodic, Polyak, Stack, StackedNetwork, TargetRule
+from evorl.networks.standard import NoisyLayers
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}

@@ -18,7 +18,7 @@ from evorl.algorithms.functional import next_values, v_trace, without_gaps
 from evorl.config.fields import HyperparameterRange, Positive, Size
 from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import Stack
 from evorl.replay.received import ReceivedSettings
 from evorl.types import Batch, Tensors
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import Stack
 from evorl.types import Batch, Loss
 
 PerAgent = Callable[[Stack], Tensor]

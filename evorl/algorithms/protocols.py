@@ -12,8 +12,7 @@ from evorl.algorithms.objective import Objective
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
-from evorl.networks.spec import NetworkSpec
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import NetworkSpec, Stack
 from evorl.replay import Pace, Population
 from evorl.system.console import Stopwatch
 from evorl.types import (

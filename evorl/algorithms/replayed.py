@@ -19,8 +19,7 @@ from evorl.config.fields import AlgorithmSettings, Fraction, Positive, Size
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.networks import NETWORKS, initial_architecture
-from evorl.networks.spec import NetworkSpec, TargetRule
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import NetworkSpec, Stack, TargetRule
 from evorl.replay import Pace
 from evorl.replay.build import replay_experience
 from evorl.replay.experience import ReplayExperience

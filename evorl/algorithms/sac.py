@@ -30,8 +30,7 @@ from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive
 from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
-from evorl.networks.spec import NetworkSpec, Polyak
-from evorl.networks.stacked import Stack, StackedNetwork
+from evorl.networks.stack import NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.networks.standard import StandardNetwork
 from evorl.replay.ring import Field as StoredField
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError

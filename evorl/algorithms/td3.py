@@ -15,7 +15,7 @@ from evorl.algorithms.ddpg import DDPG, DDPGSettings, actor_action
 from evorl.algorithms.exploration import ActionNoise
 from evorl.algorithms.replayed import TWIN_CRITICS
 from evorl.config.fields import HyperparameterRange, Size, Weight
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import Stack
 from evorl.types import Observation
 
 

@@ -13,9 +13,17 @@ import numpy as np
 import torch
 
 from evorl.config import ArchitectureLimits
-from evorl.networks.growth import added_squares, fresh_roles, grow, importance, joined, newborn_square, shrink
-from evorl.networks.parameters import initialise
-from evorl.networks.spec import NetworkSpec
+from evorl.networks.parameters import (
+    added_squares,
+    fresh_roles,
+    grow,
+    importance,
+    initialise,
+    joined,
+    newborn_square,
+    shrink,
+)
+from evorl.networks.stack import NetworkSpec
 from evorl.types import Agent, Change
 
 Networks = Mapping[str, NetworkSpec]

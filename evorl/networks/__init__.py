@@ -6,11 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evorl.config import Network as NetworkSettings
 from evorl.envs.spaces import ObservationSpecs
-from evorl.networks.base import Network, initial_architecture
-from evorl.networks.layers import ACTIVATIONS
-from evorl.networks.layout import Layout
+from evorl.networks.base import Layout, Network, initial_architecture
+from evorl.networks.layers import ACTIVATIONS, CELLS
 from evorl.networks.module import module_network
-from evorl.networks.recurrent import CELLS
 from evorl.networks.standard import StandardNetwork
 from evorl.types import Head
 

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.networks.base import forward_apart
+from evorl.networks.base import Layout, forward_apart
 from evorl.networks.dense import Tape
-from evorl.networks.layout import Layout
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.system.plugins import described, import_from_here, place
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError

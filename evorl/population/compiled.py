@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from evorl.algorithms import Objective
 from evorl.networks.dense import Tape
-from evorl.networks.stacked import Stack
+from evorl.networks.stack import Stack
 from evorl.system.console import say
 from evorl.types import Batch, EvorlWarning, Loss, Tensors
 

@@ -13,7 +13,7 @@ from evorl.config.fields import ENVIRONMENT
 from evorl.evolution.architecture import MAX_CONVOLUTIONS
 from evorl.evolution.founders import sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
-from evorl.networks.stacked import check_network, new_tensors
+from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
 from evorl.types import ROLES, Agent, AgentState, Architecture, UserError

@@ -13,8 +13,7 @@ from evorl.algorithms import Objective
 from evorl.networks.dense import Tape
 from evorl.networks.optimizer import StackedAdam
 from evorl.networks.parameters import FlatTensors
-from evorl.networks.spec import TargetRule
-from evorl.networks.stacked import Stack, StackedNetwork
+from evorl.networks.stack import Stack, StackedNetwork, TargetRule
 from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy

@@ -11,7 +11,7 @@ from helpers.support import agent, check_tensors, first_architecture, population
 from evorl.config import ArchitectureLimits
 from evorl.evolution import architecture as operations
 from evorl.networks import layers
-from evorl.networks.growth import MOMENTS
+from evorl.networks.parameters import MOMENTS
 
 CRITICS = pytest.mark.parametrize("critic", ["separate", "shared"])
 CELLS = pytest.mark.parametrize("cell", ["lstm", "gru"])

@@ -11,7 +11,7 @@ from helpers.support import agent, algorithm, batch, config, population
 from evorl.algorithms import SETTINGS
 from evorl.algorithms.a2c import A2CSettings
 from evorl.evolution import architecture as operations
-from evorl.networks.stacked import new_tensors
+from evorl.networks.stack import new_tensors
 from evorl.types import Agent
 
 GAINS = {"encoder": math.sqrt(2), "hidden": math.sqrt(2), "recurrent": 1.0, "action": 0.01, "value": 1.0}

@@ -23,7 +23,7 @@ from evorl.algorithms import SETTINGS
 from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import architecture as operations
 from evorl.networks.dense import Tape
-from evorl.networks.noisy import SIGMA, WeightNoise
+from evorl.networks.standard import SIGMA, WeightNoise
 from evorl.types import Loss, UserError
 
 NOISY = "algorithm.noisy={sigma: 0.4}"
@@ -245,7 +245,7 @@ def test_a_merged_layer_varies_as_its_follower_did(options, index):
 
 
 def test_the_padding_stays_zero(monkeypatch):
-    monkeypatch.setattr("evorl.networks.layout.STACK_OVERHEAD", 10**9)
+    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 10**9)
     dqn = algorithm(NOISY, DUELING)
     shape = first_architecture(dqn)
     agents = [agent(replace(shape, hidden_sizes=sizes), id=i, dqn=dqn) for i, sizes in enumerate(((9, 40), (33, 5)))]

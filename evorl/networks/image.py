@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, as_numbers
+from evorl.networks.base import Layout
 from evorl.networks.layers import Span, activate
-from evorl.networks.layout import Layout
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
 from evorl.types import Architecture, UserError
 
