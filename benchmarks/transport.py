@@ -20,8 +20,8 @@ from torch import Tensor
 from evorl.actors.actor import NUMBER
 from evorl.actors.memory import PAGE, Arena, SharedMemory
 from evorl.envs.spaces import ObservationSpec
-from evorl.replay.ring import Field
-from evorl.replay.segment import RolloutLayout, RolloutMemory
+from evorl.replay.rollouts import RolloutLayout, RolloutMemory
+from evorl.replay.storage import Field
 
 SLOTS = 2
 ROUNDS = 5

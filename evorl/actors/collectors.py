@@ -21,12 +21,10 @@ from evorl.envs.spaces import ObservationSpec, choices
 from evorl.population import Learner, Policy
 from evorl.population.learner import COMMON, compute_gradients
 from evorl.population.shared import read_state, write_state
-from evorl.replay.gradients import GradientMemory
-from evorl.replay.n_step import make_windows
-from evorl.replay.received import ReceivedRollouts, ReceivedSettings
-from evorl.replay.ring import Empty, Field
-from evorl.replay.segment import RolloutLayout, RolloutMemory
-from evorl.replay.transitions import ERROR
+from evorl.replay.received import GradientMemory, ReceivedRollouts, ReceivedSettings
+from evorl.replay.rollouts import RolloutLayout, RolloutMemory
+from evorl.replay.storage import Empty, Field
+from evorl.replay.transitions import ERROR, make_windows
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
 

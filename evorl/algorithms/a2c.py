@@ -31,8 +31,7 @@ from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
 from evorl.networks.stack import NetworkSpec, Stack, TargetRule
 from evorl.replay import Pace
-from evorl.replay.minibatches import check_rollout
-from evorl.replay.rollout import RolloutExperience, RolloutSettings
+from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
 

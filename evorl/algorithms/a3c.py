@@ -21,7 +21,7 @@ from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay import Pace
-from evorl.replay.gradients import GradientSettings, ReceivedGradients
+from evorl.replay.received import GradientSettings, ReceivedGradients
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors, UserError
 

@@ -16,7 +16,7 @@ from evorl.config.fields import Size
 from evorl.distributed import Placement
 from evorl.replay import Pace
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
-from evorl.replay.scaling import normalized
+from evorl.replay.statistics import normalized
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Tensors
 

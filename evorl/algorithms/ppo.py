@@ -23,7 +23,7 @@ from evorl.algorithms.functional import (
 from evorl.config.fields import Fraction, HyperparameterRange, Positive, Size
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
-from evorl.replay.minibatches import parts_of
+from evorl.replay.rollouts import parts_of
 from evorl.types import Batch, Loss, Tensors
 
 KL_MARGIN = 1.5

@@ -21,9 +21,8 @@ from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.stack import NetworkSpec, Stack, TargetRule
 from evorl.replay import Pace
-from evorl.replay.build import replay_experience
-from evorl.replay.experience import ReplayExperience
-from evorl.replay.ring import Field as StoredField
+from evorl.replay.storage import Field as StoredField
+from evorl.replay.transitions import ReplayExperience, replay_experience
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Head, Loss, Streams, UserError
 

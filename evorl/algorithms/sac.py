@@ -32,7 +32,7 @@ from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, with_a
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.stack import NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.networks.standard import StandardNetwork
-from evorl.replay.ring import Field as StoredField
+from evorl.replay.storage import Field as StoredField
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
 TAKES = "a Box between bounds, Discrete"

@@ -17,7 +17,7 @@ from evorl.networks.stack import Stack, StackedNetwork, TargetRule
 from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
 from evorl.population.policy import Policy
-from evorl.replay.gradients import gradient_batch
+from evorl.replay.received import gradient_batch
 from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, load_like
 from evorl.types import Agent, Batch, Loss, Roles, Tensors, UpdateMetrics, UpdateResult, UserError

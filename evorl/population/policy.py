@@ -16,7 +16,7 @@ from torch import Tensor
 from evorl.algorithms import Algorithm
 from evorl.networks.base import Architectures, Layout, plan_stacks
 from evorl.networks.stack import Shapes, Stack, StackedNetwork
-from evorl.replay.moments import Moments
+from evorl.replay.statistics import Moments
 from evorl.system.formats import check_numbers, load_like, set_generator
 from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput, Tensors, UserError
 

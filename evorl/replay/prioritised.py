@@ -1,8 +1,11 @@
-"""Prioritised replay over all ranks (arXiv 1511.05952). Axes: U updates, P agents, B batch, R ranks."""
+"""Prioritised replay over all ranks (arXiv 1511.05952): sum trees, the priorities of slots, and the sampler.
+
+Axes: U updates, P agents, B batch, R ranks; N leaves of a tree or streams, S slots of some rows, K slots at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,15 +13,267 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.priorities import Floats, Integers
 from evorl.replay.protocols import Agreement, Draws
-from evorl.replay.sampler import SamplerSettings, share_of_draws
-from evorl.replay.slot_priorities import SlotPriorities
-from evorl.replay.storage import Storage
-from evorl.replay.stored import WHERE
+from evorl.replay.samplers import SamplerSettings, share_of_draws
+from evorl.replay.storage import WHERE, Storage, rows_held
 from evorl.seeding import numpy_generator, numpy_state, set_numpy_state
-from evorl.system.formats import load_like
+from evorl.system.formats import check_tensors, load_like
 from evorl.types import Agent, RunFailed, Tensors, UpdateResult, UserError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class PriorityTree:
+    """One sum tree per agent (arXiv 1511.05952, appendix B), vectorised over agents.
+
+    Each level is one array [P, nodes] with twice as many nodes as the next, so that node i of the flattened array has
+    the children 2 i and 2 i + 1 in the level below, for any agent. Sums are recomputed, never incremented, so rounding
+    errors do not accumulate. A leaf of 0 is never drawn.
+    """
+
+    def __init__(self, agents: int, leaves: int) -> None:
+        depth = max(1, (leaves - 1).bit_length())
+        self.levels = [np.zeros((agents, 1 << level)) for level in range(depth, -1, -1)]
+        """The leaf priorities, then each level of sums up to the root."""
+        self._first = np.arange(agents)[:, None] << depth
+        self._minimum = np.full(agents, np.inf)
+        self._lost = np.zeros(agents, dtype=np.bool_)
+
+    @staticmethod
+    def memory(agents: int, leaves: int) -> int:
+        """Return the size of the trees in bytes."""
+        return agents * 16 << max(1, (leaves - 1).bit_length())
+
+    @property
+    def leaves(self) -> Floats:
+        """The priorities [P, N], zero-padded to a power of two."""
+        return self.levels[0]
+
+    @property
+    def total(self) -> Floats:
+        """The sum [P] of each agent's priorities."""
+        return self.levels[-1][:, 0]
+
+    @property
+    def minimum(self) -> Floats:
+        """The smallest positive priority [P]; infinite if there is none.
+
+        It is searched for only after the smallest was overwritten or forgotten, which is rare because it is seldom
+        drawn: a second tree would double the time of every change.
+        """
+        if self._lost.any():
+            leaves = self.leaves[self._lost]
+            self._minimum[self._lost] = np.min(leaves, 1, where=leaves > 0, initial=np.inf)
+            self._lost[:] = False
+        return self._minimum
+
+    def set(self, leaf: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
+        """Set leaves [P, K] to positive priorities [P, K] `where` [P, K]; the last of duplicate leaves counts."""
+        places = leaf + self._first
+        flat, node, values = self.leaves.reshape(-1), places.reshape(-1), priority.reshape(-1)
+        if not where.all():
+            node, values = places[where], priority[where]
+        replaced = ((flat.take(places) == self._minimum[:, None]) & where).any(1)
+        flat[node] = values
+        self._note(np.min(flat.take(places), 1, where=where, initial=np.inf), replaced)
+        for below, here in zip(self.levels, self.levels[1:], strict=False):
+            if here.size <= len(node):
+                np.add(below[:, ::2], below[:, 1::2], out=here)
+                continue
+            node = node >> 1
+            pairs = below.reshape(-1, 2).take(node, 0)
+            here.reshape(-1)[node] = pairs[:, 0] + pairs[:, 1]
+
+    def fill(self, start: int, stop: int, priority: Floats | float) -> None:
+        """Set leaves `start` to `stop` of all agents to priorities [P, stop - start]; 0 removes a leaf."""
+        leaves = self.leaves[:, start:stop]
+        replaced = (leaves == self._minimum[:, None]).any(1)
+        leaves[:] = priority
+        self._note(np.min(leaves, 1, where=leaves > 0, initial=np.inf), replaced)
+        for below, here in zip(self.levels, self.levels[1:], strict=False):
+            start, stop = start // 2, (stop + 1) // 2
+            children = below[:, 2 * start : 2 * stop]
+            np.add(children[:, ::2], children[:, 1::2], out=here[:, start:stop])
+
+    def find(self, fraction: Floats) -> tuple[Integers, Floats]:
+        """Return the leaves [P, K] at `fraction` [P, K] in [0, 1) of each agent's total, and their priorities."""
+        rest = fraction * self.total[:, None]
+        node = np.empty(fraction.shape, dtype=np.int64)
+        node[:] = np.arange(len(fraction))[:, None]
+        for level in self.levels[-2::-1]:
+            node <<= 1
+            left = level.reshape(-1).take(node)
+            right = rest >= left
+            left *= right
+            rest -= left
+            node += right
+        priority = self.leaves.reshape(-1).take(node)
+        node -= self._first
+        # Rounding may overshoot by one leaf, onto a leaf of priority 0.
+        for agent, at in zip(*np.nonzero((priority == 0) & (self.total > 0)[:, None]), strict=True):
+            node[agent, at] = np.flatnonzero(self.leaves[agent, : node[agent, at]])[-1]
+            priority[agent, at] = self.leaves[agent, node[agent, at]]
+        return node, priority
+
+    def take_over(self, sources: Integers) -> None:
+        """Reassign priorities: each agent copies the tree at place `sources` [P], or starts empty where that is -1."""
+        self._minimum = np.where(sources < 0, np.inf, self.minimum[sources])
+        self._lost = np.zeros(len(sources), dtype=np.bool_)
+        self._first = np.arange(len(sources))[:, None] << (len(self.levels) - 1)
+        for level, values in enumerate(self.levels):
+            self.levels[level] = values[sources]
+            self.levels[level][sources < 0] = 0.0
+
+    def _note(self, smallest: Floats, replaced: NDArray[np.bool_]) -> None:
+        """Update the minimum from the smallest new priority [P]; `replaced` marks agents that lost their minimum."""
+        self._lost = (self._lost | replaced) & (smallest > self._minimum)
+        self._minimum = np.minimum(self._minimum, smallest)
+
+
+FIRST_PRIORITY = 1.0
+"""Initial maximum priority, used until an agent has set one."""
+
+
+class SlotPriorities:
+    """Each agent's priority of every slot it may draw; all others have 0.
+
+    Rows gain and lose priorities only when asked, not when the storage changes, so that earlier draws can still be
+    updated. A new transition gets the largest priority that its agent has set so far.
+    """
+
+    def __init__(self, storage: Storage, agents: int, shared: bool) -> None:
+        """Start empty. Unless `shared`, an agent may draw only from its own N / P streams."""
+        self.tree = PriorityTree(agents, storage.slots)
+        self.maximum = np.full(agents, FIRST_PRIORITY)
+        """The largest priority [P] ever set."""
+        self.oldest = 0
+        """Number of the first row with priorities."""
+        self._newest = 0
+        """Number of the first row without priorities yet."""
+        self._storage = storage
+        self._shared = shared
+        owner = np.arange(storage.streams) * agents // storage.streams
+        self._may_draw = (owner == np.arange(agents)[:, None]) | shared
+        self._agents: list[int] = []
+
+    def begin(self, agents: list[tuple[int, int | None]]) -> None:
+        """Pass the priorities on to these agents, given as (id, parent id).
+
+        An agent keeps its own priorities, or inherits its parent's. If neither is here, every transition is new to it.
+        """
+        places = {id: place for place, id in enumerate(self._agents)}
+        known = (id if id in places else parent for id, parent in agents)
+        sources = np.array([-1 if id is None else places.get(id, -1) for id in known])
+        new = sources < 0
+        if not self._agents:
+            self.oldest, self._newest = self._storage.oldest, self._storage.written
+        elif (sources != np.arange(len(sources))).any():
+            self.tree.take_over(sources)
+            self.maximum = np.where(new, FIRST_PRIORITY, self.maximum[sources])
+        if new.any():
+            for start, stop, mask in self._rows(self.oldest, self._newest):
+                kept = self.tree.leaves[:, start:stop]
+                self.tree.fill(start, stop, np.where(new[:, None], mask * FIRST_PRIORITY, kept))
+        self._agents = [id for id, _ in agents]
+
+    def drop(self) -> None:
+        """Forget the rows that can no longer be drawn."""
+        for start, stop in self._pieces(self.oldest, min(self._storage.oldest, self._newest)):
+            self.tree.fill(start, stop, 0.0)
+        self.oldest = max(self.oldest, self._storage.oldest)
+        self._newest = max(self._newest, self.oldest)
+
+    def fresh(self) -> Floats:
+        """Return the number of transitions [P] written but without a priority."""
+        rows = self._rows(self._newest, self._storage.written)
+        return sum((mask.sum(1) for _, _, mask in rows), np.zeros(len(self.maximum)))
+
+    def insert(self, priority: Floats | None = None) -> None:
+        """Give new rows the largest priority, or the given priorities [T, N] of the T newest rows."""
+        storage = self._storage
+        if priority is not None:
+            # A ring with fewer rows has kept only the last of them.
+            priority = priority[-(storage.written - self._newest) :]
+            before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
+            flat = np.concatenate([before, priority]).reshape(-1)
+            self.maximum = np.maximum(self.maximum, flat.max(initial=0.0))
+        place = 0
+        for start, stop, mask in self._rows(self._newest, storage.written):
+            given = self.maximum[:, None] if priority is None else flat[place : place + stop - start]
+            self.tree.fill(start, stop, mask * given)
+            place += stop - start
+        self._newest = storage.written
+
+    def set(self, slots: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
+        """Set `slots` [P, K] to priorities [P, K] `where` [P, K]; the last of duplicate slots counts."""
+        self.maximum = np.maximum(self.maximum, np.max(priority, 1, where=where, initial=0.0))
+        self.tree.set(slots, priority, where)
+
+    def stands(self, slots: Integers, newest: int) -> NDArray[np.bool_]:
+        """Return a mask of `slots` [...] not overwritten since row `newest` was the newest."""
+        row = newest - (newest - slots // self._storage.streams) % self._storage.ring
+        return np.asarray(row >= self.oldest)
+
+    def state(self) -> Tensors:
+        """Return the priorities [P, S] of the written rows of the ring, the maxima, and the agents' ids."""
+        self.drop()
+        self.insert()
+        held = rows_held(self._storage.written, self._storage.ring) * self._storage.streams
+        return {
+            "priorities": torch.from_numpy(self.tree.leaves[:, :held].copy()),
+            "priorities.maximum": torch.from_numpy(self.maximum.copy()),
+            "priorities.agents": torch.tensor(self._agents, dtype=torch.int64),
+        }
+
+    def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
+        """Restore from `state`, after a storage with these `numbers` has been restored.
+
+        If the storage's layout changed, all transitions are new. Raises UserError for an invalid state.
+        """
+        storage = self._storage
+        same = all(numbers[name] == getattr(storage, name) for name in ("rows", "streams", "written", "oldest"))
+        held = rows_held(numbers["written"], numbers["rows"] + storage.depth) * numbers["streams"]
+        whose = tensors.get("priorities.agents", torch.empty(0))
+        agents = len(self.maximum) if same or not whose.dim() else len(whose)
+        expected = {
+            "priorities": ((agents, held), torch.float64),
+            "priorities.maximum": ((agents,), torch.float64),
+            "priorities.agents": ((agents,), torch.int64),
+        }
+        check_tensors(tensors, expected, WHERE)
+        leaves, maximum = tensors["priorities"].numpy(), tensors["priorities.maximum"].numpy()
+        if not (np.isfinite(leaves).all() and (leaves >= 0).all()):
+            raise UserError(f"{WHERE}: tensor 'priorities' holds what is no priority")
+        if not (np.isfinite(maximum).all() and (maximum > 0).all() and (leaves <= maximum[:, None]).all()):
+            raise UserError(f"{WHERE}: tensor 'priorities.maximum' holds what is no largest priority")
+        if not same:
+            return
+        drawable = storage.can_draw(torch.arange(held, device=storage.device)).cpu().numpy()
+        if (leaves[:, ~drawable] > 0).any() or (self._shared and (leaves[:, drawable] == 0).any()):
+            raise UserError(f"{WHERE}: tensor 'priorities' does not fit what can be drawn")
+        self.tree.fill(0, held, leaves)
+        self.maximum, self._agents = maximum.copy(), tensors["priorities.agents"].tolist()
+        self.oldest, self._newest = storage.oldest, storage.written
+
+    def _rows(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+        """Yield slot ranges of the rows `first` to `last`, with the mask [P, S] of slots that each agent may draw."""
+        storage = self._storage
+        for start, stop in self._pieces(first, last):
+            mask = np.tile(self._may_draw, (stop - start) // storage.streams)
+            if storage.gaps.held:
+                mask &= storage.flags["valid"].view(-1)[start:stop].cpu().numpy()
+            yield start, stop, mask
+
+    def _pieces(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield contiguous slot ranges of the rows `first` to `last` (excluded)."""
+        ring, streams = self._storage.ring, self._storage.streams
+        first = max(first, last - ring)
+        while first < last:
+            row = first % ring
+            count = min(last - first, ring - row)
+            yield row * streams, (row + count) * streams
+            first += count
 
 
 @dataclass(frozen=True)

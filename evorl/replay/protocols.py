@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.moments import Moments
+from evorl.replay.statistics import Moments
 from evorl.types import Agent, Observation, Tensors, UpdateResult
 
 

@@ -1,18 +1,461 @@
-"""A replay filled by actor processes, with actor-computed initial priorities (Ape-X, arXiv 1803.00933).
+"""Experience for off-policy algorithms: n-step windows, the update schedule, and replay filled here or by actors.
 
-Axes: T steps of a rollout, P agents, E environments, N = P * E streams.
+Axes: P agents, E environments, N = P * E streams, T steps, B batch, U updates, n steps of a window. Actors compute
+initial priorities as Ape-X does (arXiv 1803.00933).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from evorl.replay.experience import ReplayExperience
-from evorl.replay.segment import RolloutMemory
-from evorl.types import PolicyOutput, Transition
+from evorl.config import AnyConfig
+from evorl.distributed import Placement
+from evorl.envs.spaces import EnvSpec, ObservationSpec, ObservationSpecs, as_numbers, choices
+from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
+from evorl.replay.protocols import Agreement, Population, Sampler
+from evorl.replay.rollouts import RolloutMemory
+from evorl.replay.samplers import SamplerSettings, UniformSampler
+from evorl.replay.statistics import Gather, Moments
+from evorl.replay.storage import WHERE, Field, Found, Ring, Storage, memory_at_first
+from evorl.system.console import Stopwatch
+from evorl.system.formats import check_numbers, check_tensors, load_like
+from evorl.system.processes import check_room
+from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
+
+Returns = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""The algorithm's n-step return. Takes rewards [..., P, B, n], window lengths in steps [..., P, B] and discounts [P];
+gives the return of those steps and the bootstrap discount of the state after them, both [..., P, B]."""
+
+
+class Windows(Protocol):
+    """Turns drawn slots into the transitions of a batch."""
+
+    def begin(self, agents: Sequence[Agent]) -> None:
+        """Start a generation with these agents."""
+
+    def gather(self, slots: Tensor) -> Found:
+        """Return the transitions [U, P, B] of the windows that begin at `slots` [U, P, B]."""
+
+
+class OneStep:
+    """One-step transitions as stored; each loss applies its own discount."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def begin(self, agents: Sequence[Agent]) -> None:
+        """Do nothing: one-step transitions do not depend on the agent."""
+
+    def gather(self, slots: Tensor) -> Found:
+        """Return the transitions [U, P, B] at `slots` [U, P, B]."""
+        return self._ring.gather(slots)
+
+
+class NStep:
+    """Windows of up to `n` steps of one stream as single transitions, for n-step returns (arXiv 1710.02298).
+
+    A window is cut at the end of its episode, at a discontinuity or a dropped step of its stream, and at the newest
+    row. Its first slot can be drawn immediately: shorter windows give correct returns too, and all slots stay equally
+    likely. `reward` is the n-step return; `terminated` and the next observation are those of the last step, also where
+    that was truncated. The column `discount` is the bootstrap factor: gamma^k after k steps.
+    """
+
+    def __init__(self, ring: Ring, n: int, returns: Returns) -> None:
+        """Raises UserError if the ring has fewer rows than `n`."""
+        if n > ring.rows:
+            raise UserError(
+                f"replay.n_step: windows of {n} steps are longer than the {ring.rows} steps of each environment that "
+                f"replay.capacity keeps on a process; take replay.n_step={ring.rows} at most, or a larger capacity"
+            )
+        self._ring = ring
+        self._n = n
+        self._returns = returns
+        self._steps = torch.arange(n, device=ring.device)
+        self._gamma: Tensor
+
+    def begin(self, agents: Sequence[Agent]) -> None:
+        """Read each agent's discount gamma."""
+        gamma = [agent.hyperparameters["gamma"] for agent in agents]
+        self._gamma = torch.tensor(gamma, device=self._ring.device)
+
+    def gather(self, slots: Tensor) -> Found:
+        """Return the n-step transitions [U, P, B] that begin at `slots` [U, P, B]."""
+        ring = self._ring
+        steps = ring.window_end(slots, self._n)
+        last = ring.following(slots, steps - 1)
+        columns = ring.gather_columns(slots, [name for name in ring.columns if name not in ("reward", "terminated")])
+        columns |= ring.gather_columns(last, ["terminated"])
+        along = ring.following(slots.unsqueeze(-1), self._steps)
+        rewards = ring.gather_columns(along, ["reward"])["reward"]
+        columns["reward"], columns["discount"] = self._returns(rewards, steps, self._gamma)
+        return Found(ring.observation(slots), ring.next_observation(last), columns)
+
+
+def make_windows(ring: Ring, n: int, returns: Returns) -> Windows:
+    """Return n-step windows, or one-step transitions for n = 1; `returns` computes the algorithm's returns."""
+    return OneStep(ring) if n == 1 else NStep(ring, n, returns)
+
+
+class UpdateSchedule:
+    """One update of an agent per `learn_step` [P] of its environment steps, exact for any chunking of the steps.
+
+    `debt` [P] is the fraction of an update already earned, between 0 and 1.
+    """
+
+    def __init__(self, learn_step: NDArray[np.float64], debt: NDArray[np.float64]) -> None:
+        self._learn_step = learn_step
+        self._debt = np.clip(debt, 0.0, 1.0)  # A checkpoint file may hold a value out of range.
+        self._steps = np.zeros_like(learn_step)
+        self._done = np.zeros(len(learn_step), dtype=np.int64)
+
+    def due(self, steps: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the updates [P] that become due after `steps` [P] more environment steps."""
+        self._steps += steps
+        # Computed from the total, not incrementally: 3 * (8 / 3) must make 8 updates, not 7.
+        earned = self._earned()
+        due = earned - self._done
+        self._done = earned
+        return due
+
+    @property
+    def steps(self) -> NDArray[np.float64]:
+        """The environment steps [P] so far."""
+        return self._steps
+
+    def resume(self, steps: NDArray[np.float64]) -> None:
+        """Continue after `steps` [P], whose updates have been done."""
+        self._steps = steps.copy()
+        self._done = self._earned()
+
+    def _earned(self) -> NDArray[np.int64]:
+        return np.floor(self._steps / self._learn_step + self._debt + 1e-9).astype(np.int64)
+
+    def debt(self) -> NDArray[np.float64]:
+        """Return the fraction of an update [P] earned but not yet due."""
+        return np.maximum(self._steps / self._learn_step + self._debt - self._done, 0.0)
+
+
+EVERY = 64
+"""Statistics are exchanged between ranks every so many steps of each environment, and at a generation's end."""
+
+SEEN, VALID = "seen.", "valid"
+"""Tensor names, or prefixes of names, in a snapshot of the buffer."""
+
+
+class ObservationStatistics:
+    """Running observation statistics over all transitions added to the replay, on all ranks that hold the agents.
+
+    With a shared replay, every agent normalises by the observations of all agents on this rank; otherwise each by its
+    own. Ranks take equally many steps, so they exchange at the same ones.
+    """
+
+    def __init__(self, parts: ObservationSpecs, gather: Gather, shared: bool, stopwatch: Stopwatch) -> None:
+        """`parts` are the observation parts to normalise; `gather` reaches all ranks that hold the same agents."""
+        self._parts = parts
+        self._gather = gather
+        self._shared = shared
+        self._stopwatch = stopwatch
+        self._policy: Population
+        self._seen: list[Tensors] = []
+        self._valid: list[Tensor] = []
+
+    def begin(self, policy: Population) -> None:
+        """Start a generation with the agents of `policy`."""
+        self._policy = policy
+        self._seen, self._valid = [], []
+
+    def add(self, transition: Transition) -> None:
+        """Buffer the observations of one step of all environments; update the statistics when the buffer is full."""
+        if not self._parts:
+            return
+        self._seen.append({name: transition.observation[name].clone() for name in self._parts})
+        self._valid.append(transition.valid.clone())
+        if len(self._seen) == EVERY:
+            self.update()
+
+    def update(self) -> None:
+        """Merge the buffered observations into the agents' statistics."""
+        if not self._seen:
+            return
+        weight = torch.stack(self._valid, 1).flatten(1).double().numpy()
+        for name, part in self._parts.items():
+            # [T, P, E, ...] -> [P, T * E, D]
+            seen = as_numbers(torch.stack([step[name] for step in self._seen], 1), part)
+            samples = seen.reshape(*weight.shape, -1).double().cpu().numpy()
+            self._policy.update_observation_stats(name, self._moments(samples, weight))
+        self._seen, self._valid = [], []
+
+    def snapshot(self) -> Tensors:
+        """Return the buffered observations [T, P, E, ...] by part, and which of them count; empty if there are none."""
+        if not self._seen:
+            return {}
+        parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}
+        return parts | {VALID: torch.stack(self._valid)}
+
+    def resume(self, tensors: Tensors) -> None:
+        """Load the output of `snapshot`. Raises UserError for an invalid one."""
+        if not tensors:
+            return
+        valid = tensors.get(VALID, torch.zeros(0))
+        if valid.dim() != 3 or not 0 < len(valid) < EVERY or valid.shape[1] != len(self._policy.agents):
+            raise UserError(
+                f"{WHERE}: the observations that are not yet in the statistics are of other agents or steps"
+            )
+        expected = {f"{SEEN}{name}": ((*valid.shape, *part.shape), part.dtype) for name, part in self._parts.items()}
+        check_tensors(tensors, {**expected, VALID: (tuple(valid.shape), torch.bool)}, WHERE)
+        self._seen = [{name: tensors[f"{SEEN}{name}"][step] for name in self._parts} for step in range(len(valid))]
+        self._valid = list(valid)
+
+    def _moments(self, samples: np.ndarray, weight: np.ndarray) -> Moments:
+        """Return moments [P] of samples [P, N, D] with weights [P, N] over all ranks, pooled over agents if shared."""
+        agents = len(weight)
+        if self._shared:
+            samples, weight = samples.reshape(1, -1, samples.shape[-1]), weight.reshape(1, -1)
+        with self._stopwatch("communication"):
+            moments = Moments.over_ranks(samples, weight, self._gather)
+        return moments.part(np.zeros(agents, np.intp)) if self._shared else moments
+
+
+PRIORITIES = "priorities"
+"""Prefix of a sampler's tensor names in a checkpoint."""
+WITHIN, FULL = "within.", "full"
+"""Prefix of what a snapshot has beside the contents of the replay (`counters.`, `draws.`, `statistics.`); a number."""
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """When and how often to learn from replay.
+
+    In `lockstep` all ranks that hold the same agents add equally many transitions. With `split_batches`, `learn_step`
+    counts environment steps over all of these ranks, otherwise on each.
+    """
+
+    learning_starts: int
+    lockstep: bool
+    reward_clip: float | None
+    split_batches: bool
+
+
+class ReplayExperience:
+    """A replay buffer for all agents, with the schedule that says which updates are due.
+
+    If the replay is shared, agents learn from each other's transitions: P agents fill it P times as fast with P
+    behaviour policies. All batches of a vector step are drawn before the first update on them.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        windows: Windows,
+        sampler: Sampler,
+        settings: ReplaySettings,
+        gather: Gather,
+        stopwatch: Stopwatch,
+        statistics: ObservationStatistics | None = None,
+    ) -> None:
+        """`windows` turns the slots that `sampler` draws into transitions; `gather` reaches all ranks of the agents.
+
+        `statistics` are the running observation statistics used for normalisation.
+        """
+        self._statistics = statistics
+        self.storage = storage
+        self.windows = windows
+        self.sampler = sampler
+        self._settings = settings
+        self._gather = gather
+        self._stopwatch = stopwatch
+        self._policy: Population
+        self._schedule: UpdateSchedule
+        self._steps: NDArray[np.float64]
+        self._made: NDArray[np.float64]
+        self._sizes: NDArray[np.int64]
+        self._full = False
+        self._capacity = storage.rows * storage.streams
+
+    @property
+    def period(self) -> int:
+        """A generation may have any number of steps, so the period is 1."""
+        return 1
+
+    def begin(self, policy: Population, generation: int) -> None:
+        """Start a generation with the agents of `policy`."""
+        agents = policy.agents
+        self._policy = policy
+        if self._statistics is not None:
+            self._statistics.begin(policy)
+        learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
+        debt = np.array([agent.state.update_debt for agent in agents])
+        # Agents change places and environments may be reset: the next transition does not continue the last one.
+        self.storage.break_streams()
+        self.windows.begin(agents)
+        self._schedule = UpdateSchedule(learn_step, debt)
+        self._made = np.zeros(len(agents))
+        known = self._gather(np.array([float(self.storage.drawable), float(self.storage.full)]))
+        self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
+        self.sampler.begin(agents, generation, len(known))
+
+    def add(self, transition: Transition, output: PolicyOutput) -> None:
+        """Store one step of all environments; invalid steps are never drawn.
+
+        Raises UserError if ranks run in lockstep and no valid transition is left to draw.
+        """
+        clip, valid = self._settings.reward_clip, transition.valid
+        if self._statistics is not None:
+            self._statistics.add(transition)
+        columns = {
+            "action": output.action,
+            "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
+            "terminated": transition.terminated,
+        }
+        self.storage.write(
+            _streams(transition.observation),
+            _streams(columns),
+            next_observation=_streams(transition.next_observation),
+            valid=valid.flatten(),
+            started=transition.started.flatten(),
+            ended=(transition.terminated | transition.truncated).flatten(),
+        )
+        if self._settings.lockstep or transition.all_valid:
+            # Other ranks are not told of a step dropped here and assume the same number of steps as their own.
+            self._steps = np.full(valid.shape[0], float(valid.shape[1]))
+        else:
+            self._steps = valid.sum(1).cpu().numpy().astype(np.float64)
+        if self._settings.lockstep and not self.storage.drawable:
+            when = "in the very first step" if self.storage.written == 1 else "in every step that replay.capacity keeps"
+            raise UserError(f"environment.id: every environment failed {when}")
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches due after the steps since the last call, one per population update."""
+        steps = self._agree_on_steps()
+        self._policy.acted(steps)
+        # A ring also holds resets: even when full it may hold fewer than `learning_starts` valid transitions.
+        if self._sizes.sum() < self._settings.learning_starts and not self._full:
+            return
+        counts = self._schedule.due(steps if self._settings.split_batches else steps / len(self._sizes))
+        updates = int(counts.max())
+        if updates == 0:
+            return
+        with self._stopwatch("sampling"):
+            slots, weight, share = self.sampler.draw(updates)
+            due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
+            parts = [_unbound(group) for group in self.windows.gather(slots)]
+            everyone = int(counts.min())
+        shares = [None] * updates if share is None else share.unbind()
+        shared = zip(weight.unbind(), due.unbind(), shares, strict=True)
+        for number, (fields, (own, learns, part)) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
+            seen, following, columns = fields
+            yield Batch(seen, following, columns, own, learns, all_due=number < everyone, number=number, share=part)
+
+    def observe(self, batch: Batch, result: UpdateResult) -> None:
+        """Pass the result of an update on one of the last drawn batches to the sampler."""
+        self.sampler.observe(batch.number, result)
+
+    def _agree_on_steps(self) -> NDArray[np.float64]:
+        """Return each agent's steps [P] since the last call, summed over its ranks; record every rank's replay size.
+
+        The same exchange carries the samplers' reports. Ranks in lockstep skip the exchange and have nothing to report.
+        """
+        if self._settings.lockstep:
+            self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self._capacity)
+            self._full = self._full or bool((self._sizes == self._capacity).all())
+            steps, reports = self._steps * len(self._sizes), np.zeros((len(self._sizes), 0))
+        else:
+            with self._stopwatch("sampling"):
+                report = self.sampler.report()
+            with self._stopwatch("communication"):
+                known = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], self._steps, report]))
+            self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
+            steps, reports = known[:, 2 : 2 + len(self._steps)].sum(0), known[:, 2 + len(self._steps) :]
+        self._made = self._made + steps
+        with self._stopwatch("sampling"):
+            self.sampler.agree(Agreement(self._sizes, self._made, reports))
+        return steps
+
+    def end(self, agents: list[Agent]) -> None:
+        """End the generation; each agent keeps its fractional update debt."""
+        if self._statistics is not None:
+            self._statistics.update()
+        for agent, debt in zip(agents, self._schedule.debt(), strict=True):
+            agent.state.update_debt = float(debt)
+
+    def state(self) -> tuple[Tensors, dict[str, int]]:
+        """Return this rank's replay contents for a checkpoint."""
+        tensors, numbers = self.storage.state()
+        return tensors | self.sampler.state(), numbers
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return the contents of the replay, and how far this generation's schedule and draws are."""
+        tensors, numbers = self.state()
+        buffered = {} if self._statistics is None else self._statistics.snapshot()
+        counters = {
+            "steps": torch.from_numpy(self._schedule.steps),
+            "made": torch.from_numpy(self._made),
+            "sizes": torch.from_numpy(self._sizes),
+        }
+        within = _prefixed("counters.", counters) | _prefixed("draws.", self.sampler.generators())
+        return tensors | {
+            f"{WITHIN}{name}": value for name, value in (within | _prefixed("statistics.", buffered)).items()
+        }, {**numbers, FULL: int(self._full)}
+
+    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` into an empty replay of the same agents and capacity.
+
+        Raises UserError for an invalid one.
+        """
+        within = _part_of(WITHIN, tensors)
+        rows, known = {name: tensors[name] for name in tensors if not name.startswith(WITHIN)}, dict(numbers)
+        check_numbers({FULL: known.pop(FULL, -2)}, (FULL,), WHERE)
+        counters = {name: torch.zeros(len(self._made), dtype=torch.float64) for name in ("steps", "made")}
+        counters["sizes"] = torch.zeros(len(self._sizes), dtype=torch.int64)
+        load_like(_part_of("counters.", within), counters, WHERE)
+        for name, values in counters.items():
+            most = self._capacity if name == "sizes" else 10**15
+            if not ((values >= 0) & (values <= most)).all():
+                raise UserError(f"{WHERE}: {name} hold what nothing counts to")
+        self.restore(rows, known)
+        if self.storage.written != known["written"]:
+            raise UserError(f"{WHERE}: it is of another capacity")
+        self._schedule.resume(counters["steps"].numpy())
+        self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
+        self._full = bool(numbers[FULL])
+        self.sampler.resume(_part_of("draws.", within))
+        if self._statistics is not None:
+            self._statistics.resume(_part_of("statistics.", within))
+
+    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
+        """Restore from the output of `state`."""
+        priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
+        self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
+        self.sampler.restore(priorities, numbers)
+
+
+def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+def _part_of(prefix: str, tensors: Tensors) -> Tensors:
+    """Return the tensors whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _unbound(values: Tensors) -> list[Tensors]:
+    """Split values [U, P, B, ...] into one [P, B, ...] dictionary per update."""
+    parts = zip(*(value.unbind() for value in values.values()), strict=True)
+    return [dict(zip(values, part, strict=True)) for part in parts]
+
+
+def _streams(values: Mapping[str, Tensor]) -> Tensors:
+    """Flatten values [P, E, ...] to streams [N, ...]."""
+    return {name: value.flatten(0, 1) for name, value in values.items()}
+
 
 ERROR = "error"
 """The rollout column with the td_error that sets initial priorities."""
@@ -66,3 +509,83 @@ def _steps(slot: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:
             bool(truncated.any()),
         )
         yield transition, PolicyOutput(action, {}, nothing, nothing)
+
+
+def replay_experience(
+    config: AnyConfig,
+    interface: EnvSpec,
+    action: Field,
+    returns: Returns,
+    placement: Placement,
+    always_valid: bool,
+    stopwatch: Stopwatch,
+    normalized: Sequence[str] = (),
+) -> ReplayExperience:
+    """Build this rank's part of the replay; `capacity` and `learning_starts` are divided over the ranks.
+
+    `returns` computes the algorithm's n-step returns; agents normalise the observation parts in `normalized`. Raises
+    UserError if memory is insufficient or the rank's part is too small for such windows.
+    """
+    ranks, replay = placement.ranks, config.replay
+    share = max(1, replay.capacity // ranks.size)
+    streams = placement.local_size * config.environment.num_envs
+    storage = make_replay(share, streams, interface, action, ranks.device, ranks.on_host)
+    prioritised = replay.prioritised is not None or not replay.shared
+    place = SamplerSettings(
+        config.seed, ranks.rank, 0 if placement.is_sharded else ranks.rank, config.algorithm.split_batches
+    )
+    make_sampler = _prioritised if prioritised else _uniform
+    settings = ReplaySettings(
+        learning_starts=min(replay.learning_starts * placement.copies // ranks.size, share * placement.copies),
+        # Ranks that exchange priorities learn each other's sizes anyway and need no lockstep.
+        lockstep=always_valid and not prioritised and config.actors is None,
+        reward_clip=config.algorithm.reward_clip,
+        split_batches=config.algorithm.split_batches,
+    )
+    windows = make_windows(storage, replay.n_step, returns)
+    sampler = make_sampler(config, storage, placement, place)
+    parts = {name: interface.parts[name] for name in normalized}
+    statistics = ObservationStatistics(parts, placement.gather_copies, replay.shared, stopwatch)
+    make = (
+        ReplayExperience if config.actors is None else partial(ReceivedTransitions, steps=config.algorithm.sent_steps)
+    )
+    return make(storage, windows, sampler, settings, placement.gather_copies, stopwatch, statistics)
+
+
+def make_replay(
+    capacity: int, streams: int, interface: EnvSpec, action: Field, device: torch.device, ranks_on_host: int = 1
+) -> Storage:
+    """Allocate a storage of `capacity` transitions from `streams` environments, at least one row of them.
+
+    Raises UserError if memory is insufficient.
+    """
+    parts = dict(interface.parts)
+    if interface.masked:
+        parts["action_mask"] = ObservationSpec("vector", (sum(choices(interface.action)),), torch.bool)
+    columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
+    rows = max(1, capacity // streams)
+    size = memory_at_first(rows, streams, parts, columns)
+    sharing = ranks_on_host if device.type == "cpu" else 1
+    check_room(size, "replay.capacity", copies=1, device=device, processes=sharing)
+    return Storage(rows, streams, parts, columns, device)
+
+
+def _uniform(config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings) -> Sampler:
+    return UniformSampler(storage, place)
+
+
+def _prioritised(config: AnyConfig, storage: Storage, placement: Placement, place: SamplerSettings) -> Sampler:
+    """Build a prioritised sampler; per-agent replay without prioritisation uses equal priorities."""
+    agents, ranks, given = placement.local_size, placement.ranks, config.replay.prioritised
+    size = PriorityTree.memory(agents, storage.slots)
+    check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)
+    settings = PrioritySettings(
+        exponent=given.exponent if given else 0.0,
+        epsilon=given.epsilon if given else 1.0,
+        importance_start=given.importance_exponent.start if given else 0.0,
+        importance_end=given.importance_exponent.end if given else 0.0,
+        generation_steps=config.evolution.steps,
+        importance_steps=(given and given.importance_exponent.steps) or config.training.max_steps,
+        shared=config.replay.shared,
+    )
+    return PrioritisedSampler(storage, agents, settings, place)

@@ -21,7 +21,7 @@ from evorl.actors.checks import warn_of_cores
 from evorl.actors.collectors import slot_size, slots
 from evorl.actors.memory import SharedMemory
 from evorl.distributed import Ranks
-from evorl.replay.gradients import GradientMemory
+from evorl.replay.received import GradientMemory
 from evorl.types import EvorlWarning, RunFailed, UserError
 
 

@@ -11,8 +11,8 @@ from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
-from evorl.replay.minibatches import Minibatches
-from evorl.replay.sampler import SamplerSettings
+from evorl.replay.rollouts import Minibatches
+from evorl.replay.samplers import SamplerSettings
 from evorl.seeding import torch_generator
 from evorl.system.console import Stopwatch
 from evorl.system.formats import decode_agents, encode_agents

@@ -12,7 +12,7 @@ from helpers.support import agent, replay_of, vector
 from evorl.distributed import Placement, Ranks, shutdown
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
 from evorl.replay.protocols import Agreement
-from evorl.replay.sampler import SamplerSettings
+from evorl.replay.samplers import SamplerSettings
 from evorl.types import UpdateResult
 
 ranks, streams = Ranks(timeout=60), 6

@@ -14,7 +14,7 @@ from evorl.envs.spaces import ObservationReader
 from evorl.envs.vector import Watch, for_evaluation
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate
-from evorl.replay.build import make_replay
+from evorl.replay.transitions import make_replay
 from evorl.runs.loaded import LoadedAgent
 from evorl.runs.video import play as film_of
 

@@ -7,7 +7,7 @@ import torch
 
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
 from evorl.replay.protocols import Agreement
-from evorl.replay.sampler import SamplerSettings
+from evorl.replay.samplers import SamplerSettings
 from helpers.support import replay_of, vector
 
 P, E = 2, 3

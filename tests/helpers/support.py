@@ -22,10 +22,9 @@ from evorl.evolution import Context
 from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
-from evorl.replay.experience import ReplayExperience, ReplaySettings
-from evorl.replay.n_step import OneStep
-from evorl.replay.sampler import SamplerSettings, UniformSampler
+from evorl.replay.samplers import SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
+from evorl.replay.transitions import OneStep, ReplayExperience, ReplaySettings
 from evorl.runs.launch import run_program
 from evorl.seeding import torch_generator
 from evorl.system.console import Stopwatch

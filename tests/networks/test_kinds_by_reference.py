@@ -12,7 +12,7 @@ from helpers.support import agent, batch_of, first_architecture, greedy, populat
 from torch.nn import functional
 
 from evorl.networks.layers import ACTIVATIONS
-from evorl.replay.moments import Moments
+from evorl.replay.statistics import Moments
 from evorl.types import RecurrentInput
 
 CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}

@@ -19,7 +19,7 @@ from evorl.networks import initial_architecture
 from evorl.networks.stack import NetworkSpec, Polyak
 from evorl.networks.standard import StandardNetwork
 from evorl.population import check_agents
-from evorl.replay.moments import Moments
+from evorl.replay.statistics import Moments
 from evorl.runs.metrics import record_of
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.tracking.wandb import cell

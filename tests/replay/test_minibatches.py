@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.worlds import P, members
 
-from evorl.replay.minibatches import Minibatches, check_rollout
+from evorl.replay.rollouts import Minibatches, check_rollout
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.replay.moments import Moments
-from evorl.replay.scaling import discounted_sums, normalized
+from evorl.replay.statistics import Moments, discounted_sums, normalized
 
 T, P, B = 10, 3, 4
 GAMMA = torch.tensor([0.9, 0.99, 0.5], dtype=torch.float64)

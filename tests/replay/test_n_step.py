@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from evorl.algorithms import make_algorithm
 from evorl.algorithms.functional import bootstrapped_return, n_step_return
 from evorl.distributed import Placement, Ranks
-from evorl.replay.n_step import NStep, OneStep, make_windows
 from evorl.replay.storage import Storage
+from evorl.replay.transitions import NStep, OneStep, make_windows
 from evorl.system.console import Stopwatch
 from evorl.types import Transition, UserError
 

@@ -8,8 +8,8 @@ import torch
 from helpers.ranks import Exchange
 from helpers.support import agent, algorithm, lines, population, seen, train, vector
 
-from evorl.replay.moments import Moments
-from evorl.replay.observation_statistics import EVERY, ObservationStatistics
+from evorl.replay.statistics import Moments
+from evorl.replay.transitions import EVERY, ObservationStatistics
 from evorl.system.console import Stopwatch
 from evorl.system.formats import decode_agents
 from evorl.types import Transition

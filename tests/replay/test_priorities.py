@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evorl.replay.priorities import PriorityTree
+from evorl.replay.prioritised import PriorityTree
 
 
 def check(tree, dense):

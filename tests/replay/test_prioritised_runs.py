@@ -10,7 +10,7 @@ from helpers.ranks import Exchange
 from helpers.support import lines, output_of, replay_experience, replay_of, seen, train, vector
 
 from evorl.replay.prioritised import PrioritisedSampler
-from evorl.replay.sampler import SamplerSettings
+from evorl.replay.samplers import SamplerSettings
 from evorl.types import Transition, UpdateResult, UserError
 
 

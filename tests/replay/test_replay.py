@@ -7,10 +7,9 @@ from helpers.support import interface
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evorl.replay.build import make_replay
-from evorl.replay.sampler import DistributedSampler, share_of_draws
-from evorl.replay.schedule import UpdateSchedule
+from evorl.replay.samplers import DistributedSampler, share_of_draws
 from evorl.replay.storage import Storage
+from evorl.replay.transitions import UpdateSchedule, make_replay
 
 COLUMNS = {"x": ((), torch.int64), "y": ((2,), torch.float32)}
 

@@ -26,7 +26,7 @@ from helpers.worlds import (
     value_of,
 )
 
-from evorl.replay import rollout
+from evorl.replay import rollouts
 from evorl.types import UpdateResult
 
 
@@ -148,7 +148,7 @@ def test_how_many_minibatches_are_gathered_at_once_changes_nothing(at_once, sequ
     world, agents = World(recurrent=True), members(batch_size=(4.0, 16.0, 8.0), epochs=(3, 2, 1))
     settings = replace(PLAIN, sequence=sequence, normalize_advantage=True)
     expected = flat(played(world, agents, settings))
-    monkeypatch.setattr(rollout, "GATHERED_BYTES", at_once)
+    monkeypatch.setattr(rollouts, "GATHERED_BYTES", at_once)
     found = flat(played(world, agents, settings))
     assert len(found) == len(expected) == 2 * 12
     for one, other in zip(found, expected, strict=True):
@@ -208,7 +208,7 @@ def test_an_agent_that_stops_learns_no_more_from_this_rollout_but_from_the_next(
 
 @pytest.mark.parametrize("at_once", [0, 2**24])
 def test_when_all_have_stopped_nothing_more_is_due(at_once, monkeypatch):
-    monkeypatch.setattr(rollout, "GATHERED_BYTES", at_once)
+    monkeypatch.setattr(rollouts, "GATHERED_BYTES", at_once)
     due, group = rollouts_with_stops({0: [0], 2: [1, 2]}, {}, epochs=3, batch_size=8.0)
     assert due == [[[1, 1, 1]] + [[0, 1, 1]] * 2, [[1, 1, 1]] * 6]
     assert len(group.events) == 2, "statistics are updated however learning ended"

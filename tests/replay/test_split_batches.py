@@ -26,8 +26,8 @@ from helpers.support import (
 from helpers.support import launch as launched
 from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_experience
 
-from evorl.replay.minibatches import Minibatches, check_rollout
-from evorl.replay.sampler import DistributedSampler
+from evorl.replay.rollouts import Minibatches, check_rollout
+from evorl.replay.samplers import DistributedSampler
 from evorl.runs.launch import load_config
 from evorl.system.console import Stopwatch
 from evorl.types import Transition, UserError

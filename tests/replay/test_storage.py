@@ -7,8 +7,7 @@ from helpers.streams import COLUMNS, CPU, HISTORIES, World, check, check_ends, e
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evorl.replay.ring import memory_at_first
-from evorl.replay.storage import Storage
+from evorl.replay.storage import Storage, memory_at_first
 
 
 @given(**HISTORIES)

@@ -2,7 +2,7 @@
 
 import torch
 
-from evorl.replay.trajectories import Trajectories
+from evorl.replay.rollouts import Trajectories
 from evorl.types import Transition
 
 P, E = 2, 3

@@ -12,10 +12,9 @@ from evorl.algorithms.apex import EpsilonLadder, NoiseLadder
 from evorl.config import read_yaml, validate
 from evorl.envs import Environments
 from evorl.population import Policy, initial_population
-from evorl.replay.n_step import NStep
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
-from evorl.replay.sampler import SamplerSettings
-from evorl.replay.transitions import ReceivedTransitions
+from evorl.replay.samplers import SamplerSettings
+from evorl.replay.transitions import NStep, ReceivedTransitions
 from evorl.seeding import torch_generator
 from evorl.types import UserError
 

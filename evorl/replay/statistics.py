@@ -1,21 +1,93 @@
-"""Rollout statistics over the ranks that hold the same agents.
+"""Running statistics of observations, rewards and advantages, over the ranks that hold the same agents.
 
-Axes: T steps, P agents, E environments, D components per sample; U updates, B steps of a minibatch.
+Axes: T steps, P agents, E environments, N samples, D components per sample; U updates, B batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.moments import Gather, Moments
-from evorl.replay.scaling import discounted_sums
 from evorl.system.console import Stopwatch
 from evorl.system.formats import load_like
 from evorl.types import Agent, RewardStats, Tensors, UserError
+
+Array = NDArray[np.float64]
+
+Gather = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""All-gather [...] -> [R, ...] over the ranks that hold the same agents; R = 1 where agents are not replicated."""
+
+
+class Moments(NamedTuple):
+    """Sample count [P], mean [P, D] and (population) variance [P, D]."""
+
+    number: Array
+    mean: Array
+    variance: Array
+
+    @classmethod
+    def of(cls, samples: Array, weight: Array) -> Moments:
+        """Return the moments of samples [P, N, D], with weight [P, N] 1 to include a sample and 0 to exclude it."""
+        count = weight.sum(1)
+        shares = (weight / np.maximum(count, 1)[:, None])[..., None]
+        mean = (samples * shares).sum(1)
+        return cls(count, mean, ((samples - mean[:, None]) ** 2 * shares).sum(1))
+
+    @classmethod
+    def over_ranks(cls, samples: Array, weight: Array, gather: Callable[[Array], Array]) -> Moments:
+        """Return the moments of such samples over all ranks reached by `gather`."""
+        first, *others = (cls.unpacked(packed) for packed in gather(cls.of(samples, weight).packed()))
+        for other in others:
+            first = first.merged(other)
+        return first
+
+    def merged(self, other: Moments) -> Moments:
+        """Return the moments of both sample sets together (Chan, Golub & LeVeque 1983)."""
+        count = self.number + other.number
+        share = (other.number / np.maximum(count, 1))[:, None]
+        change = other.mean - self.mean
+        variance = self.variance * (1 - share) + other.variance * share + change**2 * share * (1 - share)
+        return Moments(count, self.mean + change * share, variance)
+
+    def part(self, agents: slice | NDArray[np.intp]) -> Moments:
+        """Select the moments of some of the agents."""
+        return Moments(*(values[agents] for values in self))
+
+    def packed(self) -> Array:
+        """Pack into one array [P, 1 + 2 D] for communication."""
+        return np.concatenate([self.number[:, None], self.mean, self.variance], axis=1)
+
+    @classmethod
+    def unpacked(cls, packed: Array) -> Moments:
+        """Inverse of `packed`."""
+        width = (packed.shape[1] - 1) // 2
+        return cls(packed[:, 0], packed[:, 1 : 1 + width], packed[:, 1 + width :])
+
+
+def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Return running discounted sums [T, P, B] of past rewards in each episode, and the carry [P, B].
+
+    `reward` and `ended` are [T, P, B], `discount` is [P], `before` [P, B] is the carry of the last call.
+    """
+    sums = torch.empty_like(reward)
+    factor = discount.unsqueeze(-1)
+    for time in range(reward.shape[0]):
+        sums[time] = before * factor + reward[time]
+        before = sums[time].masked_fill(ended[time], 0.0)
+    return sums, before
+
+
+def normalized(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x [..., B] with mean 0 and variance 1 under `weight` [..., B], which sums to 1."""
+    centred = x - (x * weight).sum(-1, keepdim=True)
+    variance = (centred.square() * weight).sum(-1, keepdim=True)
+    return centred * torch.rsqrt(variance + 1e-8)
+
 
 WHERE = "the rollout"
 MAX_REWARD = 10.0

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.replay.protocols import Agreement, Draws
-from evorl.replay.storage import Storage
-from evorl.replay.stored import WHERE
+from evorl.replay.storage import WHERE, Storage
 from evorl.seeding import numpy_generator, numpy_state, set_numpy_state, torch_generator
 from evorl.system.formats import check_tensors, load_like, set_generator
 from evorl.types import Agent, Tensors, UpdateResult
