@@ -1,7 +1,6 @@
 """Evolution of the population: selection and mutation."""
 
-from evorl.evolution.evolve import evolve
 from evorl.evolution.mutation import MUTATIONS, Context, mutate
-from evorl.evolution.selection import SELECTIONS, Offspring, elite
+from evorl.evolution.selection import SELECTIONS, Offspring, elite, evolve
 
 __all__ = ["MUTATIONS", "SELECTIONS", "Context", "Offspring", "elite", "evolve", "mutate"]

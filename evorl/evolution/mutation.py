@@ -1,17 +1,190 @@
-"""Mutation operators: functions that change one child agent. They have no agent axis."""
+"""Mutation operators: functions that change one agent's hyperparameters, parameters or architecture.
+
+An architecture mutation is one change, adding or removing one layer or some units, drawn from all that the limits allow
+in any of the agent's networks. Growth is function-preserving.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
-from evorl.config import Evolution
+from evorl.config import ArchitectureLimits, Evolution
 from evorl.config.fields import HyperparameterRange
-from evorl.evolution.architecture import Networks, mutate_layers, mutate_units
-from evorl.types import Agent, Change, Mutation
+from evorl.networks.parameters import (
+    added_squares,
+    fresh_roles,
+    grow,
+    importance,
+    initialise,
+    joined,
+    newborn_square,
+    shrink,
+)
+from evorl.networks.stack import NetworkSpec
+from evorl.types import Agent, Architecture, Change, Mutation
+
+Networks = Mapping[str, NetworkSpec]
+MAX_CONVOLUTIONS = 6
+"""The most convolutional layers that mutations may come to."""
+MAX_KERNEL = 9
+"""The width to which mutations let kernels grow."""
+MERGED = "merged into the next"
+"""Recorded in place of a size for a hidden layer that was merged away."""
+
+
+def mutate_layers(
+    agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
+) -> Change | None:
+    """Add or remove one hidden or convolutional layer of one network; return None if the limits allow neither."""
+    choices: list[Callable[[], Change]] = []
+    for name in networks:
+        shape = agent.architectures[name]
+        hidden = {f"hidden.{index}": depth for index, depth in enumerate(shape.residual_layers)}
+        images = {f"channels.{index}": layer.residual_layers for index, layer in enumerate(shape.convolutions)}
+        bounds = (hidden, limits.min_layers, limits.max_layers), (images, 0, MAX_CONVOLUTIONS)
+        for depths, fewest, most in bounds:
+            count, residual = len(depths) + sum(depths.values()), [group for group, depth in depths.items() if depth]
+            if depths and count < most:
+                choices.append(partial(add_layer, agent, networks, name, str(rng.choice(list(depths))), rng))
+            if residual and count > fewest:
+                choices.append(partial(remove_residual_layer, agent, networks, name, str(rng.choice(residual))))
+            elif depths is hidden and len(hidden) > 1 and count > fewest:
+                choices.append(partial(merge_layer, agent, networks, name, int(rng.integers(len(hidden) - 1))))
+    return choices[rng.integers(len(choices))]() if choices else None
+
+
+def mutate_units(
+    agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
+) -> Change | None:
+    """Resize a layer, a recurrent cell or a kernel of one network; return None if the limits allow nothing."""
+    choices: list[Callable[[], Change]] = []
+    rules = {
+        "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),
+        "channels": (int(rng.choice(limits.channel_steps)), limits.min_channels, limits.max_channels),
+        "kernel": (1, 1, MAX_KERNEL),
+    }
+    rules["recurrent"] = rules["hidden"]
+    groups = [(name, *group) for name in networks for group in agent.architectures[name].sizes().items()]
+    for name, group, size in groups:
+        step, least, most = rules[group.split(".")[0]]
+        more, fewer = min(size + step, most), max(size - step, least)
+        if more > size:
+            choices.append(partial(enlarge, agent, networks, name, group, more, rng))
+        if fewer < size:
+            choices.append(partial(reduce, agent, networks, name, group, fewer))
+    return choices[rng.integers(len(choices))]() if choices else None
+
+
+def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, rng: np.random.Generator) -> Change:
+    """Widen a layer or a kernel of network `name`. Nothing reads the new units yet, so the function is preserved."""
+    old = agent.architectures[name]
+    new = agent.architectures[name] = old.resized(group, size)
+    specs = networks[name].network.specs(new)
+    agent.tensors[name] = grow(specs, new.sizes(), agent.tensors[name], group, _torch_generator(rng))
+    return Change(f"{_of(name, networks)}{group}", old.sizes()[group], size)
+
+
+def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> Change:
+    """Narrow a layer by its units of least importance to their readers, or a kernel by its last rows and columns."""
+    old = agent.architectures[name]
+    specs = networks[name].network.specs(old)
+    if group.startswith("kernel."):
+        kept = torch.arange(size)
+    else:
+        read = importance(specs, agent.tensors[name]["parameters"], group)
+        kept = read.argsort(descending=True, stable=True)[:size].sort().values
+    agent.tensors[name] = shrink(specs, agent.tensors[name], group, kept)
+    agent.architectures[name] = old.resized(group, size)
+    return Change(f"{_of(name, networks)}{group}", old.sizes()[group], size)
+
+
+def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.random.Generator) -> Change:
+    """Add a residual layer after the layer of `group`. Its scale is zero, so the function is preserved."""
+    network, old = networks[name].network, agent.architectures[name]
+    new = agent.architectures[name] = old.deepened(group, +1)
+    before, specs = network.specs(old), network.specs(new)
+    added = {key: spec for key, spec in specs.items() if key not in before}
+    values = initialise(added, new.sizes(), _torch_generator(rng))
+    roles = joined(agent.tensors[name], fresh_roles(added, values))
+    roles["square"] |= added_squares(added, before, roles)
+    agent.tensors[name] = roles
+    return _depth(agent, networks, name, group, +1)
+
+
+def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: str) -> Change:
+    """Remove the last residual layer after the layer of `group`."""
+    new = agent.architectures[name] = agent.architectures[name].deepened(group, -1)
+    left = networks[name].network.specs(new)
+    agent.tensors[name] = {
+        role: {key: value for key, value in tensors.items() if key in left}
+        for role, tensors in agent.tensors[name].items()
+    }
+    return _depth(agent, networks, name, group, -1)
+
+
+def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Change:
+    """Remove hidden layer `index`, which must not be the last: the next layer takes the product of both weights.
+
+    Only the activation between them is lost. Adam's moments of the product start like those of all new weights, with
+    the mean square of the next layer, which passed on the same gradient.
+    """
+    network, old = networks[name].network, agent.architectures[name]
+    specs = network.specs(old)
+    for role, tensors in agent.tensors[name].items():
+        left, merged = network.without_layer(old, index, tensors)
+        for key, next_key in merged.items():
+            if role == "mean":
+                left[key] = torch.zeros_like(left[key])
+            elif role == "square":
+                left[key] = newborn_square(left[key], [tensors[next_key]], specs[next_key].copies)
+        agent.tensors[name][role] = left
+    agent.architectures[name] = replace(
+        old,
+        hidden_sizes=old.hidden_sizes[:index] + old.hidden_sizes[index + 1 :],
+        residual_layers=old.residual_layers[:index] + old.residual_layers[index + 1 :],
+    )
+    return Change(f"{_of(name, networks)}hidden.{index}", old.hidden_sizes[index], MERGED)
+
+
+def _depth(agent: Agent, networks: Networks, name: str, group: str, change: int) -> Change:
+    """Return the record of a residual layer that was added to or removed from the layer of `group`."""
+    after = agent.architectures[name].depth(group)
+    return Change(f"{_of(name, networks)}{group}.residual_layers", after - change, after)
+
+
+def _of(name: str, networks: Networks) -> str:
+    """Return the prefix that names the changed network; empty if the agent has only one."""
+    return f"{name}." if len(networks) > 1 else ""
+
+
+def _torch_generator(rng: np.random.Generator) -> torch.Generator:
+    return torch.Generator().manual_seed(int(rng.integers(2**62)))
+
+
+def sample_hyperparameters(
+    hyperparameters: Mapping[str, float], ranges: Mapping[str, HyperparameterRange], rng: np.random.Generator
+) -> dict[str, float]:
+    """Return the hyperparameters, with those that have a range sampled uniformly from it on its scale."""
+    return {**hyperparameters, **{name: range.at(rng.random()) for name, range in ranges.items()}}
+
+
+def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
+    """Return an architecture with the same layers, whose units and channels are sampled log-uniformly."""
+    bounds = {
+        "hidden": (limits.min_units, limits.max_units),
+        "recurrent": (limits.min_units, limits.max_units),
+        "channels": (limits.min_channels, limits.max_channels),
+    }
+    for group in shape.sizes():
+        if ends := bounds.get(group.split(".")[0]):
+            low, high = ends
+            shape = shape.resized(group, round(low * (high / low) ** rng.random()))
+    return shape
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from evorl.config import ScheduledMutation
-from evorl.evolution.architecture import MERGED, add_layer, enlarge, merge_layer, reduce, remove_residual_layer
-from evorl.evolution.mutation import Context, add_noise
+from evorl.evolution.mutation import (
+    MERGED,
+    Context,
+    add_layer,
+    add_noise,
+    enlarge,
+    merge_layer,
+    reduce,
+    remove_residual_layer,
+)
 from evorl.types import Agent, Mutation, UserError
 
 Redo = Callable[[Agent, ScheduledMutation, Context, np.random.Generator], None]

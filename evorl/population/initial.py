@@ -10,8 +10,7 @@ from evorl.algorithms.a3c import SCALE
 from evorl.algorithms.apex import NOISE_SCALE
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
-from evorl.evolution.architecture import MAX_CONVOLUTIONS
-from evorl.evolution.founders import sample_hyperparameters, sample_sizes
+from evorl.evolution.mutation import MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator

@@ -6,7 +6,7 @@ import torch
 from helpers.replayed import Single, check_stack_equals_singles, perceptron, replayed_batch
 from helpers.support import agent, algorithm, population, seen
 
-from evorl.evolution import architecture as operations
+from evorl.evolution import mutation as operations
 
 ACTIONS = gym.spaces.Box(-2.0, 2.0, (2,))
 

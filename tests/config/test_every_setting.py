@@ -15,7 +15,7 @@ from evorl.config.docs import settings_of
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.evolution import Context
-from evorl.evolution.evolve import evolve
+from evorl.evolution.selection import evolve
 from evorl.population import Learner, Policy, initial_population
 from evorl.seeding import torch_generator
 from evorl.system.console import Stopwatch

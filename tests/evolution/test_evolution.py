@@ -13,8 +13,7 @@ from pydantic import TypeAdapter
 from evorl.config import Selection
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution import MUTATIONS, SELECTIONS, evolve
-from evorl.evolution.founders import sample_hyperparameters
-from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed
+from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed, sample_hyperparameters
 from evorl.population import initial_population
 from evorl.types import Architecture, Convolution
 

@@ -8,7 +8,7 @@ import torch
 from helpers.support import agent, algorithm, batch, check_tensors, population, seen
 
 from evorl.config import ArchitectureLimits
-from evorl.evolution import architecture as operations
+from evorl.evolution import mutation as operations
 from evorl.networks.layers import ACTIVATIONS
 from evorl.types import Architecture
 

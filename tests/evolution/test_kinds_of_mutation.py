@@ -9,7 +9,7 @@ from helpers.kinds import OBSERVATIONS, act, made, rollout_batch, shown
 from helpers.support import agent, check_tensors, first_architecture, population
 
 from evorl.config import ArchitectureLimits
-from evorl.evolution import architecture as operations
+from evorl.evolution import mutation as operations
 from evorl.networks import layers
 from evorl.networks.parameters import MOMENTS
 

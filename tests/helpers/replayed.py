@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn.functional import relu
 
-from evorl.evolution import architecture as operations
+from evorl.evolution import mutation as operations
 from evorl.seeding import torch_generator
 from helpers.kinds import shown
 from helpers.support import agent, batch_of, population

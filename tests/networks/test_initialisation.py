@@ -10,7 +10,7 @@ from helpers.support import agent, algorithm, batch, config, population
 
 from evorl.algorithms import SETTINGS
 from evorl.algorithms.a2c import A2CSettings
-from evorl.evolution import architecture as operations
+from evorl.evolution import mutation as operations
 from evorl.networks.stack import new_tensors
 from evorl.types import Agent
 

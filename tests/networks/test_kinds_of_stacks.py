@@ -8,7 +8,7 @@ import torch
 from helpers.kinds import ACTIONS, OBSERVATIONS, act, alone, made, rollout_batch, shown
 from helpers.support import agent, first_architecture, population
 
-from evorl.evolution.architecture import add_layer, enlarge, reduce
+from evorl.evolution.mutation import add_layer, enlarge, reduce
 from evorl.networks.base import plan_stacks
 from evorl.networks.layers import CELLS, unroll
 

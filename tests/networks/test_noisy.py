@@ -21,7 +21,7 @@ from helpers.support import (
 
 from evorl.algorithms import SETTINGS
 from evorl.config import ArchitectureLimits, validate
-from evorl.evolution import architecture as operations
+from evorl.evolution import mutation as operations
 from evorl.networks.dense import Tape
 from evorl.networks.standard import SIGMA, WeightNoise
 from evorl.types import Loss, UserError

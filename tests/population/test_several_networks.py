@@ -13,7 +13,7 @@ from evorl.algorithms.functional import squared_error, td_target
 from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.config import ArchitectureLimits
 from evorl.envs.spaces import with_action
-from evorl.evolution import architecture as operations
+from evorl.evolution import mutation as operations
 from evorl.evolution.mutation import MUTATIONS, Context
 from evorl.networks import initial_architecture
 from evorl.networks.stack import NetworkSpec, Polyak

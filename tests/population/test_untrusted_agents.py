@@ -14,7 +14,7 @@ from helpers.support import agent, algorithm
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
-from evorl.evolution.architecture import mutate_layers
+from evorl.evolution.mutation import mutate_layers
 from evorl.networks.optimizer import StackedAdam
 from evorl.population import check_agents, initial, initial_population
 from evorl.population.initial import MOMENTS_RATIO, TINY
