@@ -24,7 +24,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from evorl.algorithms.replayed import ReplayedSettings
+from evorl.algorithms.off_policy import ReplayedSettings
 from evorl.config.yaml import shipped_names
 from evorl.runs.launch import load_config, run_program
 

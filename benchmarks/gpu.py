@@ -41,7 +41,7 @@ from freeze import short_run
 from throughput import Trainer
 
 from evorl.algorithms import Algorithm
-from evorl.algorithms.replayed import ReplayedSettings
+from evorl.algorithms.off_policy import ReplayedSettings
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.compiled import Compiler

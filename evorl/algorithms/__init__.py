@@ -14,15 +14,12 @@ from evorl.algorithms.a3c import (
     A3CSharedSettings,
 )
 from evorl.algorithms.apex import ApeXDDPG, ApeXDDPGSettings, ApeXDQN, ApeXDQNSettings
-from evorl.algorithms.appo import APPO, APPOSettings
-from evorl.algorithms.ddpg import DDPG, DDPGSettings
+from evorl.algorithms.base import Algorithm, Experience, Objective
+from evorl.algorithms.ddpg import DDPG, TD3, DDPGSettings, TD3Settings
 from evorl.algorithms.dqn import DQN, DQNSettings
-from evorl.algorithms.impala import IMPALA, IMPALASettings
-from evorl.algorithms.objective import Objective
+from evorl.algorithms.impala import APPO, IMPALA, APPOSettings, IMPALASettings
 from evorl.algorithms.ppo import PPO, PPOSettings
-from evorl.algorithms.protocols import Algorithm, Experience
 from evorl.algorithms.sac import SAC, SACSettings
-from evorl.algorithms.td3 import TD3, TD3Settings
 from evorl.config import AnyConfig
 from evorl.config.fields import AlgorithmSettings
 from evorl.envs.spaces import EnvSpec

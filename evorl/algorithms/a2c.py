@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.base import Objective, hyperparameter
 from evorl.algorithms.functional import (
     LossAndGradient,
     explained_variance,
@@ -22,7 +23,6 @@ from evorl.algorithms.functional import (
     policy_gradient,
     without_gaps,
 )
-from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement

@@ -1,5 +1,6 @@
-"""Deep deterministic policy gradient, DDPG (arXiv 1509.02971).
+"""Deep deterministic policy gradient, DDPG (arXiv 1509.02971), and twin delayed DDPG, TD3 (arXiv 1802.09477).
 
+TD3 reduces DDPG's overestimation of values: clipped double Q-learning, target smoothing and delayed policy updates.
 Axes: P agents, E environments, B batch, A action dimensions, C critics. Actions lie in [-1, 1], except for those that
 the environment takes.
 """
@@ -13,12 +14,19 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from evorl.algorithms.base import hyperparameter
 from evorl.algorithms.exploration import ActionNoise, random_numbers
 from evorl.algorithms.functional import bootstrapped_return
-from evorl.algorithms.objective import hyperparameter
-from evorl.algorithms.replayed import Rate, ReplayedSettings, StepCounting, actor_learning_rate, critic_loss
+from evorl.algorithms.off_policy import (
+    TWIN_CRITICS,
+    Rate,
+    ReplayedSettings,
+    StepCounting,
+    actor_learning_rate,
+    critic_loss,
+)
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Weight
+from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
 from evorl.networks.stack import NetworkSpec, Polyak, Stack, StackedNetwork
@@ -132,3 +140,37 @@ def actor_action(actor: StackedNetwork, observation: Observation) -> Tensor:
 def q_values(critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
     """Critics' action values Q(s, a) [C, P, B] of observations [P, B, ...] and actions [P, B, A]."""
     return torch.stack([each.squeeze(-1) for each in critics({**observation, ACTION: action}).values()])
+
+
+class TD3Settings(DDPGSettings):
+    name: str = "td3"
+    policy_delay: Size = 2
+    """Updates of an agent's critics for each update of its actor and of its target networks."""
+    target_noise: Weight = 0.2
+    """The standard deviation of the noise on actions by which critics learn, which are between -1 and 1."""
+    target_noise_clip: Weight = 0.5
+    """The most that this noise may be."""
+    exploration: ActionNoise = ActionNoise()  # type: ignore[assignment]
+
+    hyperparameters: ClassVar[tuple[str, ...]] = (*DDPGSettings.hyperparameters, "target_noise", "target_noise_clip")
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        **DDPGSettings.ranges,
+        "target_noise": HyperparameterRange(min=0.05, max=0.4),
+    }
+
+
+class TD3(DDPG):
+    """DDPG with clipped double Q-learning, target policy smoothing and delayed policy updates."""
+
+    critics = TWIN_CRITICS
+
+    @property
+    def delay(self) -> int:
+        return int(self.settings.policy_delay)
+
+    def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
+        """The target actor's actions [P, B, A] with clipped noise (arXiv 1802.09477, section 5.3)."""
+        action = actor_action(stack.targets["actor"], observation)
+        scale, clip = (stack.hyperparameters[name].view(-1, 1, 1) for name in ("target_noise", "target_noise_clip"))
+        noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
+        return (action + noise.clamp(-clip, clip)).clamp(-1.0, 1.0)

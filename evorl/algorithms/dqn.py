@@ -18,6 +18,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from evorl.algorithms.base import hyperparameter
 from evorl.algorithms.exploration import EpsilonGreedy, random_choices
 from evorl.algorithms.functional import (
     LossAndGradient,
@@ -26,8 +27,7 @@ from evorl.algorithms.functional import (
     of_action,
     of_action_gradient,
 )
-from evorl.algorithms.objective import hyperparameter
-from evorl.algorithms.replayed import Rate, Replayed, UpdatePeriod
+from evorl.algorithms.off_policy import Rate, Replayed, UpdatePeriod
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Section, Size

@@ -15,10 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.base import hyperparameter
 from evorl.algorithms.exploration import ActionNoise, random_choices, random_numbers
 from evorl.algorithms.functional import bootstrapped_return, soft_value, temperature_loss
-from evorl.algorithms.objective import hyperparameter
-from evorl.algorithms.replayed import (
+from evorl.algorithms.off_policy import (
     TWIN_CRITICS,
     Rate,
     ReplayedSettings,

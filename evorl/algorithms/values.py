@@ -22,7 +22,7 @@ from evorl.algorithms.functional import (
     cross_entropy,
     quantile_huber,
 )
-from evorl.algorithms.replayed import ReplayedSettings
+from evorl.algorithms.off_policy import ReplayedSettings
 from evorl.config.fields import Finite, Section, Weight
 from evorl.types import Loss
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from helpers.support import OBSERVATIONS, agent, algorithm, batch, greedy, population, seen
 
+from evorl.algorithms.base import Objective, hyperparameter
 from evorl.algorithms.dqn import DQN
-from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.networks.stack import NetworkSpec, Periodic
 from evorl.population import Learner, Policy
 from evorl.types import Architecture, Loss

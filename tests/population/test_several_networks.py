@@ -9,8 +9,8 @@ import pytest
 import torch
 from helpers.support import agent, batch_of, config, interface, population
 
+from evorl.algorithms.base import Objective, hyperparameter
 from evorl.algorithms.functional import squared_error, td_target
-from evorl.algorithms.objective import Objective, hyperparameter
 from evorl.config import ArchitectureLimits
 from evorl.envs.spaces import with_action
 from evorl.evolution import mutation as operations

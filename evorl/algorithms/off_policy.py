@@ -12,8 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from evorl.algorithms.base import Objective, PerAgent, hyperparameter
 from evorl.algorithms.functional import n_step_return, squared_error
-from evorl.algorithms.objective import Objective, PerAgent, hyperparameter
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, Positive, Size
 from evorl.distributed import Placement

@@ -1,14 +1,17 @@
-"""The interfaces of experience buffers and algorithms. Axes: P agents, E environments, B batch."""
+"""The interfaces of algorithms and experience buffers, and the objectives that an algorithm minimises.
+
+Axes: P agents, E environments, B batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from evorl.algorithms.objective import Objective
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
@@ -18,6 +21,7 @@ from evorl.system.console import Stopwatch
 from evorl.types import (
     Agent,
     Batch,
+    Loss,
     Observation,
     PolicyOutput,
     RecurrentInput,
@@ -25,6 +29,33 @@ from evorl.types import (
     Transition,
     UpdateResult,
 )
+
+PerAgent = Callable[[Stack], Tensor]
+"""Maps a stack to one number per agent [P]."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss and optimiser settings of one network in an update.
+
+    `loss` may draw from the generator. `learning_rate` includes the learning rate schedule. `max_grad_norm` clips each
+    agent's gradient by its own norm. Metrics of the loss are computed in every `report_every`-th of its updates.
+
+    An agent's network is updated in the first of every `every` updates of that agent (TD3's policy delay, arXiv
+    1802.09477). The optimiser steps of the first objective's network count the agent's updates; its `every` is 1.
+    """
+
+    network: str
+    loss: Callable[[Stack, Batch, torch.Generator], Loss]
+    learning_rate: PerAgent
+    every: int = 1
+    max_grad_norm: PerAgent | None = None
+    report_every: int = 1
+
+
+def hyperparameter(name: str) -> PerAgent:
+    """Return the function that reads a hyperparameter [P] of a stack."""
+    return lambda stack: stack.hyperparameters[name]
 
 
 class Experience(Protocol):
