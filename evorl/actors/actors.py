@@ -20,7 +20,7 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
-from evorl.population.shared import read_state, state_size, write_state
+from evorl.population.learner import read_state, state_size, write_state
 from evorl.types import RunFailed, Tensors, UserError
 
 

@@ -19,8 +19,7 @@ from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec, choices
 from evorl.population import Learner, Policy
-from evorl.population.learner import COMMON, compute_gradients
-from evorl.population.shared import read_state, write_state
+from evorl.population.learner import COMMON, compute_gradients, read_state, write_state
 from evorl.replay.received import GradientMemory, ReceivedRollouts, ReceivedSettings
 from evorl.replay.rollouts import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
