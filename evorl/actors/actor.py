@@ -13,9 +13,8 @@ from typing import Any, NoReturn, Self
 import torch
 import yaml
 
-from evorl.actors.board import Board
 from evorl.actors.collectors import KINDS, Acting, Collector, Slot, note_counts, slots
-from evorl.actors.memory import SharedMemory
+from evorl.actors.memory import Board, SharedMemory
 from evorl.actors.server import LEAVE
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate

@@ -1,27 +1,156 @@
-"""The learner's side of its actors: it publishes parameters and receives experience. Axes: P agents."""
+"""The learner's side of its actors: it publishes parameters, receives experience, and measures rates and staleness.
+
+Axes: P agents, A actors, R ranks.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+import warnings
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.actors.actor import NUMBER, RESTORE, SAVE
-from evorl.actors.board import Board, Description
-from evorl.actors.checks import check_memory, max_staleness, warn_of_cores
 from evorl.actors.collectors import KINDS, Slot, slot_size, slots
-from evorl.actors.figures import Figures
-from evorl.actors.memory import SharedMemory
+from evorl.actors.memory import Board, Description, SharedMemory
 from evorl.actors.supervisor import Supervisor, starting
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.distributed import Placement
+from evorl.distributed import Placement, Ranks
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, state_size, write_state
-from evorl.types import RunFailed, Tensors, UserError
+from evorl.system.processes import free_memory, usable_cores
+from evorl.types import EvorlWarning, RunFailed, Tensors, UserError
+
+
+def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
+    """Return the largest staleness accepted, in updates. Raises UserError if it would reject most rollouts."""
+    actors, pace = config.actors, algorithm.pace(copies)
+    assert actors is not None
+    steps = config.algorithm.sent_steps * config.environment.num_envs * copies
+    waiting = actors.count * actors.queue
+    behind: int = math.ceil(waiting * steps * pace.updates * _most_updates(config) / pace.steps)
+    if actors.max_staleness is None:
+        return 2 * behind
+    if actors.max_staleness < behind:
+        raise UserError(
+            f"actors.max_staleness: with {waiting} rollouts on their way (actors.count x actors.queue) parameters can "
+            f"be {behind} updates behind, and most of what actors do would be discarded; take at least {behind}, or "
+            "fewer actors"
+        )
+    return actors.max_staleness
+
+
+def _most_updates(config: AnyConfig) -> float:
+    """Return the factor by which evolution may raise an agent's update-to-data ratio."""
+    evolved = config.evolution.hyperparameters or {}
+    if "learn_step" not in evolved:
+        return 1.0
+    return max(1.0, float(config.algorithm.learn_step / evolved["learn_step"].min))
+
+
+def warn_of_cores(count: int, ranks: Ranks) -> None:
+    """Warn if a host has more actors than cores."""
+    cores = usable_cores()
+    actors = count * ranks.on_host
+    if actors > cores and ranks.is_main:
+        warnings.warn(
+            f"actors.count: {actors} actors on a host of {_cores(cores)} share them with {ranks.on_host} learning "
+            f"process{'es' if ranks.on_host > 1 else ''}; more than {max(1, cores)} hardly collect faster",
+            EvorlWarning,
+            stacklevel=3,
+        )
+
+
+def check_memory(size: int, slots: int, placement: Placement) -> None:
+    """Raise UserError unless every rank of this host can share `size` bytes with its actors."""
+    free, ranks = free_memory(torch.device("cpu")), placement.ranks.on_host
+    if size * ranks > free:
+        raise UserError(
+            f"actors.queue: {slots} rollouts of {size / slots / 2**20:.1f} MiB each, on each of {ranks} ranks, take "
+            f"{size * ranks / 2**30:.1f} GiB of shared memory, and {free / 2**30:.1f} GiB are free; take a smaller "
+            "queue, fewer actors, fewer environments or shorter rollouts"
+        )
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' if count > 1 else ''}"
+
+
+Floats = NDArray[np.float64]
+
+
+class Figures:
+    """Actor metrics of one rank, summed since they were last read."""
+
+    def __init__(self, actors: int, agents: int) -> None:
+        self._counts = np.zeros((len(Collected._fields), agents))
+        # Episodes since the last call of `recent`: the sum of returns, their number, the sum of lengths.
+        self._lately = np.zeros(3)
+        self._steps = np.zeros(actors)
+        self.restarts = 0
+        """Actors replaced since the last call of `pop`."""
+        self._staleness: list[int] = []
+        self._depths: list[int] = []
+        self._stale = self._old = 0
+        self._began = time.perf_counter()
+
+    def begin(self) -> None:
+        """Start the clock for step rates."""
+        self._began = time.perf_counter()
+
+    def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
+        """Record a slot's counters [C, P], its staleness in updates, and how many other messages are waiting."""
+        self._counts += counts
+        self._lately += counts[[1, 2, 4]].sum(1)
+        self._steps[actor] += counts[0].sum()
+        self._staleness.append(staleness)
+        self._depths.append(waiting)
+
+    def discarded(self, stale: bool) -> None:
+        """Count a discarded slot: too `stale`, or else of an earlier generation."""
+        self._stale += stale
+        self._old += not stale
+
+    def pop_collected(self) -> Collected:
+        """Return the counters of the received slots since the last call."""
+        counts, self._counts = self._counts, np.zeros_like(self._counts)
+        return Collected(*counts)
+
+    def recent(self) -> Recent | None:
+        """Return the mean return and length of episodes since the last call, or None without any."""
+        total, count, length = self._lately
+        self._lately = np.zeros(3)
+        return Recent(float(total / count), float(length / count)) if count else None
+
+    def pop(self, placement: Placement) -> dict[str, float]:
+        """Return all other metrics over all ranks and reset them; actors are numbered rank after rank."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        sums = [len(self._staleness), sum(self._staleness), sum(self._depths), self.restarts, self._stale, self._old]
+        most = max(self._staleness, default=0)
+        own = np.array([*sums, most, *(self._steps / seconds)], dtype=np.float64)
+        everyones = placement.ranks.gather(own, "the other ranks' actors")
+        received, staleness, depth, restarts, stale, old = everyones[:, : len(sums)].sum(0).tolist()
+        rates = everyones[:, len(sums) + 1 :].flatten()
+        self._steps[:] = 0.0
+        self._staleness, self._depths, self.restarts, self._stale, self._old = [], [], 0, 0, 0
+        return {
+            "rollouts": received,
+            "staleness": staleness / max(received, 1),
+            "max_staleness": float(everyones[:, len(sums)].max()),
+            "queue_depth": depth / max(received, 1),
+            "restarts": restarts,
+            "discarded_stale": stale,
+            "discarded_old": old,
+            **{f"steps_per_second/{actor}": float(rate) for actor, rate in enumerate(rates)},
+        }
 
 
 class Actors:

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from evorl.actors.board import Board
-from evorl.actors.memory import PAGE, Arena, SharedMemory
+from evorl.actors.memory import PAGE, Arena, Board, SharedMemory
 from evorl.algorithms.functional import n_step_return
 from evorl.config import AnyConfig
 from evorl.envs import Environments

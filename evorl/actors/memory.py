@@ -1,15 +1,31 @@
-"""Anonymous shared memory: the system frees it when the last process that uses it has ended."""
+"""Anonymous shared memory, and the board on which a learner publishes its policy to its actors.
+
+The system frees the memory when the last process that uses it has ended. On a board, a header at a fixed place comes
+first, on its own pages; two parameter buffers and a description of the agents follow.
+Axes: P agents, S numbers of an agent's acting state, D all parameters.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import math
 import mmap
 import os
 import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from evorl.system.formats import DESCRIPTIONS
+from evorl.types import Agent
 
 PAGE = 4096
 ALIGNMENT = 64
@@ -64,3 +80,140 @@ def _new() -> int:
     descriptor, path = tempfile.mkstemp()
     Path(path).unlink()
     return descriptor
+
+
+NUMBERS = ("generation", "begun", "done", "version 0", "version 1", "values", "agents", "states", "description")
+"""The header. `generation` is 0 while a new one is written; `begun` and `done` count its buffer writes."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A generation as actors see it: the agents without their tensors, and whether episodes carry over into it."""
+
+    generation: int
+    agents: list[Agent]
+    carries_over: bool
+
+
+class Board:
+    """Shared memory where a learner publishes parameters with their version, and each actor its heartbeat.
+
+    Two buffers are written in turn. A reader that has copied one checks whether a write to it began meanwhile, and if
+    so copies again. No read is torn, and neither side blocks.
+    """
+
+    def __init__(self, actors: int, memory: SharedMemory | None = None, lock: int | None = None) -> None:
+        """Attach to the `memory` and `lock` of another process's board for as many actors, or create a new board."""
+        self.memory = memory or SharedMemory()
+        self.lock = SharedMemory().descriptor if lock is None else lock
+        """Descriptor of a file that serves only the record lock. A process loses a record lock when it closes any
+        descriptor of the file, and each map of the memory holds one. flock(2) could not tell the processes apart, since
+        they share one open file.
+        """
+        self.memory.grow(PAGE + 8 * actors)
+        arena = self.memory.arena()
+        self._numbers = arena.empty((len(NUMBERS),), torch.int64).numpy()
+        self.beats = arena.empty((actors,), torch.float64).numpy()
+        """Time of each actor's last step, in seconds of the machine's monotonic clock."""
+        self._offset = -(-arena.used // PAGE) * PAGE
+        self._flats: list[Tensor] = []
+        self._states: list[Tensor] = []
+        self._next = 0
+
+    @property
+    def generation(self) -> int:
+        """Return the published generation, or 0 while there is none."""
+        return int(self._numbers[0])
+
+    def describe(self, description: Description, values: int, states: int) -> None:
+        """Begin a generation whose agents have `values` parameters in total (D) and `states` acting states each (S)."""
+        text = json.dumps([agent.describe() for agent in description.agents]).encode()
+        self._numbers[0] = 0
+        self._numbers[1:] = (0, 0, 0, 0, values, len(description.agents), states, len(text) + 1)
+        counted = Arena(offset=self._offset)
+        self._place(counted, self._numbers)
+        self.memory.grow(counted.used)
+        place = self._place(self.memory.arena(self._offset), self._numbers)
+        place.copy_(torch.frombuffer(bytearray(text) + bytes([description.carries_over]), dtype=torch.uint8))
+        self._next = description.generation
+
+    def publish(self, flat: Tensor, states: Sequence[Tensor], version: int) -> None:
+        """Publish parameters [D] and acting states, each [P], as `version`."""
+        count = int(self._numbers[2]) + 1
+        self._numbers[1] = count
+        buffer = count % 2
+        self._flats[buffer].copy_(flat)
+        for room, values in zip(self._states[buffer], states, strict=True):
+            room.copy_(values)
+        self._numbers[3 + buffer] = version
+        self._numbers[2] = count
+        if self._next:
+            # Actors may begin a generation only once its first parameters are written.
+            self._numbers[0], self._next = self._next, 0
+
+    def read_description(self) -> Description:
+        """Wait for a published generation, map its buffers and return its description."""
+        while True:
+            numbers = self._numbers.copy()
+            generation = int(numbers[0])
+            if generation and generation == self.generation:
+                text = self._place(self.memory.arena(self._offset), numbers).numpy().tobytes()
+                if generation == self.generation:
+                    agents = [Agent(**each, tensors={}) for each in DESCRIPTIONS.validate_json(text[:-1])]
+                    return Description(generation, agents, bool(text[-1]))
+            time.sleep(0.001)
+
+    @contextmanager
+    def locked(self, look: Callable[[], None] | None = None) -> Iterator[None]:
+        """Hold the lock against other processes; the system releases it if its holder is killed.
+
+        While another process holds it, `look` is called repeatedly, so that it can kill a hung holder.
+        """
+        while look is not None and not self._try_lock():
+            look()
+            time.sleep(0.001)
+        if look is None:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.lock, fcntl.LOCK_UN)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the descriptors of the memory and the lock."""
+        self.memory.close()
+        os.close(self.lock)
+
+    def empty(self) -> tuple[Tensor, Tensor]:
+        """Return uninitialised parameters [D] and acting states [S, P] of the generation last described."""
+        return torch.empty_like(self._flats[0]), torch.empty_like(self._states[0])
+
+    def fetch(self, flat: Tensor, states: Tensor, generation: int) -> int | None:
+        """Copy the newest parameters [D] and acting states [S, P] and return their version.
+
+        Return None if `generation` is over; the outputs may then be partly overwritten.
+        """
+        while True:
+            done = int(self._numbers[2])
+            buffer = done % 2
+            if generation != self.generation:
+                return None
+            flat.copy_(self._flats[buffer])
+            states.copy_(self._states[buffer])
+            version = int(self._numbers[3 + buffer])
+            if self._numbers[1] <= done + 1 and generation == self.generation:
+                return version
+
+    def _place(self, arena: Arena, numbers: NDArray[np.int64]) -> Tensor:
+        """Lay out both buffers and then the description in an arena; return the description's bytes."""
+        values, agents, states, description = map(int, numbers[5:9])
+        self._states = [arena.empty((states, agents), torch.float64) for _ in range(2)]
+        self._flats = [arena.empty((values,), torch.float32) for _ in range(2)]
+        return arena.empty((description,), torch.uint8)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all, write_all
-from evorl.actors.board import Board
+from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer
 from evorl.config.schema import ActorSettings
 from evorl.types import EvorlWarning, RunFailed, UserError

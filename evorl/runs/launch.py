@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from evorl.actors.checks import max_staleness
+from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.accelerate import asked_for_bf16, refuse_options

@@ -17,7 +17,7 @@ from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
 
 from evorl.actors import Actors, server
-from evorl.actors.checks import warn_of_cores
+from evorl.actors.actors import warn_of_cores
 from evorl.actors.collectors import slot_size, slots
 from evorl.actors.memory import SharedMemory
 from evorl.distributed import Ranks

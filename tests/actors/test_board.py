@@ -9,7 +9,7 @@ import time
 import torch
 from helpers.support import agent
 
-from evorl.actors.board import Board, Description
+from evorl.actors.memory import Board, Description
 
 VALUES = 20_000
 

@@ -14,9 +14,8 @@ from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import agent, config, population
 
 from evorl.actors.actor import Actor
-from evorl.actors.board import Board
-from evorl.actors.checks import max_staleness
-from evorl.actors.memory import SharedMemory
+from evorl.actors.actors import max_staleness
+from evorl.actors.memory import Board, SharedMemory
 from evorl.algorithms import make_algorithm
 from evorl.envs import Environments
 from evorl.types import RunFailed
