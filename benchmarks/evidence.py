@@ -32,7 +32,7 @@ from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.population.evaluation import evaluate
-from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import Checkpoints
 from evorl.system.formats import decode_agents
 
 ROOT = Path(__file__).parent.parent

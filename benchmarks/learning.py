@@ -21,7 +21,7 @@ from statistics import mean
 from typing import Any
 
 from evorl.config import override, read_yaml
-from evorl.runs.programs import program_for
+from evorl.runs.train import program_for
 
 ROOT = Path(__file__).parent.parent
 LAUNCHER = [

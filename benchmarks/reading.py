@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evorl.config import read_yaml
-from evorl.runs.checkpoint import STATE, Checkpoints
-from evorl.runs.directory import RunDirectory, load_elite
+from evorl.runs.directory import STATE, Checkpoints, RunDirectory, load_elite
 from evorl.system.files import json_bytes, remove
 from evorl.system.formats import encode_agents
 
@@ -38,7 +37,7 @@ EVORL = "import sys; from evorl.cli import main; sys.exit(main())"
 READ = "import evorl, sys; record = evorl.read_run(sys.argv[1])"
 RETRAIN = (
     "import sys; from pathlib import Path; from evorl.algorithms import SETTINGS; from evorl.config import validate;"
-    "from evorl.runs.ancestry import ancestry, replayed; from evorl.runs.directory import load_elite;"
+    "from evorl.runs.lineage import ancestry, replayed; from evorl.runs.directory import load_elite;"
     "run = Path(sys.argv[1]); config = validate(load_elite(run)[0], SETTINGS);"
     "replayed(config, run, ancestry(run), False).to_yaml()"
 )

@@ -17,11 +17,10 @@ from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
+from evorl.runs.champion import Score
 from evorl.runs.directory import load_elite
-from evorl.runs.elite import Score
-from evorl.runs.launch import check
-from evorl.runs.threads import use_threads
-from evorl.runs.trust import refuse_code
+from evorl.runs.launch import check, use_threads
+from evorl.runs.loaded import refuse_code
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from evorl.commands.command import file_and_assignments
 from evorl.config.errors import on_one_line
-from evorl.runs.config_file import check_run
+from evorl.runs.directory import check_run
 from evorl.runs.read import RunOverview, read_overview
 from evorl.system.console import aligned, digits
 from evorl.system.files import Lock, is_locked, remove, size_of
 from evorl.types import UserError
 
 if TYPE_CHECKING:
-    from evorl.runs.ancestry import Stage
+    from evorl.runs.lineage import Stage
 
 WIDEST = 80
 """The maximum number of characters in a cell of `evorl list`, except the run's name."""
@@ -93,8 +93,8 @@ def _megabytes(path: Path) -> str:
 
 def lineage(parsed: argparse.Namespace) -> None:
     """`evorl lineage`."""
-    from evorl.runs.ancestry import ancestry, reader_of, table
     from evorl.runs.directory import load_elite
+    from evorl.runs.lineage import ancestry, reader_of, table
 
     stages, use = ancestry(parsed.run), reader_of(load_elite(parsed.run)[0])
     print("\n".join(table(stages, use) if parsed.settings else lineage_table(stages, use)))
@@ -105,7 +105,7 @@ def lineage_table(stages: Sequence[Stage], use: Callable[[str, float], float]) -
 
     `use` converts stored hyperparameters to the values training uses.
     """
-    from evorl.runs.ancestry import SAME
+    from evorl.runs.lineage import SAME
 
     rows: list[tuple[str, ...]] = [LINEAGE_HEADINGS]
     for number, group in groupby(stages, key=lambda stage: stage.id):

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 def watch(parsed: argparse.Namespace) -> None:
     """`evorl watch`."""
     from evorl.commands.evaluate import seeds_of
-    from evorl.runs.loaded import load
-    from evorl.runs.trust import refuse_code
+    from evorl.runs.loaded import load, refuse_code
     from evorl.runs.video import check_video, play, write_video
 
     if parsed.video is not None:

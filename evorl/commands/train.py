@@ -15,14 +15,12 @@ from evorl.commands.command import file_and_assignments
 from evorl.commands.seeds import train_seeds
 from evorl.config import AnyConfig, validate, without_removed
 from evorl.config.yaml import ACCELERATE, PACKAGE, read_settings
-from evorl.runs.ancestry import ancestry, replayed
-from evorl.runs.checkpoint import Checkpoints
-from evorl.runs.config_file import check_run
-from evorl.runs.directory import check_same_run, load_elite
+from evorl.runs.checkpoint import progress_of
+from evorl.runs.directory import Checkpoints, check_run, check_same_run, load_elite
 from evorl.runs.launch import check, read_config
-from evorl.runs.programs import ASYNCHRONOUS, ONLINE, main_of, program_for
-from evorl.runs.progress import progress_of
-from evorl.runs.trust import refuse_code
+from evorl.runs.lineage import ancestry, replayed
+from evorl.runs.loaded import refuse_code
+from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import say
 from evorl.system.files import write_atomically
 from evorl.system.processes import usable_cores

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.config.errors import on_one_line
-from evorl.runs.ancestry import LINE, SAME, Stage, reader_of
-from evorl.runs.elite import Measured, Score
-from evorl.runs.history import JsonLines, Row
+from evorl.runs.champion import Measured, Score
+from evorl.runs.directory import JsonLines, Row
+from evorl.runs.lineage import LINE, SAME, Stage, reader_of
 from evorl.runs.read import read_overview
 from evorl.system.files import reason
 from evorl.types import RESTORED, Architecture, Mutation, UserError

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evorl.report.data import Crowd, Drawn, Tree, born_by, units_of
 from evorl.report.statistics import MEASURES, POINTS, Effect, Group, points, thinned
-from evorl.runs.ancestry import Stage
+from evorl.runs.lineage import Stage
 from evorl.system.console import digits
 
 Figure = dict[str, Any]

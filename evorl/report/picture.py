@@ -14,7 +14,7 @@ from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
 from evorl.report.statistics import MEASURES, Group, groups, points, thinned
-from evorl.runs.ancestry import Stage
+from evorl.runs.lineage import Stage
 from evorl.system.console import require
 from evorl.system.files import replacing
 from evorl.types import UserError

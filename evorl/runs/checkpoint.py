@@ -1,191 +1,521 @@
-"""The checkpoints of a run: directories that are created atomically by a rename and validated before use."""
+"""The progress of a run, its checkpoints after each generation, and interim checkpoints within one.
+
+Every rank writes its files and reloads the agents.
+"""
 
 from __future__ import annotations
 
-import errno
-import os
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Protocol
 
-from evorl.system.files import (
-    digest,
-    entry,
-    entry_of,
-    json_bytes,
-    make_directory,
-    read_bounded,
-    reason,
-    refuse_links,
-    remove,
-    sync_directory,
-    write_through,
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from evorl.algorithms import Experience
+from evorl.config import AnyConfig
+from evorl.config.errors import on_one_line
+from evorl.distributed import Placement, Ranks
+from evorl.envs.recovery import Continued
+from evorl.runs.champion import Elite, Number
+from evorl.runs.directory import (
+    AGENTS,
+    ELITE,
+    STATE,
+    Checkpoints,
+    Files,
+    HostDirectory,
+    environments_file,
+    part_file,
+    replay_file,
 )
-from evorl.system.formats import parse_json
-from evorl.types import UserError
-
-NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
-FILE = re.compile(
-    r"(agents|elite|(replay|environments|policy|learner|experience)-rank-[0-9]{3,6})\.safetensors|state\.json"
-)
-MANIFEST = "manifest.json"
-AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
-Files = Mapping[str, Mapping[str, Any]]
-"""The manifest's entry (size and SHA-256) of each file, by file name."""
+from evorl.seeding import derive_seed
+from evorl.system.console import WarnOnce
+from evorl.system.files import digest, json_bytes, read_bounded, reason
+from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors, parse_json
+from evorl.system.processes import made_with
+from evorl.types import Agent, Tensors, UserError, Words
 
 
-class Checkpoints:
-    """The `generation-000012/` directories of a run, or others of one `stem` that are numbered in the same way.
+@dataclass
+class Progress:
+    """The progress of a run. `generation` is the last one recorded, 0 before the first.
 
-    `manifest.json` in each lists the size and SHA-256 of every file, and a SHA-256 of itself.
+    The fields from `ranks` on describe the setup at the newest checkpoint; `replay` is True if that contains all parts
+    of the replay.
     """
 
-    def __init__(self, directory: Path, keep: int, stem: str = "generation") -> None:
-        self.directory = directory
-        self._keep = keep
-        self._stem = stem
-        self._name = re.compile(f"{stem}-{NUMBER}")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
-        """Write a file into the partial checkpoint and return its manifest entry. Raises OSError."""
-        partial = self._gathering(generation)
-        write_through(partial / name, payload)
-        return entry(payload)
+    generation: Number = 0
+    agent_steps: Number = 0
+    global_steps: Number = 0
+    next_id: Number = 0
+    elite: Elite = field(default_factory=Elite)
+    solved: bool = False
+    wall_clock_seconds: Annotated[float, Field(ge=0)] = 0.0
+    ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    placement: Words = "replicated"
+    vectorization: Words | None = None
+    replay: bool = True
+    shortened_by: Number | None = None
+    """The `training.max_steps` that cut the last generation short, or None."""
+    drifts: Number = 0
+    """The number of generations after which replicas differed between ranks and took the agents of rank 0."""
+    made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
 
-    def complete(self, generation: int, files: Files, best: int | None = None) -> None:
-        """Turn the partial checkpoint into a complete one, and prune older checkpoints except `best`.
+    def copy(self) -> Progress:
+        """Return an independent snapshot."""
+        return replace(self, elite=replace(self.elite))
 
-        Raises OSError; the existing checkpoints are then still there.
+    def note_setup(self, config: AnyConfig, placement: Placement) -> None:
+        """Record the setup that must be unchanged for a resume to be bit-exact."""
+        self.ranks, self.placement = placement.ranks.size, placement.kind
+        self.vectorization = config.environment.vectorization
+        self.made_with = made_with(placement.ranks.device)
+
+    def is_solved(self, config: AnyConfig) -> bool:
+        """Return True if the configuration's target is reached; it may have been raised since the checkpoint."""
+        target, bound = config.training.target_fitness, self.elite.lower_bound
+        return self.solved and target is not None and bound is not None and bound >= target
+
+    def moved(self, config: AnyConfig, placement: Placement) -> bool:
+        """Return True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
+        here = placement.ranks.size, placement.kind, config.environment.vectorization
+        return (self.ranks, self.placement, self.vectorization) != here
+
+    def changes_of_setup(self, config: AnyConfig, placement: Placement) -> Iterator[str]:
+        """Yield a description of each change since the setup was recorded."""
+        ranks, here, vectorization = placement.ranks.size, placement.kind, config.environment.vectorization
+        if self.ranks != ranks:
+            yield f"the number of ranks changed from {self.ranks} to {ranks}"
+        if self.placement != here:
+            yield f"the placement changed from {self.placement} to {here}"
+        if self.vectorization not in (None, vectorization):
+            yield f"environment.vectorization changed from {self.vectorization} to {vectorization}"
+        versions = made_with(placement.ranks.device)
+        for name, value in self.made_with.items():
+            if value != versions.get(name):
+                yield f"{name} changed from {value} to {versions.get(name)}"
+
+    def contradiction(self) -> str | None:
+        """Describe an inconsistency between fields, or return None."""
+        if (self.elite.generation or 0) > self.generation:
+            return f"elite.generation {self.elite.generation} comes after generation {self.generation}"
+        if self.agent_steps > self.global_steps:
+            return f"agent_steps {self.agent_steps} are more than global_steps {self.global_steps}"
+        return None
+
+    def contradicts(self, agents: Sequence[Agent]) -> str | None:
+        """Describe why these agents are inconsistent with this progress, or return None."""
+        for agent in agents:
+            if agent.id >= self.next_id:
+                return f"agent {agent.id} is not below next_id {self.next_id}"
+            if (agent.parent_generation or 0) > self.generation:
+                return f"agent {agent.id} has a parent of generation {agent.parent_generation}, after {self.generation}"
+        return None
+
+
+PROGRESS = TypeAdapter(Progress)
+
+
+def progress_of(payload: bytes, where: str) -> Progress:
+    """Parse a checkpoint's `state.json`; errors name it as `where`. Raises UserError if it is invalid."""
+    try:
+        progress = PROGRESS.validate_json(payload)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = on_one_line(".".join(map(str, first["loc"])), 200)
+        raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
+    given = json.loads(payload)
+    for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Elite)):
+        for each in fields(kind):
+            # Defaults describe a new run, and would be wrong for one that has been trained.
+            if each.name not in section:
+                raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
+    if problem := progress.contradiction():
+        raise UserError(f"{where}: {problem}")
+    return progress
+
+
+class CheckpointManager:
+    """Writes the checkpoints of a run, collectively on all ranks.
+
+    Ranks that can access the main process's directory write into it. Every other host keeps the replay parts of its
+    ranks in a directory of its own.
+    """
+
+    def __init__(
+        self,
+        config: AnyConfig,
+        placement: Placement,
+        experience: Experience,
+        environments: Continued | None,
+        host: HostDirectory,
+        warn_once: WarnOnce,
+    ) -> None:
+        """`environments` are those whose episodes continue into the next generation, or None."""
+        self._config = config
+        self._placement = placement
+        self._ranks = placement.ranks
+        self._experience = experience
+        self._environments = environments
+        self._writer = CheckpointWriter(host, placement.ranks)
+        self._checkpoints = host.directory.checkpoints
+        self._warn_once = warn_once
+
+    def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
+        """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
+
+        `agents` and `elite` are encoded agents, on the main process. Returns the problem, empty on success: the same on
+        all ranks, unless only a host other than the main process's failed.
         """
-        # The partial directory may not exist yet: a host whose replay is too large to be kept has written no file.
-        partial, final = self._gathering(generation), self.path(generation)
-        write_through(partial / MANIFEST, _manifest(generation, files))
-        sync_directory(partial)
-        if final.exists():
-            self.set_aside(generation)
-        partial.rename(final)
-        sync_directory(self.directory)
-        self.prune(best)
+        generation = progress.generation
+        progress.note_setup(self._config, self._placement)
+        files = self._files(progress, agents, elite)
+        problem = self._writer.write(self._checkpoints, generation, files, progress.elite.generation)
+        if problem:
+            lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
+            self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+        else:
+            self._warn_once.reset("checkpoint")
+        return problem
 
-    def prune(self, best: int | None) -> None:
-        """Remove all but the newest checkpoints and that of generation `best`. Raises OSError."""
-        for old in self.generations()[: -self._keep]:
-            if old != best:
-                self._remove(old)
+    def reload(self, payload: bytes, generation: int) -> list[Agent]:
+        """Return the main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
+        ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
+        expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
+        if not ranks.is_main and path.is_file():
+            payload = read_bounded(path)
+        seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
+        if not seen.all():
+            payload = ranks.broadcast_bytes(payload, "the evolved agents")
+        return decode_agents(payload, str(path))
+
+    def _files(self, progress: Progress, agents: bytes, elite: bytes) -> dict[str, bytes]:
+        """Return this rank's files: its replay and running episodes; on the main process also agents, state, elite."""
+        rows, numbers = self._experience.state()
+        progress.replay = self._replay_is_kept(bytes_of(rows))
+        files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
+        if self._environments is not None and (episodes := self._environments.state()):
+            files[environments_file(self._ranks.rank)] = encode_tensors(episodes, {})
+        if self._ranks.is_main:
+            files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))} | ({ELITE: elite} if elite else {})
+        return files
+
+    def _replay_is_kept(self, size: int) -> bool:
+        """Return True if the replay parts of all ranks, this one being `size` bytes, total within the limit."""
+        total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
+        limit = self._config.checkpoint.max_replay_mb
+        if total > limit:
+            what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
+            self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
+        return total <= limit
+
+
+class CheckpointWriter:
+    """Writes a checkpoint from the files of every rank, collectively, first in the main process's directory."""
+
+    def __init__(self, host: HostDirectory, ranks: Ranks) -> None:
+        self._host = host
+        self._ranks = ranks
+        self._directory = host.directory
+
+    def write(self, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes], best: int | None = None) -> str:
+        """Write checkpoint `number` with these files of this rank; older ones are pruned, except for `best`.
+
+        Returns the problem, empty on success. One on the main process is the same on all ranks; another host that fails
+        alone has no such checkpoint.
+        """
+        problem = self._complete(checkpoints, number, self._gathered(checkpoints, number, files), best)
+        if problem:
+            checkpoints.discard()
+        return problem
+
+    def _gathered(self, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
+        """Write this rank's files; return the manifest entries and the problem, if any, of every rank.
+
+        The generation's lines are flushed first: a checkpoint guarantees that they are on disk.
+        """
+        mine: dict[str, Any] = {"files": {}, "problem": ""}
+        try:
+            self._directory.flush()
+            mine["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
+        except OSError as error:
+            mine["problem"] = reason(error, self._directory.path)
+        parts = self._ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")
+        return [json.loads(part) for part in parts]
+
+    def _complete(
+        self, checkpoints: Checkpoints, number: int, parts: Sequence[dict[str, Any]], best: int | None
+    ) -> str:
+        """Complete the checkpoint, first in the main process's directory, then on the other hosts.
+
+        Returns the problem.
+        """
+        ranks, files = self._ranks, [part["files"] for part in parts]
+        problem = next((part["problem"] for part in parts if part["problem"]), "")
+
+        def complete(own: Sequence[Files]) -> str:
+            try:
+                checkpoints.complete(number, {name: listed for part in own for name, listed in part.items()}, best)
+            except OSError as error:
+                return reason(error, self._directory.path)
+            return ""
+
+        if not problem and ranks.is_main:
+            problem = complete([part for part, shares in zip(files, self._host.who_shares, strict=True) if shares])
+        problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
+        if not problem and self._host.leads and not ranks.is_main:
+            problem = complete(files[ranks.rank :][: ranks.on_host])
+        return problem
+
+
+def bytes_of(tensors: Tensors) -> int:
+    """Return the size of all tensors in bytes."""
+    return sum(value.nbytes for value in tensors.values())
+
+
+PARTS = ("policy", "learner", "experience")
+"""The names of the parts, in the order in which `Run.steps` is given them."""
+RETRY = 60.0
+"""Seconds from an interim checkpoint that could not be saved to the next attempt."""
+
+
+class Part(Protocol):
+    """A part of the training that changes from step to step."""
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """Return what the generation has changed so far, on this rank."""
+
+    def resume(self, tensors: Tensors, numbers: dict[str, int]) -> None:
+        """Load the output of `snapshot` at the beginning of the same generation. Raises UserError."""
+
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a generation is: the vector steps that each rank has done, of `horizon`, and the seconds they took.
+
+    `base` is the digest of the agents with which it began.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    base: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    steps: Annotated[list[Number], Field(min_length=1, max_length=1_000_000)]
+    horizon: Number
+    training_seconds: Seconds = 0.0
+    seconds: Annotated[dict[Words, Seconds], Field(max_length=100)] = field(default_factory=dict)
+
+
+POSITION = TypeAdapter(Position)
+
+
+class InterimCheckpoints:
+    """Saves and finds interim checkpoints, collectively on all ranks.
+
+    `position` and `progress` are those of the interim checkpoint that `find` has found, until it is resumed.
+    """
+
+    def __init__(
+        self,
+        config: AnyConfig,
+        placement: Placement,
+        environments: Continued,
+        host: HostDirectory,
+        warn_once: WarnOnce,
+    ) -> None:
+        self.position: Position | None = None
+        self.progress: Progress | None = None
+        self._config = config
+        self._placement = placement
+        self._ranks = placement.ranks
+        self._environments = environments
+        self._host = host
+        self._checkpoints = host.directory.interim
+        self._writer = CheckpointWriter(host, placement.ranks)
+        self._warn_once = warn_once
+        self._number = 0
+        minutes = config.checkpoint.minutes
+        self._interval = None if minutes is None else 60 * minutes
+        self._due = time.monotonic()
+        self.restart_clock()
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether it is time to save again; only the main process keeps the time."""
+        return self._interval is not None and self._ranks.is_main and time.monotonic() >= self._due
+
+    def restart_clock(self) -> None:
+        """Wait `checkpoint.minutes` before the next one is due."""
+        self._due = time.monotonic() + (self._interval or 0.0)
+
+    def postpone(self) -> None:
+        """Wait a little before the next one is due, because a rank was not within the generation."""
+        self._due = time.monotonic() + min(1.0, self._interval or 1.0)
+
+    def find(self, generation: int, agents: Sequence[Agent]) -> bool:
+        """Return whether there is one of the generation after `generation`, which begins with `agents`.
+
+        Then the episodes that were running in it go on. One that is damaged, or whose episodes cannot go on, is set
+        aside under another name.
+        """
+        if self._config.actors is not None:
+            return False
+        ranks, checkpoints = self._ranks, self._checkpoints
+        newest = ranks.from_main(lambda: str(max(checkpoints.generations(), default=0)).encode(), "interim checkpoints")
+        self._number = int(newest)
+        if not self._number:
+            return False
+        if problem := self._first(self._damage()):
+            return self._refuse(problem, f"generation {generation + 1} begins anew")
+        position, progress = self._read(ranks.from_main(lambda: checkpoints.read(self._number, STATE), "its state"))
+        if progress.generation < generation:
+            self.clear()
+            return False
+        if progress.generation > generation or position.base != digest(encode_agents(agents)):
+            return self._refuse(
+                f"{checkpoints.path(self._number)}: is of a generation that began otherwise",
+                f"generation {generation + 1} begins anew",
+            )
+        where = f"{checkpoints.path(self._number)}: generation {generation + 1} begins anew"
+        if progress.moved(self._config, self._placement):
+            if ranks.is_main:
+                here = f"{progress.placement} on {progress.ranks} ranks with {progress.vectorization} environments"
+                self._warn_once("interim", f"{where}: it was {here} within it, and can go on only so")
+            return False
+        if lost := self._first(self._restore_environments(generation + 1)):
+            return self._refuse(lost, f"generation {generation + 1} begins anew")
+        self.position, self.progress = position, progress
+        return True
+
+    def resume(self, parts: Sequence[Part]) -> int:
+        """Load the one that was found into the parts; return this rank's steps in it. Raises UserError on all ranks."""
+        assert self.position is not None
+        problem, rank = "", self._ranks.rank
+        for name, part in zip(PARTS, parts, strict=True):
+            file = part_file(name, rank)
+            try:
+                part.resume(*decode_tensors(self._checkpoints.read(self._number, file), file))
+            except UserError as error:
+                problem = problem or (
+                    f"{self._checkpoints.path(self._number) / file}: {error}; without {self._checkpoints.path(0).stem} "
+                    "directories its generation begins anew"
+                )
+        self._ranks.raise_if_any_failed(problem, "the interim checkpoint")
+        steps = self.position.steps[rank]
+        self.position = None
+        return steps
+
+    def save(
+        self,
+        progress: Progress,
+        agents: Sequence[Agent],
+        parts: Sequence[Part],
+        done: int,
+        horizon: int,
+        training_seconds: float,
+        seconds: Mapping[str, float],
+    ) -> str:
+        """Save a generation that began with `agents`, after `done` of `horizon` steps on this rank.
+
+        Returns the problem, empty on success.
+        """
+        ranks, rank = self._ranks, self._ranks.rank
+        self._number += 1
+        self.restart_clock()
+        if not self._environments.can_continue:
+            return "episodes of these environments cannot go on in another process"
+        snapshots = {name: part.snapshot() for name, part in zip(PARTS, parts, strict=True)}
+        mine = {"steps": done, "bytes": bytes_of(snapshots["experience"][0]), "problem": ""}
+        try:
+            episodes = self._environments.state()
+        except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
+            mine["problem"] = f"the environments do not tell their state: {on_one_line(repr(error), 200)}"
+        everyones = [json.loads(each) for each in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
+        if problem := next((each["problem"] for each in everyones if each["problem"]), ""):
+            return str(problem)
+        total, limit = sum(each["bytes"] for each in everyones) / 1e6, self._config.checkpoint.max_replay_mb
+        if total > limit:
+            return f"the experience takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}"
+        files = {part_file(name, rank): encode_tensors(*snapshot) for name, snapshot in snapshots.items()}
+        files[environments_file(rank)] = encode_tensors(episodes, {})
+        if ranks.is_main:
+            here = progress.copy()
+            here.note_setup(self._config, self._placement)
+            here.replay = True
+            base = digest(encode_agents(agents))
+            position = Position(base, [each["steps"] for each in everyones], horizon, training_seconds, dict(seconds))
+            files[STATE] = json_bytes({"progress": asdict(here), "position": asdict(position)})
+        return self._writer.write(self._checkpoints, self._number, files)
 
     def clear(self) -> None:
-        """Remove all of them. Raises OSError."""
-        for number in self.generations():
-            self._remove(number)
+        """Remove all of them; one that cannot be removed is ignored when a later generation is resumed."""
+        if self._host.leads:
+            with contextlib.suppress(OSError, UserError):
+                self._checkpoints.clear()
 
-    def _remove(self, generation: int) -> None:
-        # Rename before removing, so that a kill in between cannot leave half a checkpoint.
-        doomed = self.directory / f".partial-removed-{self._stem}-{generation:06d}"
-        remove(doomed)
-        self.path(generation).rename(doomed)
-        remove(doomed)
-
-    def discard(self) -> None:
-        """Remove partial checkpoints left behind by an interruption."""
-        for path in self.directory.glob(".partial-*"):
-            remove(path)  # Links too: otherwise the next checkpoint would be written to the link's target.
-
-    def set_aside(self, generation: int, why: str = "damaged") -> None:
-        """Rename the checkpoint of `generation` and all newer ones to `WHY-generation-...`, without deleting them."""
-        for number in self.generations():
-            if number >= generation:
-                aside = self.directory / f"{why}-{self.path(number).name}"
-                remove(aside)
-                self.path(number).rename(aside)
-
-    def path(self, generation: int) -> Path:
-        return self.directory / f"{self._stem}-{generation:06d}"
-
-    def generations(self) -> list[int]:
-        """Return the generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
-        if not self.directory.is_dir():
-            return []
+    def _damage(self) -> str:
+        """Return what is wrong with the files that this rank needs, or ""."""
+        ranks, checkpoints = self._ranks, self._checkpoints
+        where = checkpoints.path(self._number)
+        needed = {environments_file(ranks.rank), *(part_file(name, ranks.rank) for name in PARTS)}
         try:
-            matches = [self._name.fullmatch(path.name) for path in self.directory.iterdir()]
-        except OSError as error:
-            raise UserError(f"{reason(error, self.directory)}: the checkpoints cannot be seen") from error
-        return sorted(int(match[1]) for match in matches if match)
+            files = checkpoints.verify(self._number) if self._host.leads else checkpoints.files(self._number)
+            if ranks.is_main:
+                needed.add(STATE)
+                self._read(checkpoints.read(self._number, STATE))
+        except UserError as error:
+            return str(error)
+        missing = needed - files.keys()
+        return f"{where}: lacks {min(missing)} on {socket.gethostname()}" if missing else ""
 
-    def files(self, generation: int) -> Files:
-        """Return the manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
-        path = self.path(generation) / MANIFEST
-        refuse_links(self.directory, self.path(generation), path)
+    def _read(self, payload: bytes) -> tuple[Position, Progress]:
+        """Parse the state of one. Raises UserError if it is invalid."""
+        where = self._checkpoints.path(self._number) / STATE
         try:
-            payload = read_bounded(path)
-            manifest = parse_json(payload)
-            files: Files = {str(name): dict(listed) for name, listed in manifest["files"].items()}
-            whole = payload == _manifest(generation, files)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: damaged; it is not what was written") from error
-        if not whole:
-            raise UserError(f"{path}: damaged, or of another generation")
-        for name in files:
-            if not FILE.fullmatch(name):
-                raise UserError(f"{path}: lists {name[:80]!r}, which no checkpoint has")
-        return files
+            parts = parse_json(payload)
+            position = POSITION.validate_python(parts["position"])
+            progress = progress_of(json_bytes(parts["progress"]), str(where))
+        except (ValidationError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{where}: is no state of a generation in progress") from error
+        if len(position.steps) != progress.ranks or max(position.steps) > position.horizon:
+            raise UserError(f"{where}: has other steps than its ranks can have done")
+        return position, progress
 
-    def verify(self, generation: int) -> Files:
-        """Check every file against the manifest and return its entries. Raises UserError naming a file that differs."""
-        files = self.files(generation)
-        for name, listed in files.items():
-            path = self.path(generation) / name
-            refuse_links(path)
+    def _restore_environments(self, generation: int) -> str:
+        """Let the running episodes of this rank go on; return why they cannot, or ""."""
+        rank = self._ranks.rank
+        seed = derive_seed(self._config.seed, generation=generation, rank=rank, purpose="environments")
+        path = self._checkpoints.path(self._number) / environments_file(rank)
+        try:
+            tensors, _ = decode_tensors(self._checkpoints.read(self._number, path.name), "the running episodes")
+            lost = self._environments.restore(tensors, seed)
+        except UserError as error:
+            return f"{path}: {error}"
+        return f"{path}: the running episode cannot be played again in {lost}" if lost else ""
+
+    def _first(self, problem: str) -> str:
+        """Return the first problem of any rank, the same on all of them, or ""."""
+        everyones = self._ranks.gather_bytes(problem.encode(), "the other ranks' interim checkpoints")
+        return next((each.decode() for each in everyones if each), "")
+
+    def _refuse(self, problem: str, so: str) -> bool:
+        """Set the newest one aside, and say why and what follows; return False."""
+        if self._ranks.is_main:
+            self._warn_once(problem, f"{problem}; {so}")
+        moved = ""
+        if self._host.leads:
             try:
-                # Compare sizes first, so that a file that has grown without bounds is not read to its end.
-                whole = path.stat().st_size == listed.get("size") and entry_of(path) == listed
+                self._checkpoints.set_aside(self._number)
             except OSError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-            if not whole:
-                raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
-        return files
-
-    def read(self, generation: int, name: str) -> bytes:
-        """Return the contents of one file. Raises UserError if they differ from the manifest."""
-        path = self.path(generation) / name
-        listed = self.files(generation).get(name)
-        if listed is None:
-            raise UserError(f"{path}: {MANIFEST} does not list it")
-        try:
-            payload = read_bounded(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-        if entry(payload) != listed:
-            raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
-        return payload
-
-    def _gathering(self, generation: int) -> Path:
-        """Create and return the directory of the partial checkpoint. Raises OSError, also if the run's was removed."""
-        if not self.directory.parent.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory.parent))
-        partial = self.directory / f".partial-{self._stem}-{generation:06d}"
-        make_directory(partial)
-        return partial
-
-
-def _manifest(generation: int, files: Files) -> bytes:
-    """Return a manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
-    content = {"generation": generation, "files": files}
-    return json_bytes(content | {"sha256": digest(json_bytes(content))})
-
-
-def environments_file(rank: int) -> str:
-    """Return the name of the file with the running episodes of the environments of `rank`."""
-    return f"environments-rank-{rank:03d}.safetensors"
-
-
-def part_file(name: str, rank: int) -> str:
-    """Return the name of the file with one part of the training on `rank`, within a generation."""
-    return f"{name}-rank-{rank:03d}.safetensors"
-
-
-def replay_file(rank: int) -> str:
-    """Return the name of the file with the replay buffer's part on `rank`."""
-    return f"replay-rank-{rank:03d}.safetensors"
+                moved = f"run.directory: cannot write to {self._checkpoints.path(self._number)}: {error.strerror}"
+        self._ranks.raise_if_any_failed(moved, "the hosts' run directories")
+        return False

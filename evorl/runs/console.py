@@ -19,8 +19,8 @@ from evorl.distributed.signals import Interrupted
 from evorl.envs.generation import Horizon
 from evorl.envs.spaces import EnvSpec
 from evorl.replay import Pace
-from evorl.runs.elite import Score
-from evorl.runs.progress import Progress
+from evorl.runs.champion import Score
+from evorl.runs.checkpoint import Progress
 from evorl.system.console import digits
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16

@@ -1,38 +1,373 @@
-"""The directory of a run: ownership and locking, the files written, and the checks before a resume."""
+"""The directory of a run on each host: ownership and locking, checkpoints, and histories that a resume cuts back.
+
+A checkpoint is a directory that is created atomically by a rename and validated before use. Axes: R ranks.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
+import json
 import os
+import re
 import socket
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
-from evorl.distributed import Launch
-from evorl.runs.checkpoint import Checkpoints
-from evorl.runs.config_file import read_config
-from evorl.runs.history import JsonLines
+from evorl.distributed import Launch, Ranks
 from evorl.system.files import (
     Lock,
+    digest,
+    entry,
+    entry_of,
+    json_bytes,
     make_directory,
+    open_file,
     read_bounded,
+    read_lines,
+    read_lines_backwards,
     read_owner,
     reason,
     refuse_links,
     refuse_links_within,
     remove,
     settle,
+    sync_directory,
     write_atomically,
     write_json,
+    write_through,
 )
-from evorl.system.formats import decode_agents
-from evorl.types import Agent, UserError
+from evorl.system.formats import decode_agents, parse_json
+from evorl.types import Agent, EvorlWarning, UserError
+
+CONFIG = "config.yaml"
+
+
+def check_run(run: Path) -> None:
+    """Raise UserError if a directory holds no run, or contains links that lead out of it, pipes or devices."""
+    try:
+        if not (run / CONFIG).is_file():
+            raise UserError(f"{run}: there is no run here (no {CONFIG})")
+        refuse_links_within(run)
+    except OSError as error:
+        raise UserError(reason(error, run)) from error
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return a run's configuration as written, not yet validated. Raises UserError like `check_run`."""
+    check_run(run)
+    return read_yaml(run / CONFIG)
+
+
+Row = dict[str, Any]
+DECODER = json.JSONDecoder()
+
+
+class JsonLines:
+    """A `.jsonl` file whose objects have a `generation`. Lines that could not be written are retried on next flush."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._waiting: list[bytes] = []
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Queue lines, to be written by the next `flush` that succeeds."""
+        self._waiting += [(json.dumps(row) + "\n").encode() for row in rows]
+
+    def flush(self) -> None:
+        """Write queued lines and fsync. Raises OSError; the file then ends as before."""
+        if not self._waiting:
+            return
+        # Unbuffered: closing a buffered file would write the rest after a partial line had been truncated.
+        with open_file(self.path, "ab") as file:
+            end = file.tell()
+            try:
+                rest = memoryview(b"".join(self._waiting))
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+                if end == 0:
+                    sync_directory(self.path.parent)  # Otherwise the new directory entry could be lost.
+                self._waiting.clear()
+            except BaseException:  # Signals too: what they interrupt is written again.
+                if self._waiting:
+                    with contextlib.suppress(OSError):
+                        file.truncate(end)
+                raise
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the objects of all complete lines lazily; nothing if there is no file."""
+        if self.path.is_file():
+            yield from (row for line in read_lines(self.path) if (row := row_of(line)) is not None)
+
+    def backwards(self) -> Iterator[Row]:
+        """Yield the objects of all complete lines lazily, the last one first."""
+        if self.path.is_file():
+            yield from (row for line in read_lines_backwards(self.path) if (row := row_of(line)) is not None)
+
+    def newest(self, count: int) -> list[Row]:
+        """Return the objects of the last `count` complete lines at most, in file order."""
+        return list(islice(self.backwards(), count))[::-1]
+
+    def last(self) -> Row | None:
+        """Return the object of the last complete line, or None."""
+        return next(iter(self.newest(1)), None)
+
+    def members(self, *names: str) -> Iterator[Row]:
+        """Yield the objects of all complete lines with these members, as `members_at` does."""
+        yield from (row for _, row in self.members_at(names))
+
+    def members_at(self, names: Collection[str]) -> Iterator[tuple[int, Row]]:
+        """Yield the byte offset and object of each complete line, decoded only up to the last of these members.
+
+        This is fast if they come first. What follows them is not validated; a line that lacks one is decoded whole.
+        """
+        offset = 0
+        for line in read_lines(self.path) if self.path.is_file() else ():
+            if (row := members_of(line, names)) is not None:
+                yield offset, row
+            offset += len(line)
+
+    def at(self, offset: int, names: Collection[str]) -> Row:
+        """Return the object of the line at a byte offset, with these members. Raises ValueError if there is none."""
+        row = members_of(next(read_lines(self.path, offset), b""), names)
+        if row is None:
+            raise ValueError(f"{self.path}: has changed while it was read")
+        return row
+
+    def cut_back(self, generation: int) -> None:
+        """Drop damaged lines, and lines of generations after `generation`, which a resumed run trains again.
+
+        Warns about generations up to `generation` that have no line.
+        """
+        refuse_links(self.path)
+        there: set[int] = set()
+
+        def kept() -> Iterator[bytes]:
+            for line in read_lines(self.path):
+                row = row_of(line)
+                if row is not None and row["generation"] <= generation:
+                    there.add(row["generation"])
+                    yield line
+
+        if self.path.is_file():
+            write_atomically(self.path, kept())
+        if lost := list(islice((number for number in range(1, generation + 1) if number not in there), 6)):
+            named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
+            warnings.warn(
+                f"{self.path}: holds nothing of generation {named}; it was damaged", EvorlWarning, stacklevel=2
+            )
+
+
+def row_of(line: bytes) -> Row | None:
+    """Return the object in a line, or None if the line is damaged, incomplete, or has no generation."""
+    with contextlib.suppress(ValueError, RecursionError):
+        row = parse_json(line)
+        if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
+            return row
+    return None
+
+
+def members_of(line: bytes, names: Collection[str]) -> Row | None:
+    """Return the members of a line's object up to the last of `names`, or None where `row_of` would.
+
+    If the line lacks one of them, this is the whole object. What follows the last of them is not validated.
+    """
+    if not line.endswith(b"}\n"):
+        return row_of(line)
+    row: Row = {}
+    left = {"generation", *names}
+    decode, discard = DECODER.raw_decode, left.discard
+    with contextlib.suppress(ValueError, IndexError, RecursionError):
+        text, place, mark = line.decode(), 0, "{"
+        while left and text[place] == mark:
+            mark = ","
+            # json.dumps writes at most one space after a separator.
+            name, place = decode(text, place + 2 if text[place + 1] == " " else place + 1)
+            if not isinstance(name, str) or text[place] != ":":
+                return row_of(line)
+            row[name], place = decode(text, place + 2 if text[place + 1] == " " else place + 1)
+            discard(name)
+        if not left and isinstance(row["generation"], int):
+            return row
+    return row_of(line)
+
+
+NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
+FILE = re.compile(
+    r"(agents|elite|(replay|environments|policy|learner|experience)-rank-[0-9]{3,6})\.safetensors|state\.json"
+)
+MANIFEST = "manifest.json"
+AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
+Files = Mapping[str, Mapping[str, Any]]
+"""The manifest's entry (size and SHA-256) of each file, by file name."""
+
+
+class Checkpoints:
+    """The `generation-000012/` directories of a run, or others of one `stem` that are numbered in the same way.
+
+    `manifest.json` in each lists the size and SHA-256 of every file, and a SHA-256 of itself.
+    """
+
+    def __init__(self, directory: Path, keep: int, stem: str = "generation") -> None:
+        self.directory = directory
+        self._keep = keep
+        self._stem = stem
+        self._name = re.compile(f"{stem}-{NUMBER}")
+
+    def write(self, generation: int, name: str, payload: bytes) -> dict[str, Any]:
+        """Write a file into the partial checkpoint and return its manifest entry. Raises OSError."""
+        partial = self._gathering(generation)
+        write_through(partial / name, payload)
+        return entry(payload)
+
+    def complete(self, generation: int, files: Files, best: int | None = None) -> None:
+        """Turn the partial checkpoint into a complete one, and prune older checkpoints except `best`.
+
+        Raises OSError; the existing checkpoints are then still there.
+        """
+        # The partial directory may not exist yet: a host whose replay is too large to be kept has written no file.
+        partial, final = self._gathering(generation), self.path(generation)
+        write_through(partial / MANIFEST, _manifest(generation, files))
+        sync_directory(partial)
+        if final.exists():
+            self.set_aside(generation)
+        partial.rename(final)
+        sync_directory(self.directory)
+        self.prune(best)
+
+    def prune(self, best: int | None) -> None:
+        """Remove all but the newest checkpoints and that of generation `best`. Raises OSError."""
+        for old in self.generations()[: -self._keep]:
+            if old != best:
+                self._remove(old)
+
+    def clear(self) -> None:
+        """Remove all of them. Raises OSError."""
+        for number in self.generations():
+            self._remove(number)
+
+    def _remove(self, generation: int) -> None:
+        # Rename before removing, so that a kill in between cannot leave half a checkpoint.
+        doomed = self.directory / f".partial-removed-{self._stem}-{generation:06d}"
+        remove(doomed)
+        self.path(generation).rename(doomed)
+        remove(doomed)
+
+    def discard(self) -> None:
+        """Remove partial checkpoints left behind by an interruption."""
+        for path in self.directory.glob(".partial-*"):
+            remove(path)  # Links too: otherwise the next checkpoint would be written to the link's target.
+
+    def set_aside(self, generation: int, why: str = "damaged") -> None:
+        """Rename the checkpoint of `generation` and all newer ones to `WHY-generation-...`, without deleting them."""
+        for number in self.generations():
+            if number >= generation:
+                aside = self.directory / f"{why}-{self.path(number).name}"
+                remove(aside)
+                self.path(number).rename(aside)
+
+    def path(self, generation: int) -> Path:
+        return self.directory / f"{self._stem}-{generation:06d}"
+
+    def generations(self) -> list[int]:
+        """Return the generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
+        if not self.directory.is_dir():
+            return []
+        try:
+            matches = [self._name.fullmatch(path.name) for path in self.directory.iterdir()]
+        except OSError as error:
+            raise UserError(f"{reason(error, self.directory)}: the checkpoints cannot be seen") from error
+        return sorted(int(match[1]) for match in matches if match)
+
+    def files(self, generation: int) -> Files:
+        """Return the manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
+        path = self.path(generation) / MANIFEST
+        refuse_links(self.directory, self.path(generation), path)
+        try:
+            payload = read_bounded(path)
+            manifest = parse_json(payload)
+            files: Files = {str(name): dict(listed) for name, listed in manifest["files"].items()}
+            whole = payload == _manifest(generation, files)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: damaged; it is not what was written") from error
+        if not whole:
+            raise UserError(f"{path}: damaged, or of another generation")
+        for name in files:
+            if not FILE.fullmatch(name):
+                raise UserError(f"{path}: lists {name[:80]!r}, which no checkpoint has")
+        return files
+
+    def verify(self, generation: int) -> Files:
+        """Check every file against the manifest and return its entries. Raises UserError naming a file that differs."""
+        files = self.files(generation)
+        for name, listed in files.items():
+            path = self.path(generation) / name
+            refuse_links(path)
+            try:
+                # Compare sizes first, so that a file that has grown without bounds is not read to its end.
+                whole = path.stat().st_size == listed.get("size") and entry_of(path) == listed
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+            if not whole:
+                raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
+        return files
+
+    def read(self, generation: int, name: str) -> bytes:
+        """Return the contents of one file. Raises UserError if they differ from the manifest."""
+        path = self.path(generation) / name
+        listed = self.files(generation).get(name)
+        if listed is None:
+            raise UserError(f"{path}: {MANIFEST} does not list it")
+        try:
+            payload = read_bounded(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        if entry(payload) != listed:
+            raise UserError(f"{path}: damaged; size or SHA-256 differ from {MANIFEST}")
+        return payload
+
+    def _gathering(self, generation: int) -> Path:
+        """Create and return the directory of the partial checkpoint. Raises OSError, also if the run's was removed."""
+        if not self.directory.parent.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.directory.parent))
+        partial = self.directory / f".partial-{self._stem}-{generation:06d}"
+        make_directory(partial)
+        return partial
+
+
+def _manifest(generation: int, files: Files) -> bytes:
+    """Return a manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
+    content = {"generation": generation, "files": files}
+    return json_bytes(content | {"sha256": digest(json_bytes(content))})
+
+
+def environments_file(rank: int) -> str:
+    """Return the name of the file with the running episodes of the environments of `rank`."""
+    return f"environments-rank-{rank:03d}.safetensors"
+
+
+def part_file(name: str, rank: int) -> str:
+    """Return the name of the file with one part of the training on `rank`, within a generation."""
+    return f"{name}-rank-{rank:03d}.safetensors"
+
+
+def replay_file(rank: int) -> str:
+    """Return the name of the file with the replay buffer's part on `rank`."""
+    return f"replay-rank-{rank:03d}.safetensors"
+
 
 INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
@@ -222,3 +557,70 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
+
+
+class HostDirectory:
+    """The directory this rank writes into: the main process's if this host can access it, else this host's own.
+
+    A host's own directory holds only its ranks' parts of the replay. `is_shared` is True if this is the main process's
+    directory; `who_shares` [R] marks the ranks that can access that.
+    """
+
+    def __init__(self, config: AnyConfig, ranks: Ranks) -> None:
+        """Claim the directory on all hosts. Raises UserError on all ranks if it cannot be used."""
+        self._ranks = ranks
+        here = Owner.here(ranks.launch)
+        claimed: list[RunDirectory] = []
+
+        def claim() -> bytes:
+            claimed.append(RunDirectory.claim(config, here))
+            return json_bytes({"path": str(claimed[0].path), "owner": here.to_json()})
+
+        reply = json.loads(ranks.from_main(claim, "the run directory"))
+        path, problem = Path(reply["path"]), ""
+        self.is_shared = ranks.is_main or read_owner(path) == reply["owner"]
+        self.directory = claimed[0] if claimed else RunDirectory(path, config.checkpoint.keep)
+        if self.leads and not ranks.is_main:
+            try:
+                self.directory = _claim_own(path, config, here)
+            except OSError as error:
+                problem = f"run.directory: cannot write to {reason(error, path)}"
+            except UserError as error:
+                problem = str(error)
+        ranks.raise_if_any_failed(problem, "the hosts' run directories")
+        seen = ranks.gather(np.array([float(self.is_shared)]), "who sees the run directory")
+        self.who_shares = seen[:, 0] > 0
+
+    @property
+    def leads(self) -> bool:
+        """True if this rank is the one that moves and removes files in its directory."""
+        return self._ranks.is_main or (self._ranks.leads_host and not self.is_shared)
+
+    def rollback(self, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
+        """Roll every host's directory back to the end of `generation`, when the elite was that of generation `best`.
+
+        Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
+        """
+        problem = ""
+        try:
+            if self.leads:
+                self.directory.checkpoints.set_aside(generation + 1, why)
+                self.directory.checkpoints.prune(best)
+            if self._ranks.is_main:
+                self.directory.cut_back(generation, elite)
+        except OSError as error:
+            problem = f"run.directory: cannot write to {reason(error, self.directory.path)}"
+        except UserError as error:
+            problem = str(error)
+        self._ranks.raise_if_any_failed(problem, "the hosts' run directories")
+
+
+def _claim_own(path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
+    """Create and lock this host's own directory, at the same path as the main process's. Raises OSError, UserError."""
+    make_directory(path)
+    lock = Lock(path, LOCK_PATIENCE)
+    refuse_links_within(path)
+    lock.sign(here.to_json())
+    directory = RunDirectory(path, config.checkpoint.keep, lock)
+    directory.checkpoints.discard()
+    return directory

@@ -10,9 +10,12 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+import psutil
+import torch
 
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
@@ -23,8 +26,9 @@ from evorl.config.fields import ENVIRONMENT, RETURN
 from evorl.config.task import TARGET
 from evorl.config.yaml import plain_assignments, settings_and_origins
 from evorl.distributed import is_initialized, shutdown
-from evorl.distributed.signals import Interrupted, signal_handlers
+from evorl.distributed.signals import LAUNCHED, Interrupted, signal_handlers
 from evorl.envs import Environments
+from evorl.envs.spaces import ObservationSpecs
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
@@ -32,9 +36,45 @@ from evorl.population import check_population_size
 from evorl.runs.video import check_encoder
 from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
-from evorl.system.processes import keep_freed_memory
+from evorl.system.processes import keep_freed_memory, usable_cores
 from evorl.tracking import TRACKERS, shared_settings
 from evorl.types import EvorlWarning, RunFailed, UserError
+
+
+def use_threads(wanted: int | None, parts: ObservationSpecs, ranks: int) -> int:
+    """Set and return the number of torch threads, chosen by the observation type unless given.
+
+    `wanted` is `run.threads`, `parts` the observation specs, `ranks` the number of ranks on this machine.
+    """
+    images = any(part.kind == "image" for part in parts.values())
+    count = choose_threads(wanted or _set_by_user(), images, usable_cores(), ranks)
+    torch.set_num_threads(count)
+    return count
+
+
+def choose_threads(wanted: int | None, images: bool, cores: int, ranks: int) -> int:
+    """Return `wanted` if given; else 1, or an equal share of the cores for image observations.
+
+    A small matrix product finishes before a second thread has started, and waits for that thread if another program
+    occupies its core.
+    """
+    if wanted is not None:
+        return wanted
+    return max(1, cores // ranks) if images else 1
+
+
+def _set_by_user() -> int | None:
+    """Return OMP_NUM_THREADS if the user set it; otherwise `accelerate launch` sets it for its processes."""
+    variables: Mapping[str, str] = os.environ
+    if any(name in variables for name in LAUNCHED):
+        try:
+            variables = psutil.Process(os.getppid()).environ()
+        except psutil.Error:
+            return None
+    # OpenMP accepts a list with one number per nesting level.
+    first = variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) > 0 else None
+
 
 REPORT_AFTER = 15.0
 """Seconds that a rank waits for another rank to report an error."""

@@ -17,14 +17,22 @@ from evorl.envs import Environments
 from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, choices
 from evorl.population import Policy, check_agents
-from evorl.runs.checkpoint import AGENTS, ELITE, Checkpoints
-from evorl.runs.config_file import read_config
-from evorl.runs.directory import INTERFACE, load_elite
-from evorl.runs.trust import refuse_code
+from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, load_elite, read_config
 from evorl.seeding import torch_generator
 from evorl.system.files import read_bounded, reason
 from evorl.system.formats import decode_agents, parse_json
 from evorl.types import Agent, UserError
+
+
+def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code") -> None:
+    """Raise UserError if a run's configuration names custom code to import, unless that is `allowed`.
+
+    `allow` is the option that the error message suggests.
+    """
+    for key, value in (("environment.id", config.environment.id), ("network.factory", config.network.factory or "")):
+        if not allowed and ":" in value:
+            raise UserError(f"{key}: {value!r} runs code of its own; add {allow} if you trust this run")
+
 
 State = NDArray[np.float32] | None
 Action = Any

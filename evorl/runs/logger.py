@@ -15,12 +15,11 @@ from evorl.envs.generation import Horizon
 from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.population.evaluation import EpisodeResults
-from evorl.runs.archive import Archive
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
+from evorl.runs.champion import Archive, Score
+from evorl.runs.checkpoint import Progress
 from evorl.runs.console import STOPPED, closing_lines, generation_line
-from evorl.runs.directory import RunDirectory
-from evorl.runs.elite import Score
-from evorl.runs.history import JsonLines
+from evorl.runs.directory import JsonLines, RunDirectory
 from evorl.runs.metrics import (
     Counts,
     RecentEpisodes,
@@ -32,7 +31,6 @@ from evorl.runs.metrics import (
     perturbed,
     record_of,
 )
-from evorl.runs.progress import Progress
 from evorl.runs.video import film_elite
 from evorl.system.console import Terminal, WarnOnce, say
 from evorl.system.files import reason

@@ -23,19 +23,15 @@ from evorl.envs.recovery import Continued
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
-from evorl.runs.archive import Archive
 from evorl.runs.callbacks import Callback
-from evorl.runs.checkpoint_manager import CheckpointManager
+from evorl.runs.champion import Archive
+from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress
 from evorl.runs.console import end_of, exchange_reasons, header, summary_of
-from evorl.runs.host_directory import HostDirectory
-from evorl.runs.interim import InterimCheckpoints, Part
+from evorl.runs.directory import HostDirectory
+from evorl.runs.launch import use_threads
 from evorl.runs.logger import Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
-from evorl.runs.progress import Progress
-from evorl.runs.recovery import Recovery
-from evorl.runs.replicas import drift_warning, gather_agents
-from evorl.runs.threads import use_threads
-from evorl.runs.transfer import first_agents
+from evorl.runs.resume import Recovery, drift_warning, first_agents, gather_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import Stopwatch, WarnOnce, say
 from evorl.system.files import digest

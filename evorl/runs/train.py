@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import sys
 import tempfile
@@ -10,24 +11,54 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
+from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.config.yaml import configuration_file, read_settings
+from evorl.config.yaml import ROOT, configuration_file, read_settings
 from evorl.distributed import own_world
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.runs.callbacks import Callback
 from evorl.runs.loaded import LoadedAgent, load
-from evorl.runs.programs import ASYNCHRONOUS, main_of, program_for
 from evorl.runs.read import RunRecord, read_run
+from evorl.runs.run import Run
 from evorl.system.background import end_background, limit_end
 from evorl.system.console import warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
 from evorl.types import UserError
+
+ONLINE = ROOT / "demos" / "online.py"
+ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
+"""The program for algorithms that learn from actor processes."""
+
+
+class Main(Protocol):
+    """Signature of a demo's `main`."""
+
+    def __call__(self, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run: ...
+
+
+def program_for(data: Mapping[str, Any]) -> Path:
+    """Return the demo that trains with these settings, which it validates itself."""
+    section = data.get("algorithm", {})
+    name = section.get("name", "dqn") if isinstance(section, dict) else section
+    settings = SETTINGS.get(name) if isinstance(name, str) else None
+    return ASYNCHRONOUS if settings is not None and settings.sends is not None else ONLINE
+
+
+def main_of(program: Path) -> Main:
+    """Import a program and return its `main`. Raises UserError if `program` is not a Python file."""
+    spec = importlib.util.spec_from_file_location(f"evorl_demo_{program.stem}", program)
+    if spec is None or spec.loader is None or not program.is_file():
+        raise UserError(f"{program}: is no Python program")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    main: Main = module.main
+    return main
 
 
 @dataclass(frozen=True)

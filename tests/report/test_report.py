@@ -19,7 +19,7 @@ from evorl.report.data import Drawn, load
 from evorl.report.facts import path_rows
 from evorl.report.page import embedded, page
 from evorl.report.statistics import effects, groups, interval, quantile
-from evorl.runs.ancestry import Stage
+from evorl.runs.lineage import Stage
 from evorl.types import INITIAL, Mutation, UserError
 
 pytest.importorskip("jinja2")

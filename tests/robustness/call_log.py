@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from lossy_disk import ROOT, Call, Entries, Node, Sync, Tree, Truncate, World, Write
 
-from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import Checkpoints
 
 PathLike = str | os.PathLike[str]
 Identity = tuple[int, int]

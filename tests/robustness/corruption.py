@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import Checkpoints
 from evorl.runs.launch import run_program
 from evorl.types import UserError
 

@@ -13,7 +13,7 @@ from fuzz_rooms import RUN, Case, Room
 from fuzz_texts import Family, pick, sizes
 from safetensors.torch import load, save
 
-from evorl.runs.checkpoint import MANIFEST, Checkpoints
+from evorl.runs.directory import MANIFEST, Checkpoints
 from evorl.system.files import digest, entry, json_bytes
 
 ELITE = "elite/agent.safetensors"

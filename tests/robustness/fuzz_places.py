@@ -22,7 +22,7 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
 from evorl.networks.stack import new_tensors
-from evorl.runs.checkpoint import MANIFEST
+from evorl.runs.directory import MANIFEST
 from evorl.system.files import digest, entry, json_bytes
 from evorl.system.formats import decode_tensors, encode_agents, encode_tensors
 from evorl.types import Agent, Architecture, Convolution, Mutation

@@ -41,7 +41,7 @@ from evorl.config import read_yaml, validate
 from evorl.export import hub
 from evorl.runs import run as training
 from evorl.runs.launch import run_program
-from evorl.runs.programs import ONLINE
+from evorl.runs.train import ONLINE
 
 RUN, BESIDE = "{run}", "{beside}"
 """Stand in the arguments of a case for the run's directory and for that of a whole run beside it."""

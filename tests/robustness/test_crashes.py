@@ -40,7 +40,7 @@ def written_carelessly(path, payload):
 )
 def test_an_fsync_that_is_missing_is_noticed(played, tmp_path, monkeypatch, name, instead, unsynced, kind, problem):
     with monkeypatch.context() as patch:
-        patch.setattr(f"evorl.runs.checkpoint.{name}", instead)
+        patch.setattr(f"evorl.runs.directory.{name}", instead)
         careless = crashes.record(tmp_path / "careless", "careless", 2, World(), 0, played[0].alone)
     where = f"not synced: {unsynced} runs/run/checkpoints/"
     assert any(where in told for told in crashes.waiting(careless))

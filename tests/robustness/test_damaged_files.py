@@ -6,7 +6,7 @@ import corruption
 import numpy as np
 import pytest
 
-from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import Checkpoints
 from evorl.system.files import read_owner
 from evorl.types import UserError
 

@@ -151,7 +151,7 @@ def test_a_full_disk_is_no_success(kilobytes, small_disk, in_directory, capsys):
 
 
 def test_a_disk_that_has_room_again_makes_it_a_success(in_directory, monkeypatch):
-    from evorl.runs.checkpoint import Checkpoints
+    from evorl.runs.directory import Checkpoints
 
     write, failures = Checkpoints.write, []
 
@@ -168,7 +168,7 @@ def test_a_disk_that_has_room_again_makes_it_a_success(in_directory, monkeypatch
 
 
 def test_a_checkpoint_that_is_lost_each_time_is_said_each_time(in_directory, monkeypatch):
-    from evorl.runs.checkpoint import Checkpoints
+    from evorl.runs.directory import Checkpoints
 
     write = Checkpoints.write
 
@@ -351,10 +351,10 @@ def test_what_a_run_was_made_with_is_compared_when_it_goes_on(in_directory, monk
     assert train("run.name=a", "training.max_steps=40") == 0
     newest = max((in_directory / "runs" / "a" / "checkpoints").iterdir())
     assert json.loads((newest / "state.json").read_text())["made_with"].keys() >= {"torch", "numpy", "cpu", "threads"}
-    from evorl.runs import progress
+    from evorl.runs import checkpoint
 
-    here = progress.made_with
-    monkeypatch.setattr(progress, "made_with", lambda device: here(device) | {"torch": "9.9"})
+    here = checkpoint.made_with
+    monkeypatch.setattr(checkpoint, "made_with", lambda device: here(device) | {"torch": "9.9"})
     with pytest.warns(EvorlWarning, match="this resume is not bit-exact: torch changed from .* to 9.9"):
         assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 0
     assert len(lines(in_directory / "runs" / "a" / "metrics.jsonl")) >= 2

@@ -11,7 +11,7 @@ from helpers.support import SMALL, lines, train
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
 from evorl.config import override, read_yaml
-from evorl.runs.ancestry import SAME, ancestry, constant_schedule_of, schedule_of
+from evorl.runs.lineage import SAME, ancestry, constant_schedule_of, schedule_of
 from evorl.types import Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")

@@ -10,9 +10,8 @@ import pytest
 from helpers.support import ROOT, agent, config, context, lines, train
 
 from evorl.evolution import SELECTIONS, evolve
-from evorl.runs.archive import Archive
-from evorl.runs.elite import Elite, Score, error_of_test, lower_bound, play_until_clear
-from evorl.runs.progress import PROGRESS, Progress, progress_of
+from evorl.runs.champion import Archive, Elite, Score, error_of_test, lower_bound, play_until_clear
+from evorl.runs.checkpoint import PROGRESS, Progress, progress_of
 from evorl.types import Mutation, UserError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -21,9 +21,7 @@ from evorl.commands.inspect import clean
 from evorl.commands.train import resume_command
 from evorl.distributed.signals import Interrupted
 from evorl.population import check_agents
-from evorl.runs.checkpoint import Checkpoints
-from evorl.runs.directory import RunDirectory
-from evorl.runs.history import JsonLines
+from evorl.runs.directory import Checkpoints, JsonLines, RunDirectory
 from evorl.system.files import Lock, is_locked, read_owner
 from evorl.types import EvorlWarning, RewardStats, UserError
 
@@ -129,7 +127,7 @@ def test_training_goes_on_over_a_full_disk_and_resumes_from_before_it(in_directo
     def sometimes(self, generation, name, payload):
         return full_disk() if generation > 1 else write(self, generation, name, payload)
 
-    monkeypatch.setattr("evorl.runs.checkpoint.Checkpoints.write", sometimes)
+    monkeypatch.setattr("evorl.runs.directory.Checkpoints.write", sometimes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert train("run.name=a", *settings) == 1, "a run that ends unsaved has failed"
@@ -150,7 +148,7 @@ def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monk
     log = JsonLines(tmp_path / "metrics.jsonl")
     log.add([{"generation": 1}])
     log.flush()
-    monkeypatch.setattr("evorl.runs.history.os.fsync", full_disk)
+    monkeypatch.setattr("evorl.runs.directory.os.fsync", full_disk)
     log.add([{"generation": 2}])
     with pytest.raises(OSError, match="No space"):
         log.flush()
@@ -172,7 +170,7 @@ def test_lines_of_one_file_wait_where_those_of_another_cannot_be_written(tmp_pat
     directory = RunDirectory(tmp_path, keep=1)
     directory.metrics.add([{"generation": 1}])
     directory.lineage.add([{"generation": 1}])
-    monkeypatch.setattr("evorl.runs.history.os.fsync", full_disk)
+    monkeypatch.setattr("evorl.runs.directory.os.fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         directory.flush()
     monkeypatch.undo()
@@ -196,7 +194,7 @@ def test_half_a_line_does_not_stay_where_the_disk_ends(tmp_path, monkeypatch):
         signal.signal(signal.SIGXFSZ, ignored)
     assert lines(log.path) == rows[:1]
     monkeypatch.setattr(
-        "evorl.runs.history.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
+        "evorl.runs.directory.os.fsync", lambda descriptor: (_ for _ in ()).throw(Interrupted(signal.SIGTERM))
     )
     with pytest.raises(Interrupted):
         log.flush()

@@ -17,9 +17,9 @@ from robustness.chaos import differences
 from robustness.systems import CASES
 
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signal_handlers
-from evorl.runs import interim, run
-from evorl.runs.checkpoint import Checkpoints
-from evorl.runs.checkpoint_manager import CheckpointWriter
+from evorl.runs import checkpoint, run
+from evorl.runs.checkpoint import CheckpointWriter
+from evorl.runs.directory import Checkpoints
 from evorl.runs.launch import run_program
 from evorl.system.files import entry
 from evorl.system.formats import decode_tensors, encode_tensors
@@ -78,14 +78,14 @@ def test_a_run_stopped_within_generations_ends_as_one_left_alone(case, in_direct
 
 
 def test_saving_every_so_often_changes_nothing(in_directory, monkeypatch):
-    saves, given = [], interim.InterimCheckpoints.save
+    saves, given = [], checkpoint.InterimCheckpoints.save
 
     def save(self, *arguments):
         saves.append(arguments)
         return given(self, *arguments)
 
     assert play("a", monkeypatch=monkeypatch) == 0
-    monkeypatch.setattr(interim.InterimCheckpoints, "save", save)
+    monkeypatch.setattr(checkpoint.InterimCheckpoints, "save", save)
     assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
     assert len(saves) > 10
     assert differences(Path("runs/a"), Path("runs/b")) in ([], ["config.yaml"])

@@ -9,8 +9,8 @@ import pytest
 from helpers.support import config, lines, train
 
 from evorl.distributed.signals import Interrupted
+from evorl.runs.champion import Elite
 from evorl.runs.console import closing_lines, generation_line
-from evorl.runs.elite import Elite
 from evorl.types import Mutation
 
 ROW = {

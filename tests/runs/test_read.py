@@ -10,10 +10,9 @@ import pytest
 from helpers.long_runs import write_long_run
 from helpers.support import lines
 
-from evorl.runs.ancestry import ancestry
-from evorl.runs.history import JsonLines, members_of, row_of
-from evorl.runs.read import columns, read_overview, read_run
-from evorl.runs.table import Table
+from evorl.runs.directory import JsonLines, members_of, row_of
+from evorl.runs.lineage import ancestry
+from evorl.runs.read import Table, columns, read_overview, read_run
 from evorl.system.files import read_lines, read_lines_backwards
 from evorl.types import UserError
 
@@ -196,7 +195,7 @@ STREAMED = {
 def test_what_needs_no_table_keeps_a_few_lines_only(read, long_run, tmp_path, monkeypatch):
     run = shutil.copytree(long_run, tmp_path / "a")
     elite = json.loads((run / "elite" / "agent.json").read_text())
-    monkeypatch.setattr("evorl.runs.ancestry.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
+    monkeypatch.setattr("evorl.runs.lineage.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
     monkeypatch.setattr("evorl.system.files.BLOCK", 2**14)
     read(run)  # What is imported or compiled at the first time.
     assert (long_run / "lineage.jsonl").stat().st_size > 1_000_000
@@ -210,7 +209,7 @@ def test_a_run_is_kept_in_less_than_its_files(long_run):
 
 def test_the_winner_is_followed_through_a_long_lineage(long_run, monkeypatch):
     elite = json.loads((long_run / "elite" / "agent.json").read_text())
-    monkeypatch.setattr("evorl.runs.ancestry.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
+    monkeypatch.setattr("evorl.runs.lineage.load_elite", lambda run: ({}, SimpleNamespace(id=elite["id"])))
     known = {(row["generation"], row["id"]): row for row in lines(long_run / "lineage.jsonl")}
     key, path = (elite["generation"], elite["id"]), []
     while key in known:

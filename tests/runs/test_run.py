@@ -14,7 +14,7 @@ from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.config import read_yaml
-from evorl.runs.checkpoint import Checkpoints
+from evorl.runs.directory import Checkpoints
 from evorl.runs.launch import run_program
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import EvorlWarning, UserError
@@ -363,7 +363,7 @@ def test_a_checkpoint_of_which_a_kill_leaves_a_half_is_none(tmp_path, monkeypatc
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("evorl.runs.checkpoint.remove", killed)
+        patched.setattr("evorl.runs.directory.remove", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoints.complete(2, {"state.json": entries[2]})
     assert checkpoints.generations() == [2]

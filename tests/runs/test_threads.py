@@ -13,7 +13,7 @@ from evorl.commands.train import processes_for
 from evorl.config import Environment
 from evorl.envs.spaces import ObservationSpec
 from evorl.envs.vector import _atari_options
-from evorl.runs.threads import choose_threads, use_threads
+from evorl.runs.launch import choose_threads, use_threads
 from evorl.system.processes import usable_cores
 from evorl.types import EvorlWarning, UserError
 
@@ -53,7 +53,7 @@ def test_the_users_environment_is_heeded(value, monkeypatch):
     assert use_threads(4, VECTOR, 1) == 4 == torch.get_num_threads()
 
 
-ASKED = "from evorl.runs.threads import use_threads; print(use_threads(None, {}, 1))"
+ASKED = "from evorl.runs.launch import use_threads; print(use_threads(None, {}, 1))"
 LAUNCHER = f"""
 import os, subprocess, sys
 given = os.environ | {{"OMP_NUM_THREADS": "7", "ACCELERATE_MIXED_PRECISION": "no"}}

@@ -1,28 +1,37 @@
-"""Resuming a run from the newest checkpoint that is intact on all hosts."""
+"""The agents that a run starts from: new ones, another run's, or those of the newest checkpoint intact on all hosts."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from evorl.algorithms import Algorithm, Experience
 from evorl.config import AnyConfig
-from evorl.distributed import Placement
+from evorl.config.fields import ENVIRONMENT
+from evorl.distributed import Peer, Placement, Ranks
 from evorl.envs.recovery import Continued
-from evorl.population import check_agents, check_environment_hyperparameters
-from evorl.runs.checkpoint import AGENTS, ELITE, STATE, Checkpoints, environments_file, replay_file
-from evorl.runs.host_directory import HostDirectory
-from evorl.runs.interim import InterimCheckpoints
-from evorl.runs.progress import Progress, progress_of
+from evorl.population import Learner, check_agents, check_environment_hyperparameters, initial_population
+from evorl.runs.checkpoint import InterimCheckpoints, Progress, progress_of
+from evorl.runs.directory import (
+    AGENTS,
+    ELITE,
+    STATE,
+    Checkpoints,
+    HostDirectory,
+    environments_file,
+    load_elite,
+    replay_file,
+)
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
-from evorl.system.files import json_bytes
-from evorl.system.formats import decode_agents, decode_tensors
-from evorl.types import Agent, UserError
+from evorl.system.files import digest, json_bytes, refuse_links_within
+from evorl.system.formats import decode_agents, decode_tensors, encode_agents
+from evorl.types import INITIAL, Agent, UserError
 
 
 @dataclass(frozen=True)
@@ -230,3 +239,79 @@ class Recovery:
             reasons.append(f"{missing} parts of the replay are not on these hosts")
         if reasons and self.placement.ranks.is_main:
             self.warn_once("exact", f"this resume is not bit-exact: {', '.join(reasons)}")
+
+
+def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:
+    """Return the initial population on all ranks: new agents, or those of the run `population.from`.
+
+    Raises UserError on all ranks if that run has no agents that the algorithm can train.
+    """
+    source = config.population.from_
+    if source is None:
+        return initial_population(config, algorithm)
+    payload = ranks.from_main(lambda: encode_agents(_trained(config, algorithm, source)), "the agents of another run")
+    return decode_agents(payload, str(source))
+
+
+def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
+    """Return agents of a run as an initial population: in order, repeated cyclically if there are too few.
+
+    They keep their weights, optimiser states, hyperparameters and counters, such as the exploration's.
+    """
+    where = f"population.from: {run}"
+    try:
+        found = _elite(run) if config.population.from_agents == "elite" else _newest(run)
+    except UserError as error:
+        raise UserError(f"population.from: {error}") from error
+    check_agents(found, algorithm, where)
+    agents = []
+    for id in range(config.population.size):
+        origin = found[id % len(found)]
+        own = {name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
+        agent = replace(origin.child(id), parent=None, fault=None)
+        agent.hyperparameters = own | config.first_environment_hyperparameters()
+        agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
+        agents.append(agent)
+    return agents
+
+
+def _elite(run: Path) -> list[Agent]:
+    return [load_elite(run)[1]]
+
+
+def _newest(run: Path) -> list[Agent]:
+    """Return the agents of a run's newest readable checkpoint. Raises UserError if there is none."""
+    refuse_links_within(run)
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    problem = "there is none"
+    for generation in reversed(checkpoints.generations()):
+        try:
+            return decode_agents(checkpoints.read(generation, AGENTS), str(checkpoints.path(generation) / AGENTS))
+        except UserError as error:
+            problem = str(error)
+    raise UserError(f"{run}: no checkpoint can be read: {problem}")
+
+
+def gather_agents(learner: Learner, placement: Placement) -> tuple[list[Agent], list[int]]:
+    """Return all trained agents, the same on every rank, and the ranks whose replicas differed from rank 0.
+
+    If replicas have drifted apart, every rank takes the agents of rank 0.
+    """
+    ranks, payload = placement.ranks, encode_agents(learner.to_agents())
+    if placement.is_sharded:
+        parts = ranks.gather_bytes(payload, "the other ranks' trained agents")
+        return [agent for part in parts for agent in decode_agents(part, "another rank's agents")], []
+    drifted = ranks.differing(digest(payload), "trained agents")
+    if not drifted:
+        return learner.policy.agents, []
+    return decode_agents(ranks.broadcast_bytes(payload, "rank 0's agents"), "rank 0's agents"), drifted
+
+
+def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int) -> str:
+    """Format the warning for ranks whose replicas differ from rank 0."""
+    others = sorted({peers[rank].cpu for rank in drifted} - {peers[0].cpu})
+    cause = (
+        f"{', '.join(others)} rounds otherwise than {peers[0].cpu}" if others else "although their CPUs are of a kind"
+    )
+    ranks = f"rank {', '.join(map(str, drifted))}"
+    return f"{ranks} trained other agents than rank 0 in generation {generation} ({cause}); those of rank 0 are taken"

@@ -13,9 +13,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
 from evorl.config.errors import on_one_line
-from evorl.runs.directory import load_elite
-from evorl.runs.elite import Measured, Number
-from evorl.runs.history import JsonLines, Row
+from evorl.runs.champion import Measured, Number
+from evorl.runs.directory import JsonLines, Row, load_elite
 from evorl.system.console import aligned, digits
 from evorl.types import Architecture, Mutation, UserError, Words
 
