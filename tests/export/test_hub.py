@@ -17,7 +17,7 @@ from helpers.support import ROOT, SMALL
 import evorl
 from evorl.commands.command import run_command
 from evorl.export import hub
-from evorl.export.card import card
+from evorl.export.hub import card
 from evorl.report.data import load
 from evorl.types import UserError
 
