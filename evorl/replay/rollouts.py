@@ -111,7 +111,10 @@ class Trajectories:
         storage, rows, known = self._storage, dict(tensors), dict(numbers)
         assert storage is not None
         states, first = rows.pop(STATES, None), known.pop(FIRST, -1)
-        storage.restore(rows, known)
+        try:
+            storage.restore(rows, known)
+        except UserError as error:
+            raise UserError(f"{WHERE} of an interim checkpoint: {error}") from error
         # The rows before the first step hold the older frames of its stacks.
         if storage.broken or not 0 <= first < storage.depth or storage.written != first + step:
             raise UserError(f"{WHERE}: it does not have the {step} steps of the rollout that it is said to have")

@@ -421,7 +421,7 @@ class ReplayExperience:
             if not ((values >= 0) & (values <= most)).all():
                 raise UserError(f"{WHERE}: {name} hold what nothing counts to")
         self.restore(rows, known)
-        if self.storage.written != known["written"]:
+        if (known["rows"], known["streams"]) != (self.storage.rows, self.storage.streams):
             raise UserError(f"{WHERE}: it is of another capacity")
         self._schedule.resume(counters["steps"].numpy())
         self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()

@@ -45,11 +45,19 @@ def play(name, case=CASE, stop_after=None, *, monkeypatch, more=()):
         return run_program(demo(), [*settings])
 
 
+def refusal(capsys):
+    """The error with which a run ended, in its last line."""
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    return last
+
+
 def saved(name):
     """The interim checkpoints of a run."""
     return sorted(path for path in Path(f"runs/{name}/checkpoints").iterdir() if "interim" in path.name)
 
 
+@pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize(
     "case",
     [
@@ -112,7 +120,7 @@ def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(in_directory,
     with pytest.warns(EvorlWarning, match=r"learner-rank-000.safetensors: damaged; .*generation 2 begins anew"):
         assert play("b", monkeypatch=monkeypatch) == 0
     assert [path.name for path in saved("b")] == [f"damaged-{place.name}"]
-    assert not set(differences(Path("runs/a"), Path("runs/b"))) - {f"checkpoints/damaged-{place.name}"}
+    assert all(f"damaged-{place.name}/" in name for name in differences(Path("runs/a"), Path("runs/b")))
 
 
 def rewritten(place, name, change):
@@ -153,7 +161,7 @@ def with_tensors(change):
         ("experience", lambda t, n: t["within.counters.steps"].fill_(float("nan")), "what nothing counts to"),
         ("experience", lambda t, n: t["within.counters.sizes"].fill_(10**9), "what nothing counts to"),
         ("experience", lambda t, n: n.pop("full"), "number 'full'"),
-        ("experience", lambda t, n: n.update(rows=n["rows"] + 1), ""),
+        ("experience", lambda t, n: n.update(rows=n["rows"] + 1), "of another capacity"),
         ("experience", lambda t, n: t.pop("within.counters.made"), "tensor 'made' is missing"),
     ],
 )  # fmt: skip
@@ -163,7 +171,7 @@ def test_a_file_that_lies_is_refused(part, lie, says, in_directory, monkeypatch,
     rewritten(place, f"{part}-rank-000.safetensors", with_tensors(lie))
     capsys.readouterr()
     assert play("b", monkeypatch=monkeypatch) == 2
-    assert says in error_line(capsys)
+    assert says in refusal(capsys)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +190,7 @@ def test_a_rollout_that_lies_is_refused(lie, in_directory, monkeypatch, capsys):
     (place,) = saved("b")
     rewritten(place, "experience-rank-000.safetensors", with_tensors(lie))
     assert play("b", "ppo-recurrent", monkeypatch=monkeypatch) == 2
-    assert "rollout" in error_line(capsys)
+    assert "rollout" in refusal(capsys)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_only_the_cores_that_the_process_may_use_are_counted(tmp_path, monkeypat
         assert usable_cores() == 1
         assert _atari_options(Environment(id="ALE/Pong-v5"))["num_threads"] == 1
         monkeypatch.setattr("evorl.commands.train._ranks_of", lambda run: 2)
-        with pytest.raises(UserError, match="--processes: the run had 2, and but only 1 core is available"):
+        with pytest.raises(UserError, match="--processes: the run had 2, but only 1 core is available"):
             processes_for(tmp_path, None)
         assert processes_for(tmp_path, 2) == 2, "a person may ask for more"
     finally:
