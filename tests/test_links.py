@@ -1,0 +1,32 @@
+"""Relative links in README and docs: the file is there, and so is the heading."""
+
+import re
+
+import pytest
+from helpers.support import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+CODE = re.compile(r"^```.*?^```$|^    .*?$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(text):
+    """The anchors that GitHub makes of the headings, numbered where a heading occurs again."""
+    found = []
+    for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
+        same = sum(re.fullmatch(rf"{re.escape(anchor)}(-\d+)?", each) is not None for each in found)
+        found.append(f"{anchor}-{same}" if same else anchor)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_relative_link_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text())):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {path}, which is not there"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.read_text()), f"{page.name} links to {link}, which has no such heading"
