@@ -112,7 +112,13 @@ def draw(lines: Sequence[Line], picture: Path) -> None:
     The background is opaque, so that the figure is readable on light and on dark pages.
     """
     count = math.ceil(len(lines) / COLUMNS)
-    colours = {"text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK}
+    colours: dict[Any, Any] = {
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+    }
     with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, **colours}):
         figure, axes = plt.subplots(count, COLUMNS, figsize=(2.6 * COLUMNS, 2.1 * count), squeeze=False)
         for axis in axes.flat[len(lines) :]:
