@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
-from evorl.config.origins import Origins
-from evorl.config.schema import Environment
+from evorl.config.schema import Environment, Origins
 from evorl.config.task import environment_of, for_another, paths_in
 from evorl.types import UserError
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
-from evorl.config.origins import DEFAULT
+from evorl.config.schema import DEFAULT
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
 from evorl.distributed.signals import Interrupted

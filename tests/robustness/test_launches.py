@@ -15,12 +15,12 @@ import torch.distributed as dist
 from helpers.support import ROOT, SMALL, free_port, launch, lines
 
 from evorl.commands.train import launch_command
-from evorl.config.accelerate import processes_wanted, refuse_options
 from evorl.distributed import Launch, Ranks
 from evorl.distributed.ranks import choose_backend, loopback
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.distributed.signals import signal_handlers
 from evorl.runs.directory import Owner
+from evorl.runs.launch import processes_wanted, refuse_options
 from evorl.system.processes import launcher, started_at
 from evorl.types import UserError
 
@@ -149,7 +149,7 @@ def test_other_precisions_are_refused_with_the_reason(precision, reason):
 
 def test_a_plain_launcher_that_starts_one_process_of_two_is_an_error(monkeypatch):
     words = ["accelerate", "launch", "--num_processes", "2", "program.py"]
-    monkeypatch.setattr("evorl.config.accelerate._launcher_arguments", lambda: words)
+    monkeypatch.setattr("evorl.runs.launch._launcher_arguments", lambda: words)
     with pytest.raises(UserError, match=r"asked for 2 processes and has started one.*`evorl train --processes 2`"):
         refuse_options({"ACCELERATE_USE_CPU": "False"})
     refuse_options({"ACCELERATE_USE_CPU": "False", "WORLD_SIZE": "2"})
