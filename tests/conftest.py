@@ -8,9 +8,19 @@ from helpers.support import train
 # Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Launched processes print their warnings, whatever the user's shell says of them.
+os.environ.pop("PYTHONWARNINGS", None)
+
+
+LAUNCH_LIMIT = 300
+"""Seconds for a test that launches processes or is slow; those of the others are in pyproject.toml."""
 
 
 def pytest_collection_modifyitems(items):
+    for item in items:
+        launches = item.get_closest_marker("two_process") or item.get_closest_marker("slow")
+        if launches and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LAUNCH_LIMIT))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

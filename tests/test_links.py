@@ -1,4 +1,4 @@
-"""Relative links in README and docs: the file is there, and so is the heading."""
+"""README and docs: the files and headings that they link to, and the source files that they name, are there."""
 
 import re
 
@@ -6,6 +6,7 @@ import pytest
 from helpers.support import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+ROOMS = ("evorl", "demos", "benchmarks", "tests")
 CODE = re.compile(r"^```.*?^```$|^    .*?$", re.MULTILINE | re.DOTALL)
 
 
@@ -30,3 +31,11 @@ def test_each_relative_link_leads_somewhere(page):
         assert target.exists(), f"{page.name} links to {path}, which is not there"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target.read_text()), f"{page.name} links to {link}, which has no such heading"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *ROOT.glob("docs/**/*.md")], ids=lambda page: page.name)
+def test_each_source_file_that_is_named_exists(page):
+    files = {str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    ends = {file[place:] for file in files for place in [0, *(m.end() for m in re.finditer("/", file))]}
+    named = re.findall(r"`([\w/]+\.py)`", page.read_text())
+    assert [name for name in named if name not in ends] == []

@@ -10,6 +10,7 @@ from helpers.support import agent, population
 
 from evorl.algorithms.asynchronous import in_batch, in_time
 from evorl.population.learner import compute_gradients, read_state, state_size, write_state
+from evorl.replay import Pace
 from evorl.types import Segment, UserError
 
 T, S = 4, 3
@@ -130,6 +131,15 @@ def test_a_gradient_that_an_actor_computed_makes_the_same_update():
     ours, theirs = at_once.metrics(), sent.metrics()
     for name, values in ours.sums.items():
         torch.testing.assert_close(torch.from_numpy(values), torch.from_numpy(theirs.sums[name]), rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_from_averaged_gradients_has_the_steps_of_all_their_rollouts():
+    """E = 2 environments, T = 4 steps: 8 a rollout, of which an actor averages 3, on each of 2 ranks."""
+    single, averaged = (algorithm("a3c", f"algorithm.grad_sync_steps={count}") for count in (1, 3))
+    assert averaged.config.environment.num_envs == 2
+    assert single.pace(2) == Pace(batch=16, updates=1.0, steps=16.0)
+    assert averaged.pace(2) == Pace(batch=48, updates=1.0, steps=48.0)
+    assert averaged.settings.sent_steps == 12
 
 
 def test_a_learner_that_takes_over_another_ones_state_goes_on_as_it_would():

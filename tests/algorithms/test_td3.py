@@ -104,6 +104,21 @@ def test_each_agents_delay_is_counted_by_its_own_updates(delay, overhead, monkey
         torch.testing.assert_close(found.tensors, expected.tensors, rtol=1e-4, atol=1e-6)
 
 
+def test_a_delayed_step_that_no_agent_takes_is_not_computed():
+    """Once agents count their own updates: those of the first come in updates 0, 2, 4, of the second in 1 and 5."""
+    td3 = made("target_noise: 0, policy_delay: 2")
+    learner, steps = population([agent(id=id, dqn=td3) for id in range(2)], td3), []
+    (actor_loss,) = [each.loss for each in td3.objectives if each.network == "actor"]
+    td3.objectives[1] = replace(td3.objectives[1], loss=lambda *given: steps.append(update) or actor_loss(*given))
+    for update in range(6):
+        batch = replayed_batch(td3, 2, seed=update)
+        batch.due = torch.tensor([1.0, float(update % 2)])
+        batch.all_due = False
+        learner.update(batch)
+    assert steps == [0, 1, 2, 4, 5]
+    assert [each.state.updates["actor"] for each in learner.to_agents()] == [3, 2]
+
+
 def test_the_delay_goes_on_where_a_checkpoint_was_made():
     td3 = made("target_noise: 0, policy_delay: 3, tau: 0.1")
     whole = population([agent(id=id, dqn=td3) for id in range(3)], td3)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from evorl.config import Selection
 from evorl.config.fields import HyperparameterRange
-from evorl.evolution import MUTATIONS, SELECTIONS, evolve
+from evorl.evolution import MUTATIONS, SELECTIONS, evolve, mutation
 from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed, sample_hyperparameters
 from evorl.population import initial_population
 from evorl.types import Architecture, Convolution
@@ -109,6 +109,11 @@ def test_every_mutation_changes_what_it_says_and_nothing_else(kind):
     assert tensors_differ == (kind in ("parameters", "architecture"))
     assert (child.hyperparameters != parent.hyperparameters) == (kind == "hyperparameters")
     assert (child.architectures != parent.architectures) == (kind in ("architecture", "activation"))
+
+
+def test_the_noise_of_no_two_mutations_begins_alike():
+    rng = np.random.default_rng(0)
+    assert len({mutation._torch_generator(rng).initial_seed() for _ in range(1000)}) == 1000
 
 
 def test_a_mutation_with_nothing_to_change_says_so():

@@ -23,7 +23,6 @@ from helpers.support import (
     train,
     vector,
 )
-from helpers.support import launch as launched
 from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_experience
 
 from evorl.replay.rollouts import Minibatches, check_rollout
@@ -241,12 +240,12 @@ def test_how_fast_agents_learn_on_four_ranks(settings, alone, split):
 
 
 @pytest.mark.two_process
-def test_two_processes_make_the_updates_that_one_makes(tmp_path, monkeypatch):
+def test_two_processes_make_the_updates_that_one_makes(tmp_path, monkeypatch, forked_launch):
     same = (
         "run.name=a", "algorithm={batch_size: 9, learn_step: 3, split_batches: true}",
         "evolution.mutation={none: 1, architecture: 0, parameters: 0, hyperparameters: 0}",
     )  # fmt: skip
-    done = launched(tmp_path, *same, "environment={id: CartPole-v1, num_envs: 2, vectorization: sync}")
+    done = forked_launch(tmp_path, *same, "environment={id: CartPole-v1, num_envs: 2, vectorization: sync}")
     assert done.returncode == 0, done.stderr[-3000:]
     two = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     (tmp_path / "alone").mkdir()

@@ -197,6 +197,58 @@ def test_stacks_that_show_rows_before_the_first_are_refused():
         storage(8, 3, 3).restore(tensors | {"age": (tensors["age"] + 1).clamp(max=2)}, numbers)
 
 
+def last_slots_of(change):
+    """A state after so few steps that rows are numbered as they lie, but for its slots of last observations."""
+    world, store = World(3, 0, 4, True, drops=False), storage(40, 3)
+    world.play(store, 30)
+    tensors, numbers = copied(store.state())
+    slots = tensors["last_slots"]
+    assert len(slots) > 2
+    assert (slots.diff() > 0).all()
+    return tensors | {"last_slots": change(slots)}, numbers
+
+
+@pytest.mark.parametrize(
+    ("change", "fits"),
+    [
+        (lambda slots: slots, True),
+        (lambda slots: torch.cat([slots.new_tensor([0]), slots[1:]]), True),
+        (lambda slots: torch.cat([slots.new_tensor([-1]), slots[1:]]), False),
+        (lambda slots: torch.cat([slots[:-1], slots.new_tensor([89])]), False),
+        (lambda slots: torch.cat([slots[:-1], slots.new_tensor([90])]), False),
+        (lambda slots: torch.cat([slots[1:2], slots[1:]]), False),
+        (lambda slots: torch.cat([slots[1:2], slots[:1], slots[2:]]), False),
+    ],
+    ids=["as it was", "the first", "before the first", "of the newest row", "past the last", "twice", "swapped"],
+)
+def test_each_slot_of_a_last_observation_is_checked_alone(change, fits):
+    target = storage(40, 3)
+    if fits:
+        target.restore(*last_slots_of(change))
+        assert target.drawable
+    else:
+        with pytest.raises(UserError, match="'last_slots'"):
+            target.restore(*last_slots_of(change))
+
+
+@pytest.mark.parametrize(("oldest", "fits"), [(0, True), (1, False)])
+def test_a_last_observation_of_a_row_that_is_gone_is_refused(oldest, fits):
+    tensors, numbers = last_slots_of(lambda slots: torch.cat([slots.new_tensor([2]), slots[1:]]))
+    if fits:
+        storage(40, 3).restore(tensors, numbers | {"oldest": oldest})
+    else:
+        with pytest.raises(UserError, match="'last_slots'"):
+            storage(40, 3).restore(tensors, numbers | {"oldest": oldest})
+
+
+def test_one_last_observation_of_a_step_that_was_none_is_refused():
+    tensors, numbers = last_slots_of(lambda slots: slots)
+    valid = tensors["valid"].clone()
+    valid.view(-1)[tensors["last_slots"][1]] = False
+    with pytest.raises(UserError, match="'last_slots'"):
+        storage(40, 3).restore(tensors | {"valid": valid}, numbers)
+
+
 def test_a_state_that_speaks_of_more_memory_than_it_has_takes_none():
     world, store = World(3, 0, 4, True), storage(8, 3)
     world.play(store, 5)

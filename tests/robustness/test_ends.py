@@ -154,7 +154,7 @@ print(json.dumps([left(60, 3), left(0.1, 0), left(0.8, None), time.monotonic() -
 
 def test_a_thread_of_an_environment_does_not_hold_the_process_and_is_named():
     command = [sys.executable, "-c", FOREIGN.format(root=ROOT)]
-    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=True)
     hanging, ending, in_a_script, seconds = json.loads(done.stdout)
     named = "warning: threads still run 0.3 s after the program's end ('simulator'), and "
     assert hanging[0] == 3

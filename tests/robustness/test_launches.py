@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,10 +31,9 @@ def errors(done):
 
 
 @pytest.mark.two_process
-def test_a_restart_does_not_override_a_refusal(tmp_path):
+def test_a_restart_does_not_override_a_refusal(tmp_path, trained_run):
     """The second attempt has the same launcher as the first, which was refused."""
-    small = ("run.name=a", "training.max_steps=80")
-    assert launch(tmp_path, *small).returncode == 0
+    shutil.copytree(trained_run, tmp_path / "runs" / "a")
     before = (tmp_path / "runs" / "a" / "metrics.jsonl").read_bytes()
     done = launch(tmp_path, "run.name=a", "training.max_steps=800", arguments=("--max_restarts", "1"))
     assert done.returncode != 0

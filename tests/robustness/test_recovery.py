@@ -78,9 +78,9 @@ def test_a_run_is_locked_after_its_launcher_has_restarted(launcher, tmp_path):
 
 
 @pytest.mark.two_process
-def test_a_launcher_that_restarts_ends_with_the_same_run(tmp_path):
+def test_a_launcher_that_restarts_ends_with_the_same_run(tmp_path, forked_launch):
     """Without a name the directory is that of the first attempt, and `run.resume` need not be set."""
-    assert launch(tmp_path, "run.name=alone", "training.max_steps=160").returncode == 0
+    assert forked_launch(tmp_path, "run.name=alone", "training.max_steps=160").returncode == 0
     path = program(tmp_path, how="kill", kills=1)
     done = launch(tmp_path, "training.max_steps=160", program=path, arguments=("--max_restarts", "1"))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -318,6 +318,7 @@ def test_a_signal_ends_a_run_in_order(number, code, tmp_path):
     )  # fmt: skip
     while not (run / "checkpoints" / "generation-000002").is_dir():
         assert process.poll() is None
+        time.sleep(0.02)
     process.send_signal(number)
     _, error = process.communicate(timeout=30)
     assert process.returncode == code
@@ -380,6 +381,7 @@ def test_processes_of_environments_do_not_hold_up_the_end(how, code, tmp_path):
         sign = "checkpoints/generation-000001" if how == "signal" else "config.yaml"
         while not (tmp_path / "runs" / "a" / sign).exists():
             assert process.poll() is None
+            time.sleep(0.02)
         if how == "signal":
             process.terminate()
         _, error = process.communicate(timeout=15)
