@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 SEED = 1
 COLUMNS = 4
 QUANTILES = (0, 0.25, 0.5, 0.75, 1)
-INK, LINE, TARGET = "#24292f", "#0072b2", "#d55e00"
+LINE, TARGET = "#0072b2", "#d55e00"
 Line = Mapping[str, Any]
 
 
@@ -112,14 +112,7 @@ def draw(lines: Sequence[Line], picture: Path) -> None:
     The background is opaque, so that the figure is readable on light and on dark pages.
     """
     count = math.ceil(len(lines) / COLUMNS)
-    colours: dict[Any, Any] = {
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-    }
-    with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, **colours}):
+    with plt.rc_context({"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}):
         figure, axes = plt.subplots(count, COLUMNS, figsize=(2.6 * COLUMNS, 2.1 * count), squeeze=False)
         for axis in axes.flat[len(lines) :]:
             axis.remove()
