@@ -54,7 +54,7 @@ def test_runs_that_have_them_are_read_and_resumed_only_without_them(trained_run,
     data["tracking"]["exclude"] = ["tracking.group"]
     (run / "config.yaml").write_text(yaml.safe_dump(data))
     assert evorl.load(run).config.tracking.exclude == ("tracking.group",)
-    for command in (["list"], ["schedule", str(run)], ["evaluate", str(run), "--episodes", "1"]):
+    for command in (["list"], ["lineage", str(run), "--settings"], ["evaluate", str(run), "--episodes", "1"]):
         assert run_program(run_command, command) == 0
     capsys.readouterr()
     assert run_program(run_command, ["resume", str(run)]) == 2
