@@ -92,6 +92,15 @@ def test_continuous_actions_have_the_likelihood_of_independent_normals():
     torch.testing.assert_close(likelihood.entropy, reference.entropy())
 
 
+def test_a_seed_keeps_its_continuous_samples():
+    """The mean plus the scaled noise, not minus, which would have the same distribution."""
+    distribution = of(gym.spaces.Box(-1.0, 1.0, (3,)))
+    outputs = {"action": torch.randn(P, B, 3), "log_scale": torch.randn(P, 1, 3)}
+    noise = torch.randn(P, B, 3, generator=torch.Generator().manual_seed(4))
+    drawn = distribution.sample(outputs, None, torch.Generator().manual_seed(4))
+    torch.testing.assert_close(drawn, outputs["action"] + outputs["log_scale"].exp() * noise)
+
+
 def test_continuous_samples_have_their_mean_and_scale():
     outputs = {"action": torch.tensor([[[1.0, -2.0, 0.0]]]), "log_scale": torch.tensor([[[0.0, 0.7, -1.0]]])}
     unclipped = of(gym.spaces.Box(-1, 1, (3,))).sample(many(outputs), None, torch.Generator().manual_seed(2))[0]

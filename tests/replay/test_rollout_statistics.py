@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from helpers.ranks import Exchange
 from helpers.support import fields_of
 from helpers.worlds import GAMMA, PLAIN, E, Group, P, T, World, check, flat, members, play, played, rollout_experience
 
+from evorl.replay.statistics import RolloutStatistics
+from evorl.system.console import Stopwatch
 from evorl.types import AgentState
 
 
@@ -77,6 +80,21 @@ def test_statistics_of_rewards_go_on_with_the_agent_and_sums_begin_anew():
     sums = [running_sums(world, p, T) for p in range(P)]
     assert [agent.state.rewards.count for agent in agents] == [2 * T * E] * P
     check(world, batches, lambda t, p, e: world.reward(t, p, e) / np.std(sums[p] * 2))
+
+
+def test_rollouts_of_a_single_step_have_the_sums_of_longer_ones():
+    generator = torch.Generator().manual_seed(0)
+    rewards, ended = torch.randn(6, P, E, generator=generator), torch.rand(6, P, E, generator=generator) < 0.3
+    found = []
+    for length in (6, 1):
+        statistics, agents = RolloutStatistics(lambda numbers: numbers[None], Stopwatch()), members()
+        statistics.begin(agents)
+        for reward, end in zip(rewards.split(length), ended.split(length), strict=True):
+            statistics.scaled(reward, end, torch.ones_like(end), torch.tensor(GAMMA))
+        statistics.end(agents)
+        found.append([list(vars(agent.state.rewards).values()) for agent in agents])
+    assert found[0][0][0] == 6 * E
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 def test_agents_keep_no_statistics_of_rewards_that_stay_as_they_are():

@@ -7,7 +7,7 @@ from helpers.streams import COLUMNS, CPU, HISTORIES, World, check, check_ends, e
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evorl.replay.storage import Storage, memory_at_first
+from evorl.replay.storage import Storage, link_type, memory_at_first
 
 
 @given(**HISTORIES)
@@ -195,3 +195,8 @@ def test_only_the_columns_that_are_asked_for_are_gathered_and_flags_too():
 def test_how_much_memory_there_must_be_is_known_before_it_is_taken(rows, streams, frames):
     store = storage(rows, streams, frames)
     assert memory_at_first(rows, streams, store.parts, store.fields) == store.memory
+
+
+def test_links_take_four_bytes_while_these_can_count_all_slots_and_last_observations():
+    assert link_type(2**30 - 1) == torch.int32
+    assert link_type(2**30) == torch.int64
