@@ -4,8 +4,9 @@
 
 Atari's configurations are left out: their runs take hours. A run has its configuration's own settings and seed 1, and
 is stopped after `--seconds` of CPU time, all of its processes together, if it has not met its target by then. It ends
-with the last generation that was complete; a longer limit would extend the curve and change nothing before. Whatever is
-in the data is not trained again, so an interrupted command continues where it was. `--seconds 0` only draws.
+with the last generation that was complete; where no actor processes collect, a longer limit would extend the curve and
+change nothing before. Whatever is in the data is not trained again, so an interrupted command continues where it was.
+`--seconds 0` only draws.
 """
 
 from __future__ import annotations
