@@ -91,6 +91,16 @@ class EnvSpec:
     masked: bool = False
     observation: gym.Space[Any] = field(default_factory=gym.spaces.Dict)
 
+    @property
+    def mask_size(self) -> int:
+        """The length A of an action mask; 0 if the environment gives none."""
+        return sum(choices(self.action)) if self.masked else 0
+
+    def with_mask(self) -> ObservationSpecs:
+        """The parts of an observation as experience holds them: the action mask, if any, is a part of its own."""
+        mask = {MASK: ObservationSpec("vector", (self.mask_size,), torch.bool)} if self.masked else {}
+        return {**self.parts, **mask}
+
 
 def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:
     """Return the parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
