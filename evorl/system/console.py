@@ -67,6 +67,14 @@ def digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
+def compact(number: float) -> str:
+    """Format a positive number with three significant digits and a unit prefix, as in 1.25M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
 def say(line: str) -> None:
     """Print a line on stderr."""
     Terminal().write(f"{line}\n")
