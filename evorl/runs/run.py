@@ -18,8 +18,8 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.distributed.pauses import SAVE
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
+from evorl.envs.continuation import Continued
 from evorl.envs.generation import announce, horizon
-from evorl.envs.recovery import Continued
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
