@@ -57,7 +57,7 @@ def escape_stdout() -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return table rows as lines with aligned columns."""
+    """Lay out table rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -138,7 +138,7 @@ class Stopwatch:
             self._inner[-1] += elapsed
 
     def shares(self, total: float) -> dict[str, float]:
-        """Return each block's fraction of `total` seconds."""
+        """Each block's fraction of `total` seconds."""
         return {name: seconds / total for name, seconds in self.seconds.items()} if total > 0 else {}
 
     def clear(self) -> None:
