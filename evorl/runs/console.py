@@ -16,7 +16,7 @@ from evorl.config.origins import DEFAULT
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
 from evorl.distributed.signals import Interrupted
-from evorl.envs.generation import Horizon
+from evorl.envs.generation import GenerationLength
 from evorl.envs.spaces import EnvSpec
 from evorl.replay import Pace
 from evorl.runs.champion import Score
@@ -41,7 +41,7 @@ def header(
     placement: Placement,
     interface: EnvSpec,
     pace: Pace,
-    horizon: Horizon,
+    length: GenerationLength,
     *,
     threads: int,
     directory: Path,
@@ -65,7 +65,7 @@ def header(
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", some of which may be forbidden" if interface.masked else ""),
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
-        _aim(config, horizon.steps * horizon.counted),
+        _aim(config, length.steps * length.counted),
         *([omissions] if (omissions := config.origins.omissions()) else []),
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *([ALONE] if size == 1 and config.evolution.schedule is None else []),
