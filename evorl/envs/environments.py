@@ -36,40 +36,6 @@ FINAL = "final_info"
 """Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
 
 
-def read_reports(info: Mapping[str, Any], names: Sequence[str], copies: Sequence[int], id: str) -> NDArray[np.float64]:
-    """The values `names` from a vector environment's `info` for some of its copies, as [names, copies].
-
-    For a copy whose episode ended, the info of that episode's last step is read. Raises UserError, citing the
-    environment's `id`, if a copy reports no number of this name.
-    """
-    reports = np.zeros((len(names), len(copies)))
-    for column, copy in enumerate(copies):
-        source = info[FINAL] if _has(info, FINAL, copy) else info
-        for row, name in enumerate(names):
-            if not _has(source, name, copy):
-                known = [key for key in source if not key.startswith("_") and _has(source, key, copy)]
-                more = nearest(name, known) if known else "; it reports nothing"
-                raise UserError(f"evolution.fitness: {id} reports no {name!r} in the last step of an episode{more}")
-            reports[row, column] = _number(source[name][copy], name, id)
-    return reports
-
-
-def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
-    """Whether a copy reports `name`; native vector environments may report for all copies without a mask."""
-    mask = info.get(f"_{name}")
-    return name in info and (mask is None or bool(mask[copy]))
-
-
-def _number(value: Any, name: str, id: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = np.nan
-    if not np.isfinite(number):
-        raise UserError(f"evolution.fitness: {id} reports {shown(value)} for {name!r}, which is no finite number")
-    return number
-
-
 Flags = NDArray[np.bool_]
 
 
@@ -166,8 +132,8 @@ class Environments:
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
-    an episode. `step` returns the transitions, none of which crosses an episode boundary (`envs/environments.py`). If
-    `always_valid`, every step is a valid transition unless an environment raises.
+    an episode. `step` returns the transitions, none of which crosses an episode boundary. If `always_valid`, every step
+    is a valid transition unless an environment raises.
     """
 
     def __init__(
@@ -290,12 +256,25 @@ class Environments:
         self.observation, self._started = seen, self._flags(ends.started)
         return transition
 
-    def reports(self, names: Sequence[str], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
         """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].
 
-        Raises UserError if a value is missing.
+        Of an environment whose episode ended in that step, they are those of the episode that ended. Raises UserError
+        if an environment reports no number of a name.
         """
-        return read_reports(self._info, names, np.flatnonzero(chosen).tolist(), self._id)
+        copies = np.flatnonzero(chosen).tolist()
+        reports = np.zeros((len(names), len(copies)))
+        for column, copy in enumerate(copies):
+            source = self._info[FINAL] if _has(self._info, FINAL, copy) else self._info
+            for row, name in enumerate(names):
+                if not _has(source, name, copy):
+                    known = [key for key in source if not key.startswith("_") and _has(source, key, copy)]
+                    more = nearest(name, known) if known else "; it reports nothing"
+                    raise UserError(
+                        f"evolution.fitness: {self._id} reports no {name!r} in the last step of an episode{more}"
+                    )
+                reports[row, column] = _number(source[name][copy], name, self._id)
+        return reports
 
     def pop_collected(self) -> Collected:
         """The counters since the last call; episodes that started too recently count in a later one."""
@@ -444,6 +423,22 @@ class Environments:
     def _flags(self, array: NDArray[np.bool_]) -> Tensor:
         """A boolean array [N] as a tensor [P, E] on the CPU, where reading it needs no GPU synchronisation."""
         return torch.from_numpy(array.reshape(self.agents, self.num_envs))
+
+
+def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
+    """Whether a copy reports `name`; native vector environments may report for all copies without a mask."""
+    mask = info.get(f"_{name}")
+    return name in info and (mask is None or bool(mask[copy]))
+
+
+def _number(value: Any, name: str, id: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not np.isfinite(number):
+        raise UserError(f"evolution.fitness: {id} reports {shown(value)} for {name!r}, which is no finite number")
+    return number
 
 
 def _described(tensors: Tensors) -> dict[str, Any]:
