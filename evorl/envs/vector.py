@@ -167,6 +167,8 @@ class RecoveringVector:
             # A signal to a whole group has ended the workers: what restarted copies go on with must not be saved.
             raise error
         error, failures, start = restart(error, self._settings.max_restarts, self._seed, self._begin_anew)
+        if start is None:
+            self.close()
         observation, info = (None, {}) if start is None else start
         count = self._copies.count
         return observation, {
