@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             policy = Policy(run.agents[placement.local], algorithm, run.generator("acting"))
             learner = Learner(policy, placement.average_, stopwatch, compiler)
             experience.begin(policy, generation)
-            actors.begin(policy, generation, run.horizon.carries_over, run.horizon.steps)
+            actors.begin(policy, generation, run.generation_length.carries_over, run.generation_length.steps)
 
             for _ in run.steps(actors.sent_steps, recent=actors.recent):
                 with stopwatch("waiting"):

@@ -16,7 +16,7 @@ from evorl.actors.memory import PAGE, Arena, Board, SharedMemory
 from evorl.algorithms.functional import n_step_return
 from evorl.config import AnyConfig
 from evorl.envs import Environments
-from evorl.envs.spaces import ObservationSpec, choices
+from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
 from evorl.population.learner import COMMON, compute_gradients, read_state, write_state
 from evorl.replay.received import GradientMemory, ReceivedRollouts, ReceivedSettings
@@ -200,9 +200,7 @@ def _rollout(
 ) -> Callable[[Empty], RolloutMemory]:
     """Return the factory of rollout slots; `kept` selects what is stored of each policy output."""
     algorithm = policy.algorithm
-    num_envs, parts = config.environment.num_envs, dict(algorithm.interface.parts)
-    if algorithm.interface.masked:
-        parts["action_mask"] = ObservationSpec("vector", (sum(choices(algorithm.interface.action)),), torch.bool)
+    num_envs, parts = config.environment.num_envs, algorithm.interface.with_mask()
     shown = kept(_output(policy, parts, num_envs))
     flag: Field = (), torch.bool
     fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in shown.items()}

@@ -225,6 +225,15 @@ def _takes_only_whole(annotation: Any) -> bool:
     return annotation is int or bool(kinds and _takes_only_whole(kinds[0]))
 
 
+def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by dotted key; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, Mapping) and value
+        found |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
+
+
 def as_configured(value: float, configured: Any) -> float:
     """Return an agent's value of an environment setting, as an integer if the configured one is."""
     return round(value) if isinstance(configured, int) else value

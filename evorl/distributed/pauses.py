@@ -72,7 +72,7 @@ class Pauses:
         self._listener.stop()
 
     def reached(self, done: int, wanted: int | None = None) -> bool | None:
-        """Return whether all ranks pause now, after `done` steps; None if a pause was asked for and cannot be.
+        """Whether all ranks pause now, after `done` steps; None if a pause was asked for and cannot be.
 
         A pause is asked for here if one is `wanted`, for SAVE or a signal's number.
         """

@@ -146,7 +146,7 @@ class Ranks:
         return values.cpu().numpy().tobytes()
 
     def from_main(self, compute: Callable[[], bytes], what: str) -> bytes:
-        """Return the main process's result of `compute` on all ranks; a UserError there is raised on all of them."""
+        """The main process's result of `compute` on all ranks; a UserError there is raised on all of them."""
         reply = b""
         if self.is_main:
             try:
@@ -159,7 +159,7 @@ class Ranks:
         return reply[1:]
 
     def differing(self, digest: str, what: str) -> list[int]:
-        """Return the ranks whose digest differs from that of rank 0."""
+        """The ranks whose digest differs from that of rank 0."""
         digests = self.gather_bytes(digest.encode(), f"digests of {what}")
         return [rank for rank, other in enumerate(digests) if other != digests[0]]
 
@@ -175,7 +175,7 @@ class Ranks:
                 raise UserError(payload.decode(), reported_elsewhere=rank != self.rank)
 
     def pauses(self, *, together: bool) -> Pauses:
-        """Return what agrees on pauses of training, of ranks that step `together` or each for itself."""
+        """The agreement on pauses of training, of ranks that step `together` or each for itself."""
         return Pauses(self._store, self.rank, self.size, self._timeout, together=together)
 
     def _tensor(self, payload: bytes) -> Tensor:
@@ -190,11 +190,11 @@ class Ranks:
             self._heartbeat.end(last_words)
 
     def last_words(self) -> str:
-        """Return the reasons that other ranks published for ending, or an empty string."""
+        """The reasons that other ranks published for ending, or an empty string."""
         return "" if self._heartbeat is None else self._heartbeat.last_words()
 
     def wait_for_same(self, last_words: str) -> bool:
-        """Return whether a lower rank ends for the same reason, such as a bug in every rank's environment."""
+        """Whether a lower rank ends for the same reason, such as a bug in every rank's environment."""
         return self._heartbeat is not None and self._heartbeat.is_told_below(last_words)
 
     @contextmanager
@@ -254,7 +254,7 @@ def _join(rank: int, size: int, timeout: float) -> tuple[Heartbeat, Store, Launc
 
 
 def choose_backend(gpus: Sequence[str]) -> str:
-    """Return `nccl` if every rank has a GPU of its own, given the names `gpus`, else `gloo` for all ranks.
+    """`nccl` if every rank has a GPU of its own, given the names `gpus`, else `gloo` for all ranks.
 
     One GPU cannot serve two ranks of one NCCL group, and ranks that chose separately could deadlock.
     """
@@ -262,20 +262,20 @@ def choose_backend(gpus: Sequence[str]) -> str:
 
 
 def loopback() -> str:
-    """Return the name of the loopback network interface, or an empty string if unknown."""
+    """The name of the loopback network interface, or an empty string if unknown."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), "")
 
 
 def _own_gpu(local: int) -> str:
-    """Return the UUID of the GPU that Accelerate would assign to this rank, or an empty string without one."""
+    """The UUID of the GPU that Accelerate would assign to this rank, or an empty string without one."""
     count = torch.cuda.device_count()
     # If a cluster exposes one GPU per rank, its index is 0 for all ranks; the UUID distinguishes them.
     return str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
 
 
 def is_initialized() -> bool:
-    """Return whether this process has joined a process group."""
+    """Whether this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -39,7 +39,7 @@ class Store(Protocol):
 
 
 def meet(store: Store, rank: int, size: int, mine: dict[str, Any], timeout: float) -> tuple[str, list[dict[str, Any]]]:
-    """Return the attempt's name and the self-description of each of its ranks.
+    """The attempt's name and the self-description of each of its ranks.
 
     `mine` is this rank's JSON description. Raises TimeoutError if not all ranks arrive within `timeout` seconds.
     """
@@ -68,7 +68,7 @@ def meet(store: Store, rank: int, size: int, mine: dict[str, Any], timeout: floa
 
 
 def launch_name(store: Store) -> str:
-    """Return the name of the launch, common to all its attempts while its store lives."""
+    """The name of the launch, common to all its attempts while its store lives."""
     return store.compare_set(LAUNCH, "", uuid.uuid4().hex).decode()
 
 
@@ -138,14 +138,14 @@ class Heartbeat:
             self._give()
 
     def last_words(self) -> str:
-        """Return the reasons that other ranks published for ending, or an empty string."""
+        """The reasons that other ranks published for ending, or an empty string."""
         with contextlib.suppress(RuntimeError):
             reasons = {rank: beat["last_words"] for rank, beat in self._read().items()}
             return "; ".join(f"rank {rank}: {words}" for rank, words in reasons.items() if words)
         return ""
 
     def is_told_below(self, last_words: str, seconds: float = TOGETHER) -> bool:
-        """Return whether a lower rank ends with the same message, waiting up to `seconds`."""
+        """Whether a lower rank ends with the same message, waiting up to `seconds`."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):
             while True:
@@ -157,7 +157,7 @@ class Heartbeat:
         return False
 
     def _read(self) -> dict[int, dict[str, Any]]:
-        """Return the last heartbeat of every other rank that has sent one."""
+        """The last heartbeat of every other rank that has sent one."""
         others = [rank for rank in range(self._size) if rank != self._rank]
         return {rank: json.loads(self._store.get(str(rank))) for rank in others if self._store.check([str(rank)])}
 

@@ -107,7 +107,7 @@ def defer_signals() -> None:
 
 
 def held_signal() -> int | None:
-    """Return the signal that waits for the end of a training step, or None."""
+    """The signal that waits for the end of a training step, or None."""
     return _in_steps[0] if _in_steps else None
 
 
@@ -141,7 +141,7 @@ def signals_end_at_once() -> Iterator[None]:
 
 
 def _heeded() -> list[signal.Signals]:
-    """Return the signals that are not ignored: those that `nohup` ignores stay ignored."""
+    """The signals that are not ignored: those that `nohup` ignores stay ignored."""
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 

@@ -25,49 +25,15 @@ from torch import Tensor
 from evorl.config import Environment
 from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
+from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
-from evorl.envs.recovery import Continuation, RecoveringVector
-from evorl.envs.spaces import MASK, ActionMasks, EnvSpec, ObservationReader, action_reader, refuse_late_masks
-from evorl.envs.vector import Watch, serving_action
+from evorl.envs.spaces import MASK, ActionMasks, Copies, EnvSpec, ObservationReader, action_reader, refuse_late_masks
+from evorl.envs.vector import RecoveringVector, serving_action, stacked_frames
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, Observation, Tensors, Transition, UserError
 
 FINAL = "final_info"
 """Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
-
-
-def read_reports(info: Mapping[str, Any], names: Sequence[str], copies: Sequence[int], id: str) -> NDArray[np.float64]:
-    """Return the values `names` from a vector environment's `info` for some of its copies, as [names, copies].
-
-    For a copy whose episode ended, the info of that episode's last step is read. Raises UserError, citing the
-    environment's `id`, if a copy reports no number of this name.
-    """
-    reports = np.zeros((len(names), len(copies)))
-    for column, copy in enumerate(copies):
-        source = info[FINAL] if _has(info, FINAL, copy) else info
-        for row, name in enumerate(names):
-            if not _has(source, name, copy):
-                known = [key for key in source if not key.startswith("_") and _has(source, key, copy)]
-                more = nearest(name, known) if known else "; it reports nothing"
-                raise UserError(f"evolution.fitness: {id} reports no {name!r} in the last step of an episode{more}")
-            reports[row, column] = _number(source[name][copy], name, id)
-    return reports
-
-
-def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
-    """Return whether a copy reports `name`; native vector environments may report for all copies without a mask."""
-    mask = info.get(f"_{name}")
-    return name in info and (mask is None or bool(mask[copy]))
-
-
-def _number(value: Any, name: str, id: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = np.nan
-    if not np.isfinite(number):
-        raise UserError(f"evolution.fitness: {id} reports {shown(value)} for {name!r}, which is no finite number")
-    return number
 
 
 Flags = NDArray[np.bool_]
@@ -119,7 +85,7 @@ class Resets:
             self._lives_left = np.array(info["lives"])
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a resume, as arrays [N] by name."""
+        """The state for a resume, as arrays [N] by name."""
         return {"resetting": self._resetting, "serving": self._serving, "lives": self._lives_left.astype(np.int64)}
 
     def go_on(self, state: Mapping[str, Any], anew: Flags) -> None:
@@ -133,7 +99,7 @@ class Resets:
             actions[self._serving] = self.serving_action
 
     def step(self, terminated: Any, truncated: Any, faulty: Flags | None, info: dict[str, Any]) -> Ends:
-        """Return the episode boundaries of a step; `faulty` marks errors in the step, or in the reset after it.
+        """The episode boundaries of a step; `faulty` marks errors in the step, or in the reset after it.
 
         An episode that is both terminated and truncated counts as terminated.
         """
@@ -166,8 +132,8 @@ class Environments:
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
-    an episode. `step` returns the transitions, none of which crosses an episode boundary (`envs/environments.py`). If
-    `always_valid`, every step is a valid transition unless an environment raises.
+    an episode. `step` returns the transitions, none of which crosses an episode boundary. If `always_valid`, every step
+    is a valid transition unless an environment raises.
     """
 
     def __init__(
@@ -187,9 +153,9 @@ class Environments:
         copies = agents * num_envs
         # In whole games the native environment must not report a lost life as a termination.
         asked = settings.model_copy(update={"life_loss_ends": False}) if whole_games else settings
-        self._watch = Watch(settings.id, copies, num_envs, settings.max_restarts)
+        self._copies = Copies(settings.id, copies, num_envs)
         # Evaluation episodes are never resumed by another process.
-        self._vector = RecoveringVector(asked, copies, self._watch, continued=not whole_games)
+        self._vector = RecoveringVector(asked, self._copies, continued=not whole_games)
         try:
             self._prepare(settings, whole_games)
         except BaseException:
@@ -221,16 +187,18 @@ class Environments:
         # Only the info of a reset reveals whether the environment masks actions.
         self._masks: ActionMasks | None = None
         if MASK in info:
-            self._masks = ActionMasks(settings.id, vector.single_action_space, copies, self.num_envs)
+            self._masks = ActionMasks(vector.single_action_space, self._copies)
             self._masks.read(info)
-        self._observations = ObservationReader(settings, vector.single_observation_space, self._watch)
+        self._observations = ObservationReader(
+            settings, vector.single_observation_space, self._copies, stacked_frames(settings)
+        )
         parts, masked = self._observations.parts, self._masks is not None
         spaces = vector.single_action_space, vector.single_observation_space
         self.interface = EnvSpec(settings.id, parts, spaces[0], masked, spaces[1])
 
     @property
     def started(self) -> Tensor:
-        """Return a mask [P, E] of the environments whose current observation is the first of an episode."""
+        """A mask [P, E] of the environments whose current observation is the first of an episode."""
         return self._started.to(self.device)
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
@@ -247,7 +215,7 @@ class Environments:
 
     def reset(self, seed: int | Sequence[int]) -> None:
         """Reset all environments: copy i with `seed` + i, or environment e of every agent with seeds [E]."""
-        self._watch.begin(slice(None))
+        self._copies.begin(slice(None))
         observation, info = self._vector.reset(seed if isinstance(seed, int) else list(seed) * self.agents)
         self._resets.restart(info)
         self._episodes.restart()
@@ -256,7 +224,7 @@ class Environments:
 
     def step(self, action: Tensor) -> Transition:
         """Step all environments with actions [P, E, ...]. Raises ValueError for an action outside the space."""
-        self._watch.tick()
+        self._copies.tick()
         chosen = action.numpy(force=True)
         actions = self._read_actions(chosen.reshape(-1, *chosen.shape[2:]))
         self._resets.serve(actions)
@@ -265,11 +233,11 @@ class Environments:
         if self._masks is None:
             refuse_late_masks(info, self._id)
         reward = np.array(gained, dtype=np.float32)
-        self._watch.check_finite(reward, "as its reward")
+        self._copies.check_finite(reward, "as its reward")
         ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info)
         last = self._last(ends.ended, info)
         self._episodes.step(np.asarray(gained), ends.over, ends.dropped)
-        self._watch.begin(ends.started)
+        self._copies.begin(ends.started)
         observation, info = self._vector.begin(ends.started) or (observation, info)
         parts = self._read(observation, info)
         seen = self._tensors(parts)
@@ -288,29 +256,42 @@ class Environments:
         self.observation, self._started = seen, self._flags(ends.started)
         return transition
 
-    def reports(self, names: Sequence[str], chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].
+    def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
+        """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].
 
-        Raises UserError if a value is missing.
+        Of an environment whose episode ended in that step, they are those of the episode that ended. Raises UserError
+        if an environment reports no number of a name.
         """
-        return read_reports(self._info, names, np.flatnonzero(chosen).tolist(), self._id)
+        copies = np.flatnonzero(chosen).tolist()
+        reports = np.zeros((len(names), len(copies)))
+        for column, copy in enumerate(copies):
+            source = self._info[FINAL] if _has(self._info, FINAL, copy) else self._info
+            for row, name in enumerate(names):
+                if not _has(source, name, copy):
+                    known = [key for key in source if not key.startswith("_") and _has(source, key, copy)]
+                    more = nearest(name, known) if known else "; it reports nothing"
+                    raise UserError(
+                        f"evolution.fitness: {self._id} reports no {name!r} in the last step of an episode{more}"
+                    )
+                reports[row, column] = _number(source[name][copy], name, self._id)
+        return reports
 
     def pop_collected(self) -> Collected:
-        """Return the counters since the last call; episodes that started too recently count in a later one."""
+        """The counters since the last call; episodes that started too recently count in a later one."""
         steps, self._steps = self._steps, np.zeros(self.agents)
         return Collected(steps, *self._episodes.pop())
 
     def recent(self) -> Recent | None:
-        """Return mean return and length of all episodes that ended since the last call, or None if none did."""
+        """Mean return and length of all episodes that ended since the last call, or None if none did."""
         return self._episodes.recent()
 
     @property
     def can_continue(self) -> bool:
-        """Return whether running episodes can be resumed in another process with this kind of environment."""
+        """Whether running episodes can be resumed in another process with this kind of environment."""
         return self._vector.continuation is not None
 
     def state(self) -> Tensors:
-        """Return the state needed to resume the running episodes; empty if resuming is not supported."""
+        """The state needed to resume the running episodes; empty if resuming is not supported."""
         kept = self._vector.continuation
         if kept is None or not hasattr(self, "observation"):
             return {}
@@ -348,12 +329,12 @@ class Environments:
             kept.journal.restore(arrays["actions"], arrays["ages"])
         if told["differing"]:
             self._vector.differ(self._checked(told["differing"]))
-        self._watch.steps = arrays["steps"]
+        self._copies.steps = arrays["steps"]
         # Copied because new episodes overwrite their entries in place.
         parts = {name: arrays[f"{SEEN}{name}"].copy() for name in self.observation}
         parts = {name: array.reshape(-1, *array.shape[2:]) for name, array in parts.items()}
         failed = self._play(kept, told["origins"], parts)
-        names = self._watch.names(np.flatnonzero(failed)) if failed.any() else ""
+        names = self._copies.names(np.flatnonzero(failed)) if failed.any() else ""
         if names:
             self._begin_anew(kept, failed, parts, seed)
         self._resets.go_on(arrays, failed)
@@ -363,9 +344,9 @@ class Environments:
         return names
 
     def _counted(self) -> dict[str, NDArray[Any]]:
-        """Return the counters kept outside the vector environment, as arrays by name."""
+        """The counters kept outside the vector environment, as arrays by name."""
         counted = {f"{COUNTED}{name}": array for name, array in self._episodes.state().items()}
-        more = {"started": self._started.numpy(), "made": self._steps, "steps": self._watch.steps}
+        more = {"started": self._started.numpy(), "made": self._steps, "steps": self._copies.steps}
         return counted | self._resets.state() | more
 
     def _checked(self, differing: Any) -> list[Mapping[str, Any]]:
@@ -406,14 +387,14 @@ class Environments:
                 for name, array in self._observations.read(shown[copy], copy).items():
                     parts[name][copy] = array
         self._episodes.drop(failed)
-        self._watch.begin(failed)
+        self._copies.begin(failed)
 
     def close(self) -> None:
         """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
         self._vector.close()
 
     def _last(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> dict[int, Parts]:
-        """Return the final observations of the copies that were reset within the step."""
+        """The final observations of the copies that were reset within the step."""
         if not (self._resets.in_step and ended.any()):
             return {}
         copies = np.flatnonzero(ended).tolist()
@@ -424,7 +405,7 @@ class Environments:
         return last
 
     def _read(self, observation: Any, info: dict[str, Any]) -> Parts:
-        """Return the observation parts [N, ...], including the action mask if there is one."""
+        """The observation parts [N, ...], including the action mask if there is one."""
         parts = self._observations.read(observation)
         if self._masks is not None:
             parts[MASK] = self._masks.read(info)
@@ -434,18 +415,34 @@ class Environments:
         return {name: self._tensor(array) for name, array in parts.items()}
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        """Return an array [N, ...] as a tensor [P, E, ...] on the device."""
+        """An array [N, ...] as a tensor [P, E, ...] on the device."""
         # numpy's reshape takes half the time of a tensor view.
         tensor = torch.from_numpy(array.reshape(self.agents, self.num_envs, *array.shape[1:]))
         return tensor if self._on_host else tensor.to(self.device)
 
     def _flags(self, array: NDArray[np.bool_]) -> Tensor:
-        """Return a boolean array [N] as a tensor [P, E] on the CPU, where reading it needs no GPU synchronisation."""
+        """A boolean array [N] as a tensor [P, E] on the CPU, where reading it needs no GPU synchronisation."""
         return torch.from_numpy(array.reshape(self.agents, self.num_envs))
 
 
+def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
+    """Whether a copy reports `name`; native vector environments may report for all copies without a mask."""
+    mask = info.get(f"_{name}")
+    return name in info and (mask is None or bool(mask[copy]))
+
+
+def _number(value: Any, name: str, id: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not np.isfinite(number):
+        raise UserError(f"evolution.fitness: {id} reports {shown(value)} for {name!r}, which is no finite number")
+    return number
+
+
 def _described(tensors: Tensors) -> dict[str, Any]:
-    """Return the decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
+    """The decoded start states of the running episodes. Raises UserError if they are missing or malformed."""
     try:
         told = json.loads(tensors[ORIGINS].numpy().tobytes())
         return {name: told[name] for name in ("kind", "origins", "differing")}
@@ -454,7 +451,7 @@ def _described(tensors: Tensors) -> dict[str, Any]:
 
 
 def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the expected shape and dtype: that of `here`, but with as many waiting episodes as were `found`."""
+    """The expected shape and dtype: that of `here`, but with as many waiting episodes as were `found`."""
     shape = here.shape
     if len(shape) == 2 and found is not None and found.ndim == 2 and shape[0] == len(found) == 4:
         shape = found.shape
@@ -462,7 +459,7 @@ def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, 
 
 
 def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
-    """Return the environment keyword arguments among an agent's hyperparameters; integers stay integers."""
+    """The environment keyword arguments among an agent's hyperparameters; integers stay integers."""
     values = {
         name.removeprefix(ENVIRONMENT): value
         for name, value in agent.hyperparameters.items()
@@ -472,7 +469,7 @@ def own_kwargs(agent: Agent, configured: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _with_last(parts: Parts, last: dict[int, Parts]) -> Parts:
-    """Return the next observations [N, ...]: `parts`, with the final observations of ended episodes in place."""
+    """The next observations [N, ...]: `parts`, with the final observations of ended episodes in place."""
     result = {name: array.copy() for name, array in parts.items()}
     for copy, own in last.items():
         for name, array in own.items():

@@ -101,7 +101,7 @@ class Episodes:
             self._begin(dropped)
 
     def pop(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return the returns, episodes, ended and lengths of `Collected` since the last call."""
+        """The returns, episodes, ended and lengths of `Collected` since the last call."""
         self._settle()
         ages = np.where(self._owned, self._clock - self._began, 0).reshape(self._agents, -1)
         self._longest = np.maximum(self._longest, ages.max(1))
@@ -116,7 +116,7 @@ class Episodes:
         return sums, episodes, ended, lengths
 
     def recent(self) -> Recent | None:
-        """Return the means over all episodes that ended since the last call, of any agent, or None if none did.
+        """The means over all episodes that ended since the last call, of any agent, or None if none did.
 
         These are available earlier than those of `pop`, but biased towards short episodes.
         """
@@ -126,7 +126,7 @@ class Episodes:
         return Recent(float(total / count), float(length / count)) if count else None
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return the state for a resume, as arrays by name; `waiting` is [4, episodes]."""
+        """The state for a resume, as arrays by name; `waiting` is [4, episodes]."""
         self._settle()
         return {
             "owners": self._owners,

@@ -21,7 +21,7 @@ Steps in which an environment only resets are not counted, so such a remainder i
 
 
 @dataclass(frozen=True)
-class Horizon:
+class GenerationLength:
     """Environment steps of a rank in a generation, and of the longest episode (None if unbounded).
 
     One step of all environments counts as `counted` steps of each agent; the number of steps is a multiple of `period`.
@@ -41,20 +41,20 @@ class Horizon:
 
     @property
     def of_each(self) -> int:
-        """Return the steps of each environment in a generation."""
+        """The steps of each environment in a generation."""
         return self.steps // self.actors
 
-    def within(self, left: int) -> Horizon:
-        """Return the horizon for the `left` steps of each agent, rounded up to whole periods."""
+    def within(self, left: int) -> GenerationLength:
+        """The length for the `left` steps of each agent, rounded up to whole periods."""
         pieces = -(-left // (self.counted * self.period))
         return replace(self, steps=min(self.steps, max(1, pieces) * self.period))
 
     def is_spent(self, left: int) -> bool:
-        """Return whether the `left` steps of each agent are too few for another generation."""
+        """Whether the `left` steps of each agent are too few for another generation."""
         return left <= MIN_SHARE * self.steps * self.counted
 
     def sentence(self) -> str:
-        """Return a message on what happens to episodes at a generation's end, and whether resuming is bit-exact."""
+        """A message on what happens to episodes at a generation's end, and whether resuming is bit-exact."""
         bound = "have no known limit" if self.longest is None else f"may take {self.longest:,}"
         numbers = f"a generation has {self.of_each:,} steps of each environment, and episodes {bound}"
         if self.free:
@@ -68,7 +68,7 @@ class Horizon:
         return f"Each generation begins new episodes ({numbers}): resuming is bit-exact on the same number of ranks."
 
     def shortfall(self, evaluated: int | None) -> str | None:
-        """Return a warning if states within `evaluated` steps are evaluated but never trained on, else None."""
+        """A warning if states within `evaluated` steps are evaluated but never trained on, else None."""
         bounds = [bound for bound in (self.longest, evaluated) if bound is not None]
         if self.carries_over or self.longest is None or self.of_each >= min(bounds):
             return None
@@ -79,8 +79,8 @@ class Horizon:
         )
 
 
-def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
-    """Return the horizon of a run in which `copies` ranks train each agent, in rollouts of `period` steps."""
+def generation_length(config: AnyConfig, copies: int, period: int) -> GenerationLength:
+    """The generation length of a run in which `copies` ranks train each agent, in rollouts of `period` steps."""
     environment = config.environment
     each = environment.num_envs * copies * period
     steps = -(-config.evolution.steps // each) * period
@@ -91,11 +91,11 @@ def horizon(config: AnyConfig, copies: int, period: int) -> Horizon:
     else:
         carries_over = environment.carry_over
     free, counted = actors is not None and not actors.lockstep, environment.num_envs * copies
-    return Horizon(steps, longest, carries_over, count, free, counted, period)
+    return GenerationLength(steps, longest, carries_over, count, free, counted, period)
 
 
 def longest_episode(settings: Environment) -> int | None:
-    """Return the registered limit on episode steps; None if there is none."""
+    """The registered limit on episode steps; None if there is none."""
     spec = gym.spec(settings.id.rpartition(":")[2])
     options = {**spec.kwargs, **settings.kwargs}
     bounds = [options.get("max_episode_steps", spec.max_episode_steps)]
@@ -106,8 +106,8 @@ def longest_episode(settings: Environment) -> int | None:
     return min((bound for bound in bounds if bound is not None and bound > 0), default=None)
 
 
-def announce(horizon: Horizon, evaluated: int | None) -> None:
+def announce(length: GenerationLength, evaluated: int | None) -> None:
     """Print what happens to episodes, and warn about states that are evaluated but never trained on."""
-    say(horizon.sentence())
-    if shortfall := horizon.shortfall(evaluated):
+    say(length.sentence())
+    if shortfall := length.shortfall(evaluated):
         warnings.warn(shortfall, EvorlWarning, stacklevel=2)

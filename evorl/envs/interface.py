@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.spaces import EnvSpec, ObservationReader
-from evorl.envs.vector import Watch
+from evorl.envs.spaces import Copies, EnvSpec, ObservationReader
 from evorl.types import UserError
 
 MAX_NUMBERS = 2**24
@@ -26,28 +25,28 @@ Json = dict[str, Any]
 
 
 def interface_to_json(interface: EnvSpec) -> Json:
-    """Return the JSON description of an interface; the inverse of `interface_from_json`."""
+    """The JSON description of an interface; the inverse of `interface_from_json`."""
     frames = max((part.frames for part in interface.parts.values()), default=0)
     spaces = {"observation": space_to_json(interface.observation), "action": space_to_json(interface.action)}
     return {"environment": interface.environment, **spaces, "masked": interface.masked, "frames": frames}
 
 
 def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[EnvSpec, ObservationReader]:
-    """Return the interface that `data` describes, and the reader of its observations.
+    """The interface that `data` describes, and the reader of its observations.
 
     Raises UserError, citing `where` the data was found, if it is malformed.
     """
     try:
         observation, action = space_from_json(data["observation"]), space_from_json(data["action"])
         frames, masked = int(data["frames"]), bool(data["masked"])
-        reader = ObservationReader(settings, observation, Watch(settings.id, MAX_BATCH, 1, 0), frames)
+        reader = ObservationReader(settings, observation, Copies(settings.id, MAX_BATCH, 1), frames)
     except UNREADABLE as error:
         raise UserError(f"{where}: is no description of an environment: {type(error).__name__}") from error
     return EnvSpec(settings.id, reader.parts, action, masked, observation), reader
 
 
 def space_to_json(space: gym.Space[Any]) -> Json:
-    """Return the JSON description of a space. Raises UserError for an unsupported kind of space."""
+    """The JSON description of a space. Raises UserError for an unsupported kind of space."""
     for kind, (write, _) in KINDS.items():
         if isinstance(space, getattr(gym.spaces, kind)):
             return {"kind": kind, **write(space)}
@@ -55,7 +54,7 @@ def space_to_json(space: gym.Space[Any]) -> Json:
 
 
 def space_from_json(data: Any) -> gym.Space[Any]:
-    """Return the space of a JSON description. Raises one of UNREADABLE."""
+    """The space of a JSON description. Raises one of UNREADABLE."""
     return KINDS[data["kind"]][1](data)
 
 
@@ -74,13 +73,13 @@ def _shape(values: Any) -> tuple[int, ...]:
 
 
 def _bounds(values: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return bounds of this shape, given per element or as one common value."""
+    """Bounds of this shape, given per element or as one common value."""
     read = np.array([float(value) for value in values])
     return np.full(shape, read[0]) if len(read) == 1 else read.reshape(shape)
 
 
 def _ends(values: NDArray[Any]) -> list[float | str]:
-    """Return bounds for JSON, with infinities as strings, and as a single value if all are equal."""
+    """Bounds for JSON, with infinities as strings, and as a single value if all are equal."""
     flat = values.reshape(-1)
     told = flat[:1] if flat.size and (flat == flat[0]).all() else flat
     return [float(value) if np.isfinite(value) else str(value) for value in told]

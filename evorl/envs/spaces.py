@@ -6,7 +6,7 @@ Axes: N environment copies, `num_envs` per agent; A actions of all choices conca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.vector import Watch, stacked_frames
 from evorl.types import UserError
 
 WHOLE = "observation"
@@ -48,19 +47,19 @@ class ObservationSpec:
 
     @property
     def width(self) -> int:
-        """Return the number of network inputs."""
+        """The number of network inputs."""
         return sum(self.sizes) if self.kind == "categories" else math.prod(self.shape)
 
     @property
     def channels(self) -> int:
-        """Return the number of channels of an image."""
+        """The number of channels of an image."""
         if len(self.shape) == 2:
             return 1
         return self.shape[-1] if self.channels_last else self.shape[0]
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Return the rows and columns of an image."""
+        """The rows and columns of an image."""
         rows, columns = self.shape[:2] if self.channels_last or len(self.shape) == 2 else self.shape[1:]
         return rows, columns
 
@@ -69,7 +68,7 @@ ObservationSpecs = Mapping[str, ObservationSpec]
 
 
 def as_numbers(x: torch.Tensor, part: ObservationSpec) -> torch.Tensor:
-    """Return a vector or image [..., *shape] as floats, with uint8 values scaled from the part's bounds to [0, 1]."""
+    """A vector or image [..., *shape] as floats, with uint8 values scaled from the part's bounds to [0, 1]."""
     if x.dtype != torch.uint8:
         return x.float()
     values = x.float()
@@ -91,9 +90,19 @@ class EnvSpec:
     masked: bool = False
     observation: gym.Space[Any] = field(default_factory=gym.spaces.Dict)
 
+    @property
+    def mask_size(self) -> int:
+        """The length A of an action mask; 0 if the environment gives none."""
+        return sum(choices(self.action)) if self.masked else 0
+
+    def with_mask(self) -> ObservationSpecs:
+        """The parts of an observation as experience holds them: the action mask, if any, is a part of its own."""
+        mask = {MASK: ObservationSpec("vector", (self.mask_size,), torch.bool)} if self.masked else {}
+        return {**self.parts, **mask}
+
 
 def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: str = "") -> dict[str, ObservationSpec]:
-    """Return the parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
+    """The parts of an observation space by name: `camera`, `arm.angles`, or `observation` if there is only one.
 
     Raises UserError, citing the setting `key`, if a part has no encoder.
     """
@@ -128,13 +137,13 @@ def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDAr
 
 
 def wrong_actions(algorithm: str, interface: EnvSpec, takes: str) -> UserError:
-    """Return the error for an action space that an algorithm does not support; `takes` names the supported ones."""
+    """The error for an action space that an algorithm does not support; `takes` names the supported ones."""
     space, where = interface.action, interface.environment
     return UserError(f"algorithm.name: {algorithm} cannot act in {space} of {where}; it takes {takes}")
 
 
 def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between bounds") -> ObservationSpecs:
-    """Return the inputs of a Q-function of continuous actions: the observation parts and the flattened action.
+    """The inputs of a Q-function of continuous actions: the observation parts and the flattened action.
 
     Raises UserError if the action space is not a bounded Box (the message names the `algorithm` and the spaces that it
     `takes`), or if an observation part already has the action's name.
@@ -148,7 +157,7 @@ def with_action(interface: EnvSpec, algorithm: str, takes: str = "a Box between 
 
 
 def choices(space: gym.Space[Any]) -> tuple[int, ...]:
-    """Return the number of actions of each choice in a discrete action space; empty for other spaces."""
+    """The number of actions of each choice in a discrete action space; empty for other spaces."""
     if isinstance(space, gym.spaces.Discrete):
         return (int(space.n),)
     return tuple(map(int, space.nvec.flatten())) if isinstance(space, gym.spaces.MultiDiscrete) else ()
@@ -204,44 +213,102 @@ PARTS: Mapping[type, Callable[[Any], ObservationSpec]] = {
 """Function that derives the ObservationSpec from each kind of space."""
 
 
+class Copies:
+    """N environment copies, `num_envs` of each agent, as errors name them: by agent, index and step of the episode."""
+
+    def __init__(self, id: str, copies: int, num_envs: int) -> None:
+        self.id = id
+        self.count = copies
+        self._num_envs = num_envs
+        self._clock = 0
+        self._began = np.zeros(copies, dtype=np.int64)
+
+    def tick(self) -> None:
+        """Count a step of all copies."""
+        self._clock += 1
+
+    def begin(self, copies: NDArray[np.bool_] | slice) -> None:
+        """Mark the start of an episode in these copies."""
+        self._began[copies] = self._clock
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """The step [N] that each running episode is at."""
+        return self._clock - self._began
+
+    @steps.setter
+    def steps(self, steps: NDArray[np.int64]) -> None:
+        self._began = self._clock - steps
+
+    def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
+        """Raise UserError if any of the values [N, ...], or [...] of one `copy`, is NaN or infinite."""
+        # Squares cannot cancel, and their sum takes a fifth of the time of an elementwise check. If it overflows, the
+        # elementwise check decides.
+        if math.isfinite(np.vdot(values, values)):
+            return
+        finite = np.isfinite(values)
+        if finite.all():
+            return
+        if copy is None:
+            copy = int(np.flatnonzero(~finite.reshape(len(values), -1).all(1))[0])
+        raise UserError(
+            f"environment.id: {self.names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
+            "observations must be finite in single precision"
+        )
+
+    def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
+        """Raise UserError if any of the integers [N, ...], or [...] of one `copy`, is out of its category range."""
+        rows = values.reshape(-1, len(sizes))
+        outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)
+        if not outside.any():
+            return
+        row = int(np.flatnonzero(outside)[0])
+        place = self.names(np.array([row if copy is None else copy]))
+        raise UserError(
+            f"environment.id: {place} gave {rows[row].tolist()} {what}; "
+            f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
+        )
+
+    def names(self, copies: NDArray[np.int64]) -> str:
+        """Describe these environments by their number and the first one's agent, index and step of the episode."""
+        agent, place = divmod(int(copies[0]), self._num_envs)
+        step = self._clock - self._began[copies[0]]
+        others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        return f"environment {place} of agent {agent}{others} ({self.id}, step {step} of the episode)"
+
+
 MASK = "action_mask"
 """Key of the mask in the info, and name of the observation part that stores it."""
 
 
 class ActionMasks:
-    """Reads the action masks of N environment copies, `num_envs` copies per agent.
+    """Reads the action masks of N environment copies. A copy without a mask at a step allows every action."""
 
-    A copy without a mask at a step allows every action.
-    """
-
-    def __init__(self, id: str, space: gym.Space[Any], copies: int, num_envs: int) -> None:
-        self._id = id
+    def __init__(self, space: gym.Space[Any], copies: Copies) -> None:
         self._copies = copies
-        self._num_envs = num_envs
         self._sizes = choices(space)
 
     def read(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Return the mask of allowed actions [N, A]. Raises UserError for a wrong size, or if no action is allowed."""
-        copies, actions = self._copies, sum(self._sizes)
+        """Read the masks [N, A] of allowed actions. Raises UserError for a wrong size, or if no action is allowed."""
+        copies, actions = self._copies.count, sum(self._sizes)
         mask = np.array(info.get(MASK, np.ones((copies, 1))), dtype=bool).reshape(copies, -1)
         given = info.get(f"_{MASK}", np.ones(copies, dtype=bool)) if MASK in info else np.zeros(copies, dtype=bool)
         mask = np.broadcast_to(mask, (copies, actions)) if mask.shape[1] == 1 else mask
         mask = mask | ~given[:, None]
         if mask.shape[1] != actions:
             raise UserError(
-                f"environment.id: {self._id} gives masks of {mask.shape[1]} actions; its space has {actions}"
+                f"environment.id: {self._copies.id} gives masks of {mask.shape[1]} actions; its space has {actions}"
             )
         allowed = np.logical_or.reduceat(mask, np.cumsum([0, *self._sizes[:-1]]), axis=1).all(1)
         if not allowed.all():
-            agent, place = divmod(int(np.flatnonzero(~allowed)[0]), self._num_envs)
             raise UserError(
-                f"environment.id: {self._id} forbids every action in environment {place} of agent {agent} "
-                "(info['action_mask'] is all zero); at least one must be allowed"
+                f"environment.id: {self._copies.names(np.flatnonzero(~allowed))} forbids every action "
+                f"(info['{MASK}'] is all zero); at least one must be allowed"
             )
         return np.asarray(mask)
 
     def last(self, info: dict[str, Any], copy: int) -> NDArray[np.bool_]:
-        """Return the mask [A] of one copy's final observation, or a scalar True if all actions are allowed."""
+        """Read the mask [A] of one copy's final observation, or a scalar True if it allows every action."""
         final = info["final_info"]
         given = MASK in final and final[f"_{MASK}"][copy]
         return np.asarray(final[MASK][copy] if given else True, dtype=bool)
@@ -261,7 +328,7 @@ ActionReader = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def action_reader(space: gym.Space[Any], num_envs: int) -> ActionReader:
-    """Return the conversion function for an action space; algorithms reject spaces other than Box and discrete ones."""
+    """The conversion function for an action space; algorithms reject spaces other than Box and discrete ones."""
     if isinstance(space, gym.spaces.Box):
         return _box_reader(space)
     return _choice_reader(space, num_envs) if choices(space) else np.array
@@ -281,7 +348,7 @@ def _box_reader(space: gym.spaces.Box) -> ActionReader:
 
 
 def _choice_reader(space: Any, num_envs: int) -> ActionReader:
-    """Return the converter for Discrete and MultiDiscrete; it raises ValueError for an out-of-range action."""
+    """The converter for Discrete and MultiDiscrete; it raises ValueError for an out-of-range action."""
     sizes, start = np.array(choices(space)).reshape(space.shape), space.start
 
     def read(values: NDArray[Any]) -> NDArray[Any]:
@@ -304,20 +371,20 @@ TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32
 class ObservationReader:
     """Converts batched observations of one space into named arrays, as specified by `parts`."""
 
-    def __init__(self, settings: Environment, space: gym.Space[Any], watch: Watch, frames: int | None = None) -> None:
-        """Determine the parts; `frames` are stacked on the first axis, None derives their number from the settings.
+    def __init__(self, settings: Environment, space: gym.Space[Any], copies: Copies, frames: int) -> None:
+        """Determine the parts; in images, `frames` are stacked on the first axis (0: none are).
 
         Raises UserError if a part has no encoder or the settings do not fit the space.
         """
         self._space = space
-        self._watch = watch
+        self._copies = copies
         self._indices = None if settings.observation_indices is None else list(settings.observation_indices)
         chosen = space if self._indices is None else _picked(space, self._indices, settings.id)
-        self.parts: ObservationSpecs = _specs(settings, chosen, stacked_frames(settings) if frames is None else frames)
+        self.parts: ObservationSpecs = _specs(settings, chosen, frames)
         self._types = {name: TYPES[part.dtype] for name, part in self.parts.items()}
 
     def read(self, observation: Any, copy: int | None = None) -> dict[str, NDArray[Any]]:
-        """Return copies of the parts [N, ...] of batched observations, or [...] of one `copy`'s final observation.
+        """Copies of the parts [N, ...] of batched observations, or [...] of one `copy`'s final observation.
 
         They are copied because vector environments may reuse the returned array, and some return it transposed. Raises
         UserError for non-finite values and for categories out of range.
@@ -329,14 +396,14 @@ class ObservationReader:
         which = "the observation" if copy is None else "the last observation"
         for name, array in read.items():
             if array.dtype == np.float32:
-                self._watch.check_finite(array, f"in part {name!r} of {which}", copy)
+                self._copies.check_finite(array, f"in part {name!r} of {which}", copy)
             elif sizes := self.parts[name].sizes:
-                self._watch.check_choices(array, sizes, f"in part {name!r} of {which}", copy)
+                self._copies.check_choices(array, sizes, f"in part {name!r} of {which}", copy)
         return read
 
 
 def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> ObservationSpecs:
-    """Return the observation specs of a space, with image channels and frames from the settings."""
+    """The observation specs of a space, with image channels and frames from the settings."""
     parts = observation_specs(space)
     if MASK in parts:
         raise UserError(f"environment.id: {settings.id} has an observation part named {MASK!r}")
@@ -354,7 +421,7 @@ def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> Observa
 
 
 def _picked(space: gym.Space[Any], indices: list[int], id: str) -> gym.Space[Any]:
-    """Return the space of selected vector components. Raises UserError for a non-vector or an index out of range."""
+    """The space of selected vector components. Raises UserError for a non-vector or an index out of range."""
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
         raise UserError(f"environment.observation_indices: these are of a vector; {id} shows {space}")
     if max(indices) >= space.shape[0]:

@@ -1,11 +1,13 @@
-"""Construction of vector environments: each copy is recreated when it raises, and closed within a deadline."""
+"""Vector environments that survive errors: stepping, restarts, construction, and closing within a deadline.
+
+Axes: N environment copies. An error in one copy of a `sync` or `async` environment concerns that copy alone (`Guard`);
+an error in a native vector environment, or in a worker process, concerns all of them (`RecoveringVector`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import json
-import math
 import os
 import signal
 import sys
@@ -23,12 +25,511 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.distributed.signals import Interrupted, signals_wait
-from evorl.seeding import derive_seed
+from evorl.config.errors import shown
+from evorl.distributed.signals import Interrupted, held_signal, signals_wait
+from evorl.envs.continuation import another_seed, continuation, generator_state, set_generator_state
+from evorl.envs.spaces import Copies
 from evorl.system.console import say
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
 from evorl.types import EvorlWarning, UserError
+
+Vector = VectorEnv[Any, Any, Any]
+Flags = NDArray[np.bool_]
+Start = tuple[Any, dict[str, Any]]
+"""The first observation of an episode, or of N of them, and the info of the reset."""
+
+FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"
+"""Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
+the number of errors, and `reset` or `step` if the first call of that kind raises reproducibly."""
+
+
+class RecoveringVector:
+    """A vector environment `env` of N `copies` that is recreated when it raises.
+
+    Each copy may raise `settings.max_restarts` times in a run. A UserError propagates: a restart does not fix the
+    user's mistake. If `continued`, it records what another process needs to replay its episodes, provided that this
+    kind of environment supports it.
+    """
+
+    def __init__(self, settings: Environment, copies: Copies, *, continued: bool = False) -> None:
+        self._settings = settings
+        self._copies = copies
+        self._seed = 0
+        self._failures = np.zeros(copies.count, dtype=np.int64)
+        self._reported_places: set[str] = set()
+        self._differing: list[Mapping[str, Any]] = []
+        self.env: Vector = make_vector(settings, copies.count)
+        atari = stacked_frames(settings) > 0
+        self.continuation = continuation(self.env, copies.count, atari) if continued else None
+
+    @property
+    def differing(self) -> list[Mapping[str, Any]]:
+        """The keyword arguments of each copy; empty if they do not differ."""
+        return self._differing
+
+    def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
+        """Set keyword arguments per copy; return whether the environments were recreated and so need a reset.
+
+        Raises UserError if an environment rejects them or if they change its spaces.
+        """
+        if list(differing) == self._differing:
+            return False
+        before = self.env
+        after = make_vector(self._settings, self._copies.count, differing)
+        close_vector(before, self._settings.id)
+        self.env, self._differing = after, list(differing)
+        if (after.single_observation_space, after.single_action_space) != (
+            before.single_observation_space,
+            before.single_action_space,
+        ):
+            raise UserError(f"environment.kwargs: {self._settings.id} has other spaces with {shown(differing[0])}")
+        return True
+
+    def reset(self, seed: int | Sequence[int]) -> Start:
+        """Reset all copies, copy i with `seed` + i or with seeds [N]; return the observations and the info."""
+        seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed]
+        self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
+        try:
+            observation, info = self.env.reset(seed=self._seeds(seeds))
+        except UserError:
+            raise
+        except Exception as error:
+            observation, info = self._start_over(error)
+        else:
+            self._note_seeds(seeds)
+        self.faulty(info)
+        return observation, info
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step the vector environment; if it raised, return first observations, zero rewards and no episode ends."""
+        if self.continuation is not None and self.continuation.journal is not None:
+            self.continuation.journal.add(actions)
+        try:
+            return self.env.step(actions)
+        except UserError:
+            raise
+        except Exception as error:
+            observation, info = self._start_over(error)
+            none = np.zeros(self._copies.count)
+            return observation, none, none.astype(bool), none.astype(bool), info
+
+    def faulty(self, info: dict[str, Any]) -> Flags | None:
+        """The copies [N] that raised in a step or reset, reported once per place in the user's code; None without any.
+
+        Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
+        """
+        if FAULT not in info:
+            return None
+        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
+        self._failures += np.where(faulty, info[FAILURES], 0)
+        at_first = np.asarray(info.get(f"_{FIRST}", False))
+        beyond = self._failures > self._settings.max_restarts
+        copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
+        what, where = f"{self._copies.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
+        if at_first.any():
+            first = f"in its first {info[FIRST][copies[0]]}, and again when it was made anew with the same seed"
+            raise UserError(f"environment.id: {what}{where} {first}")
+        if beyond.any():
+            restarts = self._settings.max_restarts
+            raise UserError(
+                f"environment.max_restarts: {what}{where}; after {restarts} restarts, which is all that each may have"
+            )
+        once = "" if where in self._reported_places else where
+        self._reported_places.add(where)
+        warnings.warn(f"{what}{once}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=3)
+        return faulty
+
+    def begin(self, copies: Flags) -> Start | None:
+        """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
+        if self.continuation is None or not np.count_nonzero(copies):
+            return None
+        return self.continuation.begin(self.env, copies)
+
+    def close(self) -> None:
+        """Close all copies within a deadline; copies that raise or hang are reported."""
+        close_vector(self.env, self._settings.id)
+
+    def _note_seeds(self, seeds: Sequence[int]) -> None:
+        """Record that all copies were reset with these seeds [N], or if empty, with consecutive seeds."""
+        if self.continuation is not None:
+            self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies.count))
+
+    def _seeds(self, seeds: Sequence[int]) -> Any:
+        """The seed argument of a vector environment's reset: most native ones accept only a single seed."""
+        if seeds and isinstance(self.env, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
+            return list(seeds)
+        return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
+
+    def _start_over(self, error: Exception) -> Start:
+        """Recreate all copies after an error in the whole vector environment, and start new episodes."""
+        if held_signal() is not None:
+            # A signal to a whole group has ended the workers: what restarted copies go on with must not be saved.
+            raise error
+        error, failures, start = restart(error, self._settings.max_restarts, self._seed, self._begin_anew)
+        if start is None:
+            self.close()
+        observation, info = (None, {}) if start is None else start
+        count = self._copies.count
+        return observation, {
+            **info,
+            FAULT: np.full(count, without_place(error), dtype=object),
+            PLACE: np.full(count, place(error), dtype=object),
+            f"_{FAULT}": np.ones(count, dtype=bool),
+            FAILURES: info.get(FAILURES, 0) + np.full(count, failures),
+        }
+
+    def _begin_anew(self, seed: int) -> Start:
+        """Recreate all copies; return the first observations of their new episodes, and the info."""
+        self._seed = seed
+        self.close()
+        self.env = make_vector(self._settings, self._copies.count, self._differing)
+        start = self.env.reset(seed=seed)
+        self._note_seeds(())
+        return start
+
+
+def restart(
+    error: Exception, restarts: int, seed: int, begin_anew: Callable[[int], Start]
+) -> tuple[Exception, int, Start | None]:
+    """Begin new episodes after an `error`, with one new seed after another until nothing is raised.
+
+    Returns the last error, the number of errors, and what `begin_anew(seed)` returned: None after `restarts` attempts
+    that raised. A UserError propagates.
+    """
+    failures = 1
+    while failures <= restarts:
+        seed = another_seed(seed)
+        try:
+            return error, failures, begin_anew(seed)
+        except UserError:
+            raise
+        except Exception as another:
+            error, failures = another, failures + 1
+    return error, failures, None
+
+
+class Guard(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that recreates an environment by `make` when it raises, and starts a new episode.
+
+    The failed step then returns the new episode's first observation, with the error under `FAULT`. Only a UserError
+    propagates, so the other copies in a vector environment complete their steps. It tries up to `restarts` times in a
+    row; the reader of `FAILURES` counts them over the run.
+
+    An error in the first reset or step is retried once in a new environment with the same seed and action. If the same
+    line raises the same error again, it is a bug that no restart fixes, and the info has `FIRST`.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]], restarts: int, name: str) -> None:
+        super().__init__(env)
+        self._make = make
+        self._restarts = restarts
+        self._name = name
+        self._seed = 0
+        self._is_open = True
+        self._has_stepped = False
+        self._generator: Any = None
+        self._shown: Any = None
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        try:
+            result = self.env.step(action)
+            self._shown = result[0]
+        except UserError:
+            raise
+        except Exception as error:
+            first = not self._has_stepped and self._is_raised_again(error, action)
+            self._has_stepped = True
+            observation, info = self._refused(error, "step") if first else self._another(error)
+            return observation, 0.0, False, False, info
+        self._has_stepped = True
+        return result
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Start:
+        self._seed = self._seed if seed is None else seed
+        inner = self.env.unwrapped
+        self._generator = generator_state(inner) if seed is None else None
+        _renew_world(inner)
+        try:
+            observation, info = self.env.reset(seed=seed, options=options)
+        except UserError:
+            raise
+        except Exception as error:
+            first = not self._has_stepped and self._is_raised_again(error)
+            return self._refused(error, "reset") if first else self._another(error)
+        self._shown = observation
+        return observation, info
+
+    def close(self) -> None:
+        """Close the environment. An exception or a hang is reported in one line."""
+        if self._is_open:
+            self._is_open = False
+            close_in_time(self.env.close, self._name)
+
+    def _begin_anew(self, seed: int) -> Start:
+        """Recreate the environment; return the first observation of a new episode, and the info."""
+        self._seed = seed
+        self.close()
+        self.env = self._make()
+        self._is_open = True
+        self._generator = None
+        self._shown, info = self.env.reset(seed=seed)
+        return self._shown, info
+
+    def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
+        """Whether a new environment raises the same error at the same line, on reset or on this action."""
+        try:
+            self._begin_anew(self._seed)
+            if action is not None:
+                self.env.step(action)
+        except UserError:
+            raise
+        except Exception as another:
+            return type(another) is type(error) and place(another) == place(error)
+        return False
+
+    @property
+    def episode(self) -> tuple[dict[str, Any], Any]:
+        """The running episode's origin, JSON-compatible, and the last observation.
+
+        The origin is the seed of the reset, or the random generator state before a reset without a seed. It also holds
+        the generator's current state, which a replay must reproduce.
+        """
+        now = generator_state(self.env.unwrapped)
+        return {"seed": self._seed, "generator": self._generator, "now": now}, self._shown
+
+    @episode.setter
+    def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]] | None) -> None:
+        """Replay an episode, if given, from its origin and actions; if that fails, the last observation is None."""
+        if again is None:
+            return
+        origin, actions = again
+        self._seed, self._generator, self._shown = origin["seed"], origin["generator"], None
+        try:
+            if self._generator is not None:
+                set_generator_state(self.env.unwrapped, self._generator)
+            _renew_world(self.env.unwrapped)
+            shown, _ = self.env.reset(seed=self._seed if self._generator is None else None)
+            for action in actions:
+                shown = self.env.step(action)[0]
+            if origin.get("now") in (None, generator_state(self.env.unwrapped)):
+                self._shown = shown
+        except UserError:
+            raise
+        except Exception:  # Environments and corrupt files may raise anything.
+            return
+
+    def _another(self, error: Exception) -> Start:
+        """Restart the environment; return the first observation of a new episode, and the info."""
+        error, failures, start = restart(error, self._restarts, self._seed, self._begin_anew)
+        # A sample is never trained on: so many failures end the run.
+        observation, info = (self.observation_space.sample(), {}) if start is None else start
+        return observation, {**info, **fault(error, failures)}
+
+    def _refused(self, error: Exception, first: str) -> Start:
+        """Answer for an environment whose first call, `reset` or `step`, always raises: this ends the run."""
+        return self.observation_space.sample(), {**fault(error, self._restarts + 1), FIRST: first}
+
+
+def fault(error: Exception, failures: int) -> dict[str, Any]:
+    """The info entries of a step or reset in which an environment raised."""
+    return {FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
+
+
+def _renew_world(env: Any) -> None:
+    """Give Gymnasium's BipedalWalker a new Box2D world for its next episode, as LunarLander does itself.
+
+    In a reused world the order in which contacts are solved depends on all earlier episodes, so an episode would not be
+    determined by its seed and actions.
+    """
+    if type(env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
+        env._destroy()
+        env.world = type(env.world)()
+
+
+ATARI = "ALE/"
+
+
+def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[str, Any]] = ()) -> Vector:
+    """The configured vector environment. Raises UserError if it cannot be made.
+
+    `differing`, if not empty, holds per-copy keyword arguments that override the configured ones.
+    """
+    try:
+        name = _known_name(settings)
+        _import_atari(name)
+        # Python ignores exceptions that a signal handler raises in its fork callbacks.
+        with warnings.catch_warnings(), signals_wait():
+            warnings.simplefilter("ignore")
+            mode = _mode(settings, name)
+            if settings.life_loss_ends and not (name.startswith(ATARI) and mode == "native"):
+                raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
+            if mode == "native":
+                options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
+                return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
+            return _guarded_vector(settings, name, mode, differing or [{}] * copies)
+    except (gym.error.Error, ImportError) as error:
+        raise _cannot_make(settings, error) from error
+    except (TypeError, ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split()) + place(error)
+        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {reason}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
+
+
+def _import_atari(name: str) -> None:
+    """Register Atari's environments with Gymnasium if `name` is one. Raises UserError if they are not installed."""
+    if name.startswith(ATARI):
+        try:
+            importlib.import_module("ale_py")
+        except ModuleNotFoundError as error:
+            raise UserError(f"environment.id: {name!r} needs the Atari extra: pip install -e '.[atari]'") from error
+
+
+def _cannot_make(settings: Environment, error: Exception) -> UserError:
+    """The error for an environment that is not registered or that its module does not define."""
+    because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
+    reason = " ".join(str(error).split()) + place(error)
+    return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
+
+
+def _guarded_vector(settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]) -> Vector:
+    """Make guarded copies, each with its own keyword arguments; if one fails, those already made are closed."""
+    made: list[Guard] = []
+    makers = [
+        partial(_guarded, partial(gym.make, gym.spec(name), **{**settings.kwargs, **own}), settings, os.getpid(), made)
+        for own in differing
+    ]
+    try:
+        if mode == "async":
+            return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    except BaseException:
+        for guard in made:
+            guard.close()
+        raise
+
+
+def _known_name(settings: Environment) -> str:
+    """The registered name of an environment, after importing the user's module if there is one."""
+    module, _, name = settings.id.rpartition(":")
+    if module:
+        _register(import_from_here(module), name)
+    return name
+
+
+def _register(module: ModuleType, name: str) -> None:
+    """Register an environment class or factory of a module, unless the module has registered it itself.
+
+    The name may already be registered for another module that was used earlier in this process.
+    """
+    named, entry = defined_in(module, name), f"{module.__name__}:{name}"
+    if named is None or (isinstance(named, type) and not issubclass(named, gym.Env)):
+        return
+    known = gym.registry[name].entry_point if name in gym.registry else None
+    place, _, of_place = known.partition(":") if isinstance(known, str) else ("", "", "")
+    if known is None or (of_place == name and getattr(sys.modules.get(place), name, named) is not named):
+        gym.registry.pop(name, None)
+        gym.register(name, entry_point=entry)
+
+
+def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, made: list[Guard]) -> Guard:
+    """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
+
+    Ctrl-C reaches workers too, and is left to `parent`, which saves their episodes first.
+    """
+    if os.getpid() != parent and os.getppid() == parent:
+        die_with_parent(parent)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _leave)
+    made.append(Guard(make(), make, settings.max_restarts, settings.id))
+    return made[-1]
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit this process through SystemExit, so that Gymnasium closes its environment."""
+    raise SystemExit(128 + number)
+
+
+def for_evaluation(settings: Environment) -> Environment:
+    """The settings for evaluation: where possible, a vectorization with one seed per copy."""
+    try:
+        name = _known_name(settings)
+        spec = None if name.startswith(ATARI) else gym.spec(name)
+    except (gym.error.Error, ImportError) as error:
+        raise _cannot_make(settings, error) from error
+    # Native implementations other than Atari's take a single seed for all copies.
+    single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
+    mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization
+    return settings.model_copy(update={"vectorization": mode})
+
+
+def reward_threshold(settings: Environment) -> float | None:
+    """The mean return at which Gymnasium considers an environment solved; None if none is registered.
+
+    Also None for an environment that cannot be made; the reason is reported when it is made.
+    """
+    try:
+        name = _known_name(settings)
+        _import_atari(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gym.spec(name).reward_threshold
+    except (gym.error.Error, ImportError, UserError):
+        return None
+
+
+def stacked_frames(settings: Environment) -> int:
+    """The number of frames that an Atari environment stacks, newest last; 0 for other environments.
+
+    Zero frames pad the start of an episode.
+    """
+    name = settings.id.rpartition(":")[2]
+    _import_atari(name)
+    if not name.startswith(ATARI) or _mode(settings, name) != "native":
+        return 0
+    return int(settings.kwargs.get("stack_num", 4))
+
+
+def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None:
+    """The action to send after a lost life in Atari games that need FIRE to continue; None for other games.
+
+    As ALE does for its resets, a game is assumed to need FIRE if its action set includes it.
+    """
+    names = [action.name for action in vector.ale.get_action_set()]  # type: ignore[attr-defined]
+    if "FIRE" not in names or not settings.kwargs.get("use_fire_reset", True):
+        return None
+    if isinstance(vector.single_action_space, gym.spaces.Box):
+        # Radius and angle of the joystick, and the fire button.
+        return np.array([0.0, 0.0, 1.0], dtype=np.float32)
+    return np.array(names.index("FIRE"))
+
+
+def _mode(settings: Environment, name: str) -> Any:
+    native = gym.spec(name).vector_entry_point is not None
+    if settings.vectorization == "native" and not native:
+        raise UserError(f"environment.vectorization: {settings.id} has no native vector implementation")
+    if settings.vectorization != "auto":
+        return settings.vectorization
+    # Atari's native implementation supports image observations only.
+    return "native" if native and "obs_type" not in settings.kwargs else "sync"
+
+
+def _atari_options(settings: Environment) -> dict[str, Any]:
+    """The standard preprocessing options, without reward clipping; local ranks share the cores."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return {
+        "reward_clipping": False,
+        "num_threads": max(1, usable_cores() // ranks),
+        "life_loss_info": settings.life_loss_ends,
+        **settings.kwargs,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
+
 
 CLOSE_WITHIN = 4.0
 """Seconds allowed for an environment's own `close`."""
@@ -63,7 +564,7 @@ def close_in_time(close: Callable[[], object], name: str) -> None:
         _hanging.add(name)
 
 
-def close_vector(vector: VectorEnv[Any, Any, Any], name: str) -> None:
+def close_vector(vector: Vector, name: str) -> None:
     """Close a vector environment, possibly broken, and terminate its worker processes."""
     if vector.closed:
         return
@@ -120,455 +621,3 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, before, interval)
         signal.signal(signal.SIGALRM, handler)
-
-
-FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"
-"""Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
-the number of errors, and `reset` or `step` if the first call of that kind raises reproducibly."""
-
-
-class Guard(gym.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that recreates an environment by `make` when it raises, and starts a new episode.
-
-    The failed step then returns the new episode's first observation, with the error under `FAULT`. Only a UserError
-    propagates, so the other copies in a vector environment complete their steps. It tries up to `restarts` times in a
-    row; the reader of `FAILURES` counts them over the run.
-
-    An error in the first reset or step is retried once in a new environment with the same seed and action. If the same
-    line raises the same error again, it is a bug that no restart fixes, and the info has `FIRST`.
-    """
-
-    def __init__(self, env: gym.Env[Any, Any], make: Callable[[], gym.Env[Any, Any]], restarts: int, name: str) -> None:
-        super().__init__(env)
-        self._make = make
-        self._restarts = restarts
-        self._name = name
-        self._seed = 0
-        self._is_open = True
-        self._has_stepped = False
-        self._generator: Any = None
-        self._shown: Any = None
-
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        try:
-            result = self.env.step(action)
-            self._shown = result[0]
-        except UserError:
-            raise
-        except Exception as error:
-            first = not self._has_stepped and self._is_raised_again(error, action)
-            self._has_stepped = True
-            observation, info = self._refused(error, "step") if first else self._another(error)
-            return observation, 0.0, False, False, info
-        self._has_stepped = True
-        return result
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._seed = self._seed if seed is None else seed
-        inner = self.env.unwrapped
-        self._generator = generator_state(inner) if seed is None else None
-        _renew_world(inner)
-        try:
-            observation, info = self.env.reset(seed=seed, options=options)
-        except UserError:
-            raise
-        except Exception as error:
-            first = not self._has_stepped and self._is_raised_again(error)
-            return self._refused(error, "reset") if first else self._another(error)
-        self._shown = observation
-        return observation, info
-
-    def close(self) -> None:
-        """Close the environment. An exception or a hang is reported in one line."""
-        if self._is_open:
-            self._is_open = False
-            close_in_time(self.env.close, self._name)
-
-    def _begin_anew(self) -> tuple[Any, dict[str, Any]]:
-        """Recreate the environment and return the first observation of a new episode."""
-        self.close()
-        self.env = self._make()
-        self._is_open = True
-        self._generator = None
-        self._shown, info = self.env.reset(seed=self._seed)
-        return self._shown, info
-
-    def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
-        """Return whether a new environment raises the same error at the same line, on reset or on this action."""
-        try:
-            self._begin_anew()
-            if action is not None:
-                self.env.step(action)
-        except UserError:
-            raise
-        except Exception as another:
-            return type(another) is type(error) and place(another) == place(error)
-        return False
-
-    @property
-    def episode(self) -> tuple[dict[str, Any], Any]:
-        """Return the running episode's JSON-compatible origin, and the last observation.
-
-        The origin is the seed of the reset, or the random generator state before a reset without a seed. It also holds
-        the generator's current state, which a replay must reproduce.
-        """
-        now = generator_state(self.env.unwrapped)
-        return {"seed": self._seed, "generator": self._generator, "now": now}, self._shown
-
-    @episode.setter
-    def episode(self, again: tuple[Mapping[str, Any], Sequence[Any]] | None) -> None:
-        """Replay an episode, if given, from its origin and actions; if that fails, the last observation is None."""
-        if again is None:
-            return
-        origin, actions = again
-        self._seed, self._generator, self._shown = origin["seed"], origin["generator"], None
-        try:
-            if self._generator is not None:
-                set_generator_state(self.env.unwrapped, self._generator)
-            _renew_world(self.env.unwrapped)
-            shown, _ = self.env.reset(seed=self._seed if self._generator is None else None)
-            for action in actions:
-                shown = self.env.step(action)[0]
-            if origin.get("now") in (None, generator_state(self.env.unwrapped)):
-                self._shown = shown
-        except UserError:
-            raise
-        except Exception:  # Environments and corrupt files may raise anything.
-            return
-
-    def _another(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Restart the environment and return the first observation of a new episode."""
-        failures = 1
-        while failures <= self._restarts:
-            self._seed = another_seed(self._seed)
-            try:
-                observation, info = self._begin_anew()
-                return observation, {**info, **fault(error, failures)}
-            except UserError:
-                raise
-            except Exception as another:
-                error = another
-                failures += 1
-        # This observation is never trained on: so many failures end the run.
-        return self.observation_space.sample(), fault(error, failures)
-
-    def _refused(self, error: Exception, first: str) -> tuple[Any, dict[str, Any]]:
-        return self.observation_space.sample(), {**fault(error, self._restarts + 1), FIRST: first}
-
-
-def fault(error: Exception, failures: int) -> dict[str, Any]:
-    """Return the info entries that describe an error."""
-    return {FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
-
-
-def another_seed(seed: int) -> int:
-    """Return a seed for a restarted environment, derived because consecutive seeds belong to the other copies."""
-    return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
-
-
-def generator_state(env: Any) -> dict[str, Any]:
-    """Return the JSON-compatible state of an environment's random generator; empty if it uses another generator.
-
-    Atari environments have their own generator in C++.
-    """
-    generator = getattr(env, "np_random", None)
-    if not isinstance(generator, np.random.Generator) or hasattr(env, "ale"):
-        return {}
-    state: dict[str, Any] = dict(generator.bit_generator.state)
-    return state if state["bit_generator"] == "PCG64" else json.loads(json.dumps(state, default=np.ndarray.tolist))
-
-
-def set_generator_state(env: Any, state: Mapping[str, Any]) -> None:
-    """Set the state of an environment's random generator. Raises NumPy's errors for an invalid state."""
-    if not state:
-        raise ValueError("the state of this environment's random generator is not known")
-    env.np_random.bit_generator.state = dict(state)
-
-
-def _renew_world(env: Any) -> None:
-    """Give Gymnasium's BipedalWalker a new Box2D world for its next episode, as LunarLander does itself.
-
-    In a reused world the order in which contacts are solved depends on all earlier episodes, so an episode would not be
-    determined by its seed and actions.
-    """
-    if type(env).__module__ == "gymnasium.envs.box2d.bipedal_walker":
-        env._destroy()
-        env.world = type(env.world)()
-
-
-class Watch:
-    """Failure counts of N copies, `num_envs` per agent, and the current step of each episode."""
-
-    def __init__(self, id: str, copies: int, num_envs: int, restarts: int) -> None:
-        self._id = id
-        self._num_envs = num_envs
-        self._restarts = restarts
-        self._failures = np.zeros(copies, dtype=np.int64)
-        self._clock = 0
-        self._began = np.zeros(copies, dtype=np.int64)
-        self._reported_places: set[str] = set()
-
-    def tick(self) -> None:
-        """Advance the step count of all copies."""
-        self._clock += 1
-
-    def begin(self, copies: NDArray[np.bool_] | slice) -> None:
-        """Mark the start of an episode in these copies."""
-        self._began[copies] = self._clock
-
-    @property
-    def steps(self) -> NDArray[np.int64]:
-        """Return the steps [N] of each copy's running episode."""
-        return self._clock - self._began
-
-    @steps.setter
-    def steps(self, steps: NDArray[np.int64]) -> None:
-        self._began = self._clock - steps
-
-    def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_]:
-        """Return a mask [N] of the copies that raised, and report them, once per place in the user's code.
-
-        Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
-        """
-        faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
-        self._failures += np.where(faulty, info[FAILURES], 0)
-        at_first = np.asarray(info.get(f"_{FIRST}", False))
-        beyond = self._failures > self._restarts
-        copies = np.flatnonzero(at_first if at_first.any() else beyond if beyond.any() else faulty)
-        what, place = f"{self.names(copies)} raised {info[FAULT][copies[0]]}", str(info[PLACE][copies[0]])
-        if at_first.any():
-            first = f"in its first {info[FIRST][copies[0]]}, and again when it was made anew with the same seed"
-            raise UserError(f"environment.id: {what}{place} {first}")
-        if beyond.any():
-            raise UserError(
-                f"environment.max_restarts: {what}{place}; after {self._restarts} restarts, which is all that each may "
-                "have"
-            )
-        shown = "" if place in self._reported_places else place
-        self._reported_places.add(place)
-        warnings.warn(f"{what}{shown}; restarted; an episode that had not ended is dropped", EvorlWarning, stacklevel=4)
-        return faulty
-
-    def check_finite(self, values: NDArray[Any], what: str, copy: int | None = None) -> None:
-        """Raise UserError if any of the values [N, ...], or [...] of one `copy`, is NaN or infinite."""
-        # Squares cannot cancel, and their sum takes a fifth of the time of an elementwise check. If it overflows, the
-        # elementwise check decides.
-        if math.isfinite(np.vdot(values, values)):
-            return
-        finite = np.isfinite(values)
-        if finite.all():
-            return
-        if copy is None:
-            copy = int(np.flatnonzero(~finite.reshape(len(values), -1).all(1))[0])
-        raise UserError(
-            f"environment.id: {self.names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
-            "observations must be finite in single precision"
-        )
-
-    def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
-        """Raise UserError if any of the integers [N, ...], or [...] of one `copy`, is out of its category range."""
-        rows = values.reshape(-1, len(sizes))
-        outside = ((rows < 0) | (rows >= np.asarray(sizes))).any(1)
-        if not outside.any():
-            return
-        row = int(np.flatnonzero(outside)[0])
-        place = self.names(np.array([row if copy is None else copy]))
-        raise UserError(
-            f"environment.id: {place} gave {rows[row].tolist()} {what}; "
-            f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
-        )
-
-    def names(self, copies: NDArray[np.int64]) -> str:
-        """Return a description of these environments, with agent, index and episode step of the first."""
-        agent, place = divmod(int(copies[0]), self._num_envs)
-        step = self._clock - self._began[copies[0]]
-        others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
-        return f"environment {place} of agent {agent}{others} ({self._id}, step {step} of the episode)"
-
-
-ATARI = "ALE/"
-
-
-def make_vector(
-    settings: Environment, copies: int, differing: Sequence[Mapping[str, Any]] = ()
-) -> VectorEnv[Any, Any, Any]:
-    """Return the configured vector environment. Raises UserError if it cannot be made.
-
-    `differing`, if not empty, holds per-copy keyword arguments that override the configured ones.
-    """
-    try:
-        name = _known_name(settings)
-        _import_atari(name)
-        # Python ignores exceptions that a signal handler raises in its fork callbacks.
-        with warnings.catch_warnings(), signals_wait():
-            warnings.simplefilter("ignore")
-            mode = _mode(settings, name)
-            if settings.life_loss_ends and not (name.startswith(ATARI) and mode == "native"):
-                raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
-            if mode == "native":
-                options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
-                return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
-            return _guarded_vector(settings, name, mode, differing or [{}] * copies)
-    except (gym.error.Error, ImportError) as error:
-        raise _cannot_make(settings, error) from error
-    except (TypeError, ValueError, AssertionError) as error:
-        reason = " ".join(str(error).split()) + place(error)
-        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {reason}") from error
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
-
-
-def _import_atari(name: str) -> None:
-    """Register Atari's environments with Gymnasium if `name` is one. Raises UserError if they are not installed."""
-    if name.startswith(ATARI):
-        try:
-            importlib.import_module("ale_py")
-        except ModuleNotFoundError as error:
-            raise UserError(f"environment.id: {name!r} needs the Atari extra: pip install -e '.[atari]'") from error
-
-
-def _cannot_make(settings: Environment, error: Exception) -> UserError:
-    """Return the error for an environment that is not registered or that its module does not define."""
-    because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
-    reason = " ".join(str(error).split()) + place(error)
-    return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
-
-
-def _guarded_vector(
-    settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]
-) -> VectorEnv[Any, Any, Any]:
-    """Return guarded copies, each with its own keyword arguments. If one fails, those already made are closed."""
-    made: list[Guard] = []
-    makers = [
-        partial(_guarded, partial(gym.make, gym.spec(name), **{**settings.kwargs, **own}), settings, os.getpid(), made)
-        for own in differing
-    ]
-    try:
-        if mode == "async":
-            return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
-    except BaseException:
-        for guard in made:
-            guard.close()
-        raise
-
-
-def _known_name(settings: Environment) -> str:
-    """Return the registered name of an environment, after importing the user's module if there is one."""
-    module, _, name = settings.id.rpartition(":")
-    if module:
-        _register(import_from_here(module), name)
-    return name
-
-
-def _register(module: ModuleType, name: str) -> None:
-    """Register an environment class or factory of a module, unless the module has registered it itself.
-
-    The name may already be registered for another module that was used earlier in this process.
-    """
-    named, entry = defined_in(module, name), f"{module.__name__}:{name}"
-    if named is None or (isinstance(named, type) and not issubclass(named, gym.Env)):
-        return
-    known = gym.registry[name].entry_point if name in gym.registry else None
-    place, _, of_place = known.partition(":") if isinstance(known, str) else ("", "", "")
-    if known is None or (of_place == name and getattr(sys.modules.get(place), name, named) is not named):
-        gym.registry.pop(name, None)
-        gym.register(name, entry_point=entry)
-
-
-def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, made: list[Guard]) -> Guard:
-    """Create a guarded environment; in a worker process, close it on SIGTERM and exit when `parent` dies.
-
-    Ctrl-C reaches workers too, and is left to `parent`, which saves their episodes first.
-    """
-    if os.getpid() != parent and os.getppid() == parent:
-        die_with_parent(parent)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, _leave)
-    made.append(Guard(make(), make, settings.max_restarts, settings.id))
-    return made[-1]
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit this process through SystemExit, so that Gymnasium closes its environment."""
-    raise SystemExit(128 + number)
-
-
-def for_evaluation(settings: Environment) -> Environment:
-    """Return the settings for evaluation: where possible, a vectorization with one seed per copy."""
-    try:
-        name = _known_name(settings)
-        spec = None if name.startswith(ATARI) else gym.spec(name)
-    except (gym.error.Error, ImportError) as error:
-        raise _cannot_make(settings, error) from error
-    # Native implementations other than Atari's take a single seed for all copies.
-    single = spec is not None and spec.entry_point is not None and spec.vector_entry_point is not None
-    mode = "sync" if single and settings.vectorization in ("auto", "native") else settings.vectorization
-    return settings.model_copy(update={"vectorization": mode})
-
-
-def reward_threshold(settings: Environment) -> float | None:
-    """Return the mean return at which Gymnasium considers an environment solved; None if none is registered.
-
-    Also None for an environment that cannot be made; the reason is reported when it is made.
-    """
-    try:
-        name = _known_name(settings)
-        _import_atari(name)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return gym.spec(name).reward_threshold
-    except (gym.error.Error, ImportError, UserError):
-        return None
-
-
-def stacked_frames(settings: Environment) -> int:
-    """Return the number of frames that an Atari environment stacks, newest last; 0 for other environments.
-
-    Zero frames pad the start of an episode.
-    """
-    name = settings.id.rpartition(":")[2]
-    _import_atari(name)
-    if not name.startswith(ATARI) or _mode(settings, name) != "native":
-        return 0
-    return int(settings.kwargs.get("stack_num", 4))
-
-
-def serving_action(settings: Environment, vector: VectorEnv[Any, Any, Any]) -> NDArray[Any] | None:
-    """Return the action to send after a lost life in Atari games that need FIRE to continue; None for other games.
-
-    As ALE does for its resets, a game is assumed to need FIRE if its action set includes it.
-    """
-    names = [action.name for action in vector.ale.get_action_set()]  # type: ignore[attr-defined]
-    if "FIRE" not in names or not settings.kwargs.get("use_fire_reset", True):
-        return None
-    if isinstance(vector.single_action_space, gym.spaces.Box):
-        # Radius and angle of the joystick, and the fire button.
-        return np.array([0.0, 0.0, 1.0], dtype=np.float32)
-    return np.array(names.index("FIRE"))
-
-
-def _mode(settings: Environment, name: str) -> Any:
-    native = gym.spec(name).vector_entry_point is not None
-    if settings.vectorization == "native" and not native:
-        raise UserError(f"environment.vectorization: {settings.id} has no native vector implementation")
-    if settings.vectorization != "auto":
-        return settings.vectorization
-    # Atari's native implementation supports image observations only.
-    return "native" if native and "obs_type" not in settings.kwargs else "sync"
-
-
-def _atari_options(settings: Environment) -> dict[str, Any]:
-    """Return the standard preprocessing options, without reward clipping; local ranks share the cores."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return {
-        "reward_clipping": False,
-        "num_threads": max(1, usable_cores() // ranks),
-        "life_loss_info": settings.life_loss_ends,
-        **settings.kwargs,
-        "autoreset_mode": AutoresetMode.NEXT_STEP,
-    }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
-from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, choices
+from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs
 from evorl.networks.base import Layout
 from evorl.networks.layers import shares
 from evorl.networks.stack import Shapes, Stack, StackedNetwork
@@ -50,7 +50,7 @@ class ActingAgent(nn.Module):
         self.stack = unpadded(agent, algorithm)
         interface = algorithm.interface
         self.parts: ObservationSpecs = interface.parts
-        self.masked = sum(choices(interface.action)) if interface.masked else 0
+        self.masked = interface.mask_size
         shapes = [network.recurrent_shape for network in self.stack.networks.values()]
         self.state_shape = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
         self._readings = _readings(space, indices)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
-from evorl.envs.spaces import EnvSpec, ObservationSpec, ObservationSpecs, as_numbers, choices
+from evorl.envs.spaces import EnvSpec, ObservationSpecs, as_numbers
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
 from evorl.replay.protocols import Agreement, Population, Sampler
 from evorl.replay.rollouts import RolloutMemory
@@ -559,9 +559,7 @@ def make_replay(
 
     Raises UserError if memory is insufficient.
     """
-    parts = dict(interface.parts)
-    if interface.masked:
-        parts["action_mask"] = ObservationSpec("vector", (sum(choices(interface.action)),), torch.bool)
+    parts = interface.with_mask()
     columns: dict[str, Field] = {"action": action, "reward": ((), torch.float32), "terminated": ((), torch.bool)}
     rows = max(1, capacity // streams)
     size = memory_at_first(rows, streams, parts, columns)

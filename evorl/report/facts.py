@@ -9,7 +9,7 @@ from typing import Any
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import look
 from evorl.report.statistics import Effect, Group, Interval, interval
-from evorl.system.console import digits
+from evorl.system.console import compact, digits
 
 Fact = tuple[str, str]
 PACKAGES = ("evorl-accelerate", "python", "torch", "numpy", "gymnasium")
@@ -24,9 +24,9 @@ def badges(run: Drawn) -> list[tuple[str, str, str]]:
     return [
         (state(run), "state", aim),
         (best, "best agent", more or "no agent yet"),
-        (short(last.agent_steps), "steps of each agent", f"{short(last.global_steps)} of all"),
+        (compact(last.agent_steps), "steps of each agent", f"{compact(last.global_steps)} of all"),
         (str(last.generation), "generations", f"{run.setting('population.size')} agents in each"),
-        (duration(last.wall_clock_seconds), "wall clock", f"{short(last.env_steps_per_second)} steps/s at the end"),
+        (duration(last.wall_clock_seconds), "wall clock", f"{compact(last.env_steps_per_second)} steps/s at the end"),
     ]
 
 
@@ -71,7 +71,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
         changed = "" if kind == "none" else str(life.mutation.as_used(run.use))[:120]
         fitness = "–" if life.fitness is None else digits(life.fitness)
         shown = {"generation": life.generation, "agent": f"#{life.id}", "fitness": fitness, "changed": changed}
-        rows.append({**shown, "colour": look(kind).colour, "steps": short(run.steps[life.generation])})
+        rows.append({**shown, "colour": look(kind).colour, "steps": compact(run.steps[life.generation])})
     return rows
 
 
@@ -115,7 +115,7 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 "best": "–" if mean is None else digits(mean.mean),
                 "interval": "–" if mean is None else ends(mean),
                 "each": ", ".join("–" if value is None else digits(value) for value in best),
-                "steps": ", ".join(short(run.generations[-1].agent_steps) for run in group.runs),
+                "steps": ", ".join(compact(run.generations[-1].agent_steps) for run in group.runs),
                 "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
             }
         )
@@ -125,14 +125,6 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def ends(mean: Interval) -> str:
     """Format a confidence interval as "low to high"."""
     return "one only" if mean.low is None or mean.high is None else f"{mean.low:+.1f} to {mean.high:+.1f}"
-
-
-def short(number: float) -> str:
-    """Format a number with three significant digits and a unit prefix."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"
 
 
 def duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.config.fields import leaves
 from evorl.report.data import Drawn, Floats, Generation
 from evorl.types import RESTORED
 
@@ -156,7 +157,7 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
     for run in runs:
         kept = {name: value for name, value in run.config.items() if name not in APART}
         kinds.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
-    configs = [_leaves(members[0].config) for members in kinds.values()]
+    configs = [leaves(members[0].config) for members in kinds.values()]
     differing = [
         name
         for name in configs[0]
@@ -173,10 +174,3 @@ def _label(run: Drawn, config: Mapping[str, Any], differing: Sequence[str]) -> s
     named = ", ".join(f"{name.rpartition('.')[2]} {config.get(name)}" for name in own[:3])
     base = f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"
     return f"{base}: {named}" if named else base
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return leaves

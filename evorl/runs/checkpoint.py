@@ -20,7 +20,7 @@ from evorl.algorithms import Experience
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement, Ranks
-from evorl.envs.recovery import Continued
+from evorl.envs.continuation import Continued
 from evorl.runs.champion import Elite, Number
 from evorl.runs.directory import (
     AGENTS,

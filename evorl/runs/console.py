@@ -16,12 +16,12 @@ from evorl.config.schema import DEFAULT
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
 from evorl.distributed.signals import Interrupted
-from evorl.envs.generation import Horizon
+from evorl.envs.generation import GenerationLength
 from evorl.envs.spaces import EnvSpec
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
-from evorl.system.console import digits
+from evorl.system.console import compact, digits
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16
 from evorl.types import Mutation, RunFailed, UserError
@@ -41,7 +41,7 @@ def header(
     placement: Placement,
     interface: EnvSpec,
     pace: Pace,
-    horizon: Horizon,
+    length: GenerationLength,
     *,
     threads: int,
     directory: Path,
@@ -65,7 +65,7 @@ def header(
         f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
         + (", some of which may be forbidden" if interface.masked else ""),
         f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
-        _aim(config, horizon.steps * horizon.counted),
+        _aim(config, length.steps * length.counted),
         *([omissions] if (omissions := config.origins.omissions()) else []),
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
         *([ALONE] if size == 1 and config.evolution.schedule is None else []),
@@ -125,7 +125,7 @@ def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
     """Format the line of a generation from its line of metrics and the lineage lines of agents created for it."""
     number, steps, max_steps = row["generation"], row["agent_steps"], config.training.max_steps
     expected = max(number, round(max_steps * number / max(steps, 1)))
-    parts = [f"gen {number}/{expected}", f"{_short(steps)} steps", _fitness(row)]
+    parts = [f"gen {number}/{expected}", f"{compact(steps)} steps", _fitness(row)]
     children = [agent for agent in born if agent["mutation"]["kind"] not in UNCHANGED]
     mutated = [f"#{agent['id']} {_change(agent, config)}" for agent in children]
     if mutated:
@@ -213,14 +213,6 @@ def _best(summary: Row, config: AnyConfig) -> str:
 def _change(agent: Row, config: AnyConfig) -> str:
     mutation = Mutation(**agent["mutation"]).as_used(config.as_used)
     return str(mutation).removeprefix(f"{mutation.kind} (").removesuffix(")") if mutation.target else mutation.kind
-
-
-def _short(steps: int) -> str:
-    """Format a number of steps with three significant digits, as in 1.25M."""
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if steps >= size:
-            return f"{steps / size:.3g}{unit}"
-    return str(steps)
 
 
 def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:

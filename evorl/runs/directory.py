@@ -24,6 +24,7 @@ import numpy as np
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
+from evorl.config.fields import leaves
 from evorl.distributed import Launch, Ranks
 from evorl.system.files import (
     Lock,
@@ -540,23 +541,13 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
 
 def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
     """Return the first difference in a setting that may not change on resume, or None."""
-    before, after = (_leaves(config.model_dump(mode="json")) for config in (old, new))
+    before, after = (leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
         if (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)) and before.get(
             key
         ) != after.get(key):
             return f"{key} was {before.get(key)} and is now {after.get(key)}"
     return None
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            leaves |= _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves
 
 
 class HostDirectory:

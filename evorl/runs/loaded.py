@@ -15,7 +15,7 @@ from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, validate, without_removed
 from evorl.envs import Environments
 from evorl.envs.interface import interface_from_json, interface_to_json
-from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader, choices
+from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy, check_agents
 from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, load_elite, read_config
 from evorl.seeding import torch_generator
@@ -56,7 +56,7 @@ class LoadedAgent:
         self.algorithm = algorithm
         self.observation_space = interface.observation
         self.action_space = interface.action
-        self._masked = sum(choices(interface.action)) if interface.masked else 0
+        self._masked = interface.mask_size
         self.reader = reader
         self._read_actions = action_reader(interface.action, 1)
         generator = torch_generator(seed, generation=0, rank=0, purpose="prediction")

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evorl.config import AnyConfig
-from evorl.envs.generation import Horizon
+from evorl.envs.generation import GenerationLength
 from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.population.evaluation import EpisodeResults
@@ -82,7 +82,7 @@ class Logger(NullLogger):
         self,
         config: AnyConfig,
         directory: RunDirectory,
-        horizon: Horizon,
+        length: GenerationLength,
         interface: EnvSpec,
         warn_once: WarnOnce,
         callbacks: Sequence[Callback],
@@ -92,7 +92,7 @@ class Logger(NullLogger):
         """Open the trackers and the progress bar at `agent_steps`; `elite` is the content of the elite's file."""
         self._config = config
         self._directory = directory
-        self._horizon = horizon
+        self._length = length
         self._warn_once = warn_once
         self._callbacks = callbacks
         self._written_elite = elite
@@ -152,10 +152,10 @@ class Logger(NullLogger):
     ) -> Stop | None:
         # Only reset steps are not counted, and without an ended episode there are none: a generation that has fewer
         # steps was cut short.
-        if not counts.ended_episodes.any() and counts.steps.mean() >= self._horizon.steps * self._horizon.counted:
+        if not counts.ended_episodes.any() and counts.steps.mean() >= self._length.steps * self._length.counted:
             self._warn_once(
                 "episodes",
-                f"no episode ended in generation {progress.generation}, which had {self._horizon.steps:,} steps of "
+                f"no episode ended in generation {progress.generation}, which had {self._length.steps:,} steps of "
                 "each environment, so train_return has no numbers",
             )
         if warning := self._config.algorithm.warning(counts.metrics):

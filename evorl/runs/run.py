@@ -18,8 +18,8 @@ from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.distributed.pauses import SAVE
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
-from evorl.envs.generation import announce, horizon
-from evorl.envs.recovery import Continued
+from evorl.envs.continuation import Continued
+from evorl.envs.generation import announce, generation_length
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
@@ -65,13 +65,13 @@ class Run:
         self.stopwatch = stopwatch
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks)
-        self._generation = self.horizon = replace(
-            horizon(config, placement.copies, experience.period), continued=environments.can_continue
+        self._generation = self.generation_length = replace(
+            generation_length(config, placement.copies, experience.period), continued=environments.can_continue
         )
         host = HostDirectory(config, self.ranks)
         self._directory = host.directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main or not host.is_shared)
-        running = environments if self.horizon.carries_over else None
+        running = environments if self.generation_length.carries_over else None
         self._checkpoints = CheckpointManager(config, placement, experience, running, host, self._warn_once)
         self._interim = InterimCheckpoints(config, placement, environments, host, self._warn_once)
         recovery = Recovery(config, placement, algorithm, experience, running, self._interim, host, self._warn_once)
@@ -120,7 +120,7 @@ class Run:
     @property
     def carries_over(self) -> bool:
         """True if the running episodes go on in this generation, from the one before it or from its own beginning."""
-        return self.horizon.carries_over or self._interim.position is not None
+        return self.generation_length.carries_over or self._interim.position is not None
 
     def seed(self, purpose: str) -> int:
         """Return this rank's seed for one purpose in this generation."""
@@ -163,10 +163,10 @@ class Run:
     def generations(self) -> Iterator[int]:
         """Yield the generations to train, until `finished`.
 
-        Sets `horizon`, which is shorter for the last generation if fewer steps are left.
+        Sets `generation_length`, which is shorter for the last generation if fewer steps are left.
         """
         while not self.finished:
-            self.horizon = self._generation.within(self._steps_left)
+            self.generation_length = self._generation.within(self._steps_left)
             self.generation = self.progress.generation + 1
             yield self.generation
 
@@ -192,8 +192,8 @@ class Run:
         self._logger.enter("training")
         if parts:
             defer_signals()
-            self._pauses.begin(done, self.horizon.steps)
-        for step in range(done, self.horizon.steps, at_once):
+            self._pauses.begin(done, self.generation_length.steps)
+        for step in range(done, self.generation_length.steps, at_once):
             yield step
             self._steps_within += each * at_once
             self._logger.advance(each * at_once, recent)
@@ -226,7 +226,7 @@ class Run:
                 self.agents,
                 parts,
                 done,
-                self.horizon.steps,
+                self.generation_length.steps,
                 training_seconds,
                 self.stopwatch.seconds,
             )
@@ -246,7 +246,7 @@ class Run:
 
     def _of_steps(self, done: int) -> str:
         each = self.config.environment.num_envs * self.placement.copies
-        return f"{done * each:,} of {self.horizon.steps * each:,} steps of each agent"
+        return f"{done * each:,} of {self.generation_length.steps * each:,} steps of each agent"
 
     def _progress_now(self) -> Progress:
         """Return the progress with the time that the run has taken until now."""
@@ -283,7 +283,7 @@ class Run:
         progress = self.progress
         self._steps_within = 0
         progress.generation = self.generation
-        shortened = self.horizon.steps < self._generation.steps
+        shortened = self.generation_length.steps < self._generation.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += int(counts.steps.mean())
         progress.global_steps += int(counts.steps.sum())

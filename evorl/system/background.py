@@ -18,7 +18,7 @@ from collections.abc import Callable
 from evorl.system.console import say
 
 PATIENCE = 6.0
-"""Seconds that a process waits for its threads at exit: more than a call to a store can take (heartbeat.py)."""
+"""Seconds that a process waits for its threads at exit: more than a call to the ranks' store can take."""
 
 END_WITHIN = 5.0
 """Seconds that other threads have to end after the main thread."""

@@ -57,7 +57,7 @@ def escape_stdout() -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return table rows as lines with aligned columns."""
+    """Lay out table rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -65,6 +65,14 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def digits(value: float) -> str:
     """Format a return or a fitness with a useful number of digits, also below 1."""
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def compact(number: float) -> str:
+    """Format a positive number with three significant digits and a unit prefix, as in 1.25M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
 
 
 def say(line: str) -> None:
@@ -130,7 +138,7 @@ class Stopwatch:
             self._inner[-1] += elapsed
 
     def shares(self, total: float) -> dict[str, float]:
-        """Return each block's fraction of `total` seconds."""
+        """Each block's fraction of `total` seconds."""
         return {name: seconds / total for name, seconds in self.seconds.items()} if total > 0 else {}
 
     def clear(self) -> None:

@@ -84,7 +84,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return indented JSON; equal values give equal bytes."""
+    """Indented JSON; equal values give equal bytes."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
@@ -116,7 +116,7 @@ def settle(*directories: Path) -> None:
 
 
 def reason(error: OSError, path: Path) -> str:
-    """Return the path and the reason of an OSError; lock errors do not name the path themselves."""
+    """The path and the reason of an OSError; lock errors do not name the path themselves."""
     return f"{error.filename or path}: {error.strerror}"
 
 
@@ -134,12 +134,12 @@ def digest(payload: bytes) -> str:
 
 
 def entry(payload: bytes) -> dict[str, Any]:
-    """Return the manifest entry of a file with these bytes."""
+    """The manifest entry of a file with these bytes."""
     return {"size": len(payload), "sha256": digest(payload)}
 
 
 def entry_of(path: Path) -> dict[str, Any]:
-    """Return the manifest entry of this file, hashed in chunks. Raises OSError."""
+    """The manifest entry of this file, hashed in chunks. Raises OSError."""
     with _open(path) as file:
         return {"size": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
@@ -251,7 +251,7 @@ def refuse_links_within(run: Path) -> None:
 
 
 def _is_wandbs(link: Path, run: Path) -> bool:
-    """Return whether W&B made a link: to its newest run and logs, or to its service's log in the user's cache."""
+    """Whether W&B made a link: to its newest run and logs, or to its service's log in the user's cache."""
     place = link.relative_to(run).parts
     if place[0] != WANDB or len(place) == 1:
         return False
@@ -334,7 +334,7 @@ def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a process holds the lock on a directory; False if the lock file cannot be opened."""
+    """Whether a process holds the lock on a directory; False if the lock file cannot be opened."""
     try:
         with _open(directory / ".lock") as file:
             return not _flock(file, fcntl.LOCK_SH)
@@ -343,7 +343,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Return the total size in bytes of all files in a directory, without following links."""
+    """The total size in bytes of all files in a directory, without following links."""
     size = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -353,7 +353,7 @@ def size_of(path: Path) -> int:
 
 
 def read_owner(directory: Path) -> dict[str, Any]:
-    """Return the current or last owner of a directory's lock, or an empty dictionary if unknown."""
+    """The current or last owner of a directory's lock, or an empty dictionary if unknown."""
     try:
         with _open(directory / ".lock") as file:
             owner = json.loads(file.read(10_000))

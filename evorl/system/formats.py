@@ -133,7 +133,7 @@ def decode_agents(payload: bytes, where: str) -> list[Agent]:
 
 
 def header_bytes(agent: Agent, tensors: Sequence[tuple[str, str, str, Shape]], agents: int) -> int:
-    """Return an upper bound on one agent's part of the header that `encode_agents` writes for `agents` agents.
+    """An upper bound on one agent's part of the header that `encode_agents` writes for `agents` agents.
 
     `tensors` are the module, role, name and shape of each of its tensors.
     """
@@ -200,14 +200,14 @@ def check_numbers(found: Mapping[str, int], names: Collection[str], where: str) 
 
 
 def _metadata(payload: bytes) -> dict[str, Any]:
-    """Return the metadata in a safetensors header."""
+    """The metadata in a safetensors header."""
     size = _header_size(payload)
     metadata: dict[str, Any] = json.loads(payload[8 : 8 + size])["__metadata__"]
     return metadata
 
 
 def _header_size(payload: bytes) -> int:
-    """Return the size of a safetensors header. Raises ValueError if it exceeds the maximum or the file."""
+    """The size of a safetensors header. Raises ValueError if it exceeds the maximum or the file."""
     size = int.from_bytes(payload[:8], "little")
     if size > min(MAX_HEADER_BYTES, len(payload) - 8):
         raise ValueError(f"its header cannot have {size} bytes")

@@ -25,18 +25,18 @@ MAX_SOURCE = 100
 
 
 def described(error: BaseException) -> str:
-    """Return an error on one line: its type, its message, and the user's code that led to it."""
+    """An error on one line: its type, its message, and the user's code that led to it."""
     return without_place(error) + place(error)
 
 
 def without_place(error: BaseException) -> str:
-    """Return the type and message of an error on one line."""
+    """The type and message of an error on one line."""
     text = " ".join(str(error).split())
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:MAX_LETTERS]
 
 
 def place(error: BaseException) -> str:
-    """Return ` (env.py:12 in step, env.py:31 in score: return info["reward"])`, or an empty string without user code.
+    """The place ` (env.py:12 in step, env.py:31 in score: return info["reward"])`; an empty string without user code.
 
     Frames are in call order. Only the last one is quoted with its source line.
     """
@@ -52,7 +52,7 @@ def place(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
-    """Return the frames of an error's traceback that are user code, in call order.
+    """The frames of an error's traceback that are user code, in call order.
 
     Frames of installed packages are excluded, except for the frame that raised, unless evorl builds on the package. If
     no frame is the user's own they are included: environments are packages too. If there are none either, the frames of
@@ -70,7 +70,7 @@ def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
 
 
 def _is_library(file: str) -> bool:
-    """Return whether a file belongs to evorl, to Python, or to a package that evorl builds on."""
+    """Whether a file belongs to evorl, to Python, or to a package that evorl builds on."""
     if file.startswith("<frozen"):
         return True
     path = Path(file)
@@ -84,7 +84,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Return a path relative to the working directory if possible."""
+    """A path relative to the working directory if possible."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -120,7 +120,7 @@ def import_from_here(module: str) -> ModuleType:
 
 
 def name_of(factory: Any) -> str:
-    """Return the `module:name` by which other processes can import a class or function.
+    """The `module:name` by which other processes can import a class or function.
 
     Raises UserError if it cannot be imported by name.
     """
@@ -134,7 +134,7 @@ def name_of(factory: Any) -> str:
 
 
 def defined_in(module: ModuleType, name: str) -> Any:
-    """Return the class or function that a module defines under this name, or None."""
+    """The class or function that a module defines under this name, or None."""
     found = getattr(module, name, None)
     return found if isinstance(found, type) or _is_own_function(found, module) else None
 

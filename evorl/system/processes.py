@@ -22,7 +22,7 @@ from evorl.types import UserError
 
 
 def namespace() -> str:
-    """Return an id of this machine and PID namespace, within which pids are comparable.
+    """An id of this machine and PID namespace, within which pids are comparable.
 
     Containers may share a host name. If the id cannot be read, it is unique to this call.
     """
@@ -34,12 +34,12 @@ def namespace() -> str:
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may use: its CPU affinity, or all of the machine's."""
+    """The number of cores this process may use: its CPU affinity, or all of the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def started_at(pid: int) -> float:
-    """Return a process's start time in system ticks, which clock changes do not affect; 0 if unknown."""
+    """A process's start time in system ticks, which clock changes do not affect; 0 if unknown."""
     try:
         # The name, in brackets, may itself contain spaces and brackets.
         return float(
@@ -52,12 +52,12 @@ def started_at(pid: int) -> float:
 
 
 def identity() -> str:
-    """Return a globally unique name of this process."""
+    """A globally unique name of this process."""
     return f"{namespace()}/{os.getpid()}/{started_at(os.getpid()):g}"
 
 
 def launcher() -> str:
-    """Return a globally unique name of the parent process."""
+    """A globally unique name of the parent process."""
     return f"{namespace()}/{os.getppid()}/{started_at(os.getppid()):g}"
 
 
@@ -132,14 +132,14 @@ def keep_freed_memory() -> None:
 
 
 def free_memory(device: torch.device, groups: Path = GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Return the free memory in bytes that this process can allocate on a device."""
+    """The free memory in bytes that this process can allocate on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership)])
 
 
 def _left_in_groups(groups: Path, membership: Path) -> list[int]:
-    """Return the free bytes under the memory limits of this process's cgroups, versions 1 and 2."""
+    """The free bytes under the memory limits of this process's cgroups, versions 1 and 2."""
     left = []
     for root, path, limit, usage, cache in _memory_groups(groups, membership):
         # A container may see its own cgroup as the root, although the path is the host's.
@@ -158,7 +158,7 @@ def _left_in_groups(groups: Path, membership: Path) -> list[int]:
 
 
 def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str, str, str]]:
-    """Return where each cgroup version keeps this process's memory limit, usage, and inactive file cache."""
+    """Where each cgroup version keeps this process's memory limit, usage, and inactive file cache."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
@@ -181,7 +181,7 @@ CPU_FEATURES = Path("/proc/cpuinfo")
 
 
 def made_with(device: torch.device) -> dict[str, str]:
-    """Return the package versions, device, CPU type and thread count of this process."""
+    """The package versions, device, CPU type and thread count of this process."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -191,7 +191,7 @@ def made_with(device: torch.device) -> dict[str, str]:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Return whether a device has bfloat16 units; assumed for a CPU whose flags cannot be read."""
+    """Whether a device has bfloat16 units; assumed for a CPU whose flags cannot be read."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
@@ -202,5 +202,5 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def cpu() -> str:
-    """Return the CPU type as far as it affects rounding: the instruction set by which kernels are chosen."""
+    """The CPU type as far as it affects rounding: the instruction set by which kernels are chosen."""
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -88,7 +88,9 @@ ACTS = {
     "environment.image_channels": "envs/test_spaces.py::test_the_configuration_can_say_where_channels_are",
     "environment.life_loss_ends": "envs/test_atari.py::test_scores_are_true_and_lives_do_not_end_a_game",
     "environment.max_restarts": "envs/test_environment_faults.py::test_failing_too_often_ends_the_run_by_name",
-    "environment.carry_over": "envs/test_horizon.py::test_episodes_begin_anew_only_where_a_generation_is_twice_as_long",
+    "environment.carry_over": (
+        "envs/test_generation.py::test_episodes_begin_anew_only_where_a_generation_is_twice_as_long"
+    ),
     "algorithm.name": Trains("dqn", "{name: sac, batch_size: 8, learn_step: 2}"),
     "algorithm.reward_clip": Trains("a2c", "0.5"),
     "algorithm.split_batches": "replay/test_split_batches.py::test_minibatches_of_two_ranks_weigh_and_normalise_as_one",
@@ -168,7 +170,7 @@ ACTS = {
     "population.from_agents": (
         "runs/test_transfer.py::test_they_may_be_the_whole_population_again_from_the_first_where_there_are_too_few"
     ),
-    "evolution.steps": "envs/test_horizon.py::test_episodes_begin_anew_only_where_a_generation_is_twice_as_long",
+    "evolution.steps": "envs/test_generation.py::test_episodes_begin_anew_only_where_a_generation_is_twice_as_long",
     "evolution.burn_in": Evolves("2"),
     "evolution.initial": Evolves("sampled"),
     "evolution.selection.name": Evolves("none"),

@@ -9,9 +9,9 @@ from helpers.support import agent, config, kept, lines, train
 
 from evorl.algorithms import make_algorithm
 from evorl.config import Environment
-from evorl.envs import Environments, recovery
-from evorl.envs.spaces import ObservationReader
-from evorl.envs.vector import Watch, for_evaluation
+from evorl.envs import Environments, continuation
+from evorl.envs.spaces import Copies, ObservationReader
+from evorl.envs.vector import for_evaluation, stacked_frames
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate
 from evorl.replay.transitions import make_replay
@@ -147,7 +147,7 @@ def test_a_film_shows_the_whole_games_that_are_evaluated():
     with closing(Environments(where, 1, 2, whole_games=True)) as made:
         algorithm = make_algorithm(settings, made.interface)
         one, *_ = initial_population(settings, algorithm)
-        reader = ObservationReader(where, made.interface.observation, Watch(where.id, 1, 1, 0))
+        reader = ObservationReader(where, made.interface.observation, Copies(where.id, 1, 1), stacked_frames(where))
         player = LoadedAgent(one, settings, algorithm, reader)
         evaluated = evaluate(player._policy, made, [5, 6], None)
     for seed, gained, steps in zip([5, 6], evaluated.returns[0], evaluated.steps[0], strict=True):
@@ -161,7 +161,9 @@ def test_a_film_of_an_agent_that_reads_the_memory_shows_the_screen():
     with closing(Environments(settings, 1, 1)) as made:
         algorithm = make_algorithm(config(), made.interface)
         one, *_ = initial_population(config(), algorithm)
-        reader = ObservationReader(settings, made.interface.observation, Watch(settings.id, 1, 1, 0))
+        reader = ObservationReader(
+            settings, made.interface.observation, Copies(settings.id, 1, 1), stacked_frames(settings)
+        )
     image, *_ = next(film_of(LoadedAgent(one, config(), algorithm, reader), settings, [0], 2, "rgb_array"))
     assert image.shape == (210, 160, 3)
 
@@ -210,7 +212,7 @@ def test_a_population_trains_on_frames(name, in_directory):
 
 def test_another_process_goes_on_with_episodes_beyond_the_last_seed(monkeypatch):
     """Copies get other seeds at different steps, and what is played again begins with the oldest of them."""
-    monkeypatch.setattr(recovery, "SEED_LASTS", 60)
+    monkeypatch.setattr(continuation, "SEED_LASTS", 60)
     settings = Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs={"repeat_action_probability": 0.25})
     made = [Environments(settings, 1, 2) for _ in range(2)]
     made[0].reset(3)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from evorl.config import Environment
-from evorl.envs import Environments, recovery
+from evorl.envs import Environments, continuation
+from evorl.envs.continuation import Journal
 from evorl.envs.environments import ORIGINS
-from evorl.envs.recovery import Journal
 from evorl.types import UserError
 
 P, E = 2, 2
@@ -183,4 +183,4 @@ def test_a_native_environment_with_hidden_state_cannot_be_continued():
         def __init__(self):
             self.engine = object()
 
-    assert recovery.continuation(Hidden(), 1, atari=False) is None
+    assert continuation.continuation(Hidden(), 1, atari=False) is None

@@ -248,6 +248,22 @@ def test_where_all_copies_fail_at_once_they_are_all_made_again(name, method, mon
         made.step(ACT)
 
 
+@pytest.mark.parametrize(("failing", "failures", "restarted"), [(0, 1, True), (2, 3, True), (3, 4, False)])
+def test_a_restart_takes_a_new_seed_in_each_attempt_up_to_the_limit(failing, failures, restarted):
+    seeds = []
+
+    def begin_anew(seed):
+        seeds.append(seed)
+        if len(seeds) <= failing:
+            raise ValueError(len(seeds))
+        return "observation", {}
+
+    error, count, start = vector.restart(RuntimeError("at first"), 3, 7, begin_anew)
+    assert (count, start) == (failures, ("observation", {}) if restarted else None)
+    assert isinstance(error, ValueError if failing else RuntimeError)
+    assert len({7, *seeds}) == 1 + len(seeds)
+
+
 @pytest.mark.parametrize(("restarts", "failing_resets"), [(1, 0), (3, 2)])
 def test_all_failures_of_a_copy_count(restarts, failing_resets, monkeypatch):
     """Environment 1 of agent 0 fails in a step, in resets that follow, and with all others."""

@@ -1,4 +1,4 @@
-"""How boxes are read: the bounds of bytes, and where an image has its channels."""
+"""How boxes are read: the bounds of bytes, and where an image has its channels; the mask beside them."""
 
 import gymnasium as gym
 import numpy as np
@@ -9,7 +9,7 @@ from helpers.support import agent, algorithm, population
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.spaces import as_numbers, observation_specs
+from evorl.envs.spaces import MASK, EnvSpec, as_numbers, observation_specs
 from evorl.types import UserError
 
 
@@ -111,3 +111,13 @@ def test_stacked_frames_are_channels_whatever_their_size():
     assert (part.frames, part.channels_last) == (12, False)
     with pytest.raises(UserError, match=r"environment\.image_channels: ALE/Pong-v5 stacks frames on the first axis"):
         Environments(Environment(id="ALE/Pong-v5", image_channels="last"), 1, 1)
+
+
+def test_a_mask_is_a_part_of_its_own_with_an_entry_for_each_action_of_each_choice():
+    parts = observation_specs(gym.spaces.Box(-1, 1, (3,)))
+    action = gym.spaces.MultiDiscrete([2, 3])
+    masked, free = EnvSpec("Masked-v0", parts, action, masked=True), EnvSpec("Free-v0", parts, action)
+    assert list(masked.with_mask()) == ["observation", MASK]
+    assert masked.with_mask()[MASK].shape == (masked.mask_size,) == (5,)
+    assert masked.with_mask()[MASK].dtype == torch.bool
+    assert (free.with_mask(), free.mask_size) == (parts, 0)

@@ -9,7 +9,7 @@ import torch
 from helpers.support import algorithm, config, interface, train
 
 from evorl.distributed import Placement
-from evorl.envs.generation import horizon
+from evorl.envs.generation import generation_length
 from evorl.envs.spaces import EnvSpec, observation_specs
 from evorl.runs.console import header
 
@@ -21,7 +21,7 @@ def header_of(*overrides, ranks=1, threads=1, device="cpu", seen=None):
     world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
     placement = Placement(world, settings.population.placement, settings.population.size)
     pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
-    length = horizon(settings, placement.copies, 1)
+    length = generation_length(settings, placement.copies, 1)
     return header(settings, placement, seen or interface(), pace, length, threads=threads, directory=Path("runs/x"))
 
 

@@ -1,6 +1,6 @@
-"""Running episodes that outlive their process or their vector environment: resume, and recovery from errors.
+"""Running episodes that outlive their process: what a checkpoint keeps of them, and their replay on resume.
 
-Axes: N environment copies, T steps. Errors in single copies are handled by `vector.Guard` and never reach this module.
+Axes: N environment copies, T steps.
 
 A vector environment cannot be serialised, but it can be brought back to the same state. How depends on its kind:
 
@@ -14,6 +14,7 @@ A vector environment cannot be serialised, but it can be brought back to the sam
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -23,23 +24,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
-from evorl.config import Environment
-from evorl.config.errors import shown
-from evorl.distributed.signals import held_signal
 from evorl.envs.spaces import choices
-from evorl.envs.vector import (
-    FAILURES,
-    FAULT,
-    PLACE,
-    Watch,
-    another_seed,
-    close_vector,
-    generator_state,
-    make_vector,
-    set_generator_state,
-    stacked_frames,
-)
-from evorl.system.plugins import place, without_place
+from evorl.seeding import derive_seed
 from evorl.types import Tensors, UserError
 
 Vector = VectorEnv[Any, Any, Any]
@@ -49,6 +35,30 @@ SEED_LASTS = 20_000
 200 steps; a replay covers at most this many steps plus one episode."""
 PLAIN = (bool, int, float, str, np.ndarray)
 """Types of the attributes that make up the state of a plain environment."""
+
+
+def another_seed(seed: int) -> int:
+    """A seed for a restarted environment, derived because consecutive seeds belong to the other copies."""
+    return derive_seed(seed, generation=0, rank=0, purpose="restart") % 2**31
+
+
+def generator_state(env: Any) -> dict[str, Any]:
+    """The JSON-compatible state of an environment's random generator; empty if it uses another generator.
+
+    Atari environments have their own generator in C++.
+    """
+    generator = getattr(env, "np_random", None)
+    if not isinstance(generator, np.random.Generator) or hasattr(env, "ale"):
+        return {}
+    state: dict[str, Any] = dict(generator.bit_generator.state)
+    return state if state["bit_generator"] == "PCG64" else json.loads(json.dumps(state, default=np.ndarray.tolist))
+
+
+def set_generator_state(env: Any, state: Mapping[str, Any]) -> None:
+    """Set the state of an environment's random generator. Raises NumPy's errors for an invalid state."""
+    if not state:
+        raise ValueError("the state of this environment's random generator is not known")
+    env.np_random.bit_generator.state = dict(state)
 
 
 class Journal:
@@ -67,12 +77,12 @@ class Journal:
 
     @property
     def ages(self) -> NDArray[np.int64]:
-        """Return the number of actions [N] logged for each copy since its start point."""
+        """The number of actions [N] logged for each copy since its start point."""
         return self._count - self._began
 
     @property
     def actions(self) -> NDArray[Any]:
-        """Return the actions [T, N, ...] since the oldest start point."""
+        """The actions [T, N, ...] since the oldest start point."""
         return self._rows[int(self._began.min()) : self._count]
 
     def add(self, actions: NDArray[Any]) -> None:
@@ -114,11 +124,11 @@ class Continuation(Protocol):
 
     @property
     def kind(self) -> str:
-        """Return the name of the kind, as stored in checkpoints."""
+        """The name of the kind, as stored in checkpoints."""
 
     @property
     def journal(self) -> Journal | None:
-        """Return the action log needed for a replay, or None."""
+        """The action log needed for a replay, or None."""
 
     def reset(self, vector: Vector, seeds: Sequence[int]) -> None:
         """Record that all copies were reset with these seeds [N]."""
@@ -127,7 +137,7 @@ class Continuation(Protocol):
         """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
 
     def origins(self, vector: Vector) -> list[Any]:
-        """Return the JSON-compatible start state of each copy, without its actions."""
+        """The JSON-compatible start state of each copy, without its actions."""
 
     def play(self, vector: Vector, origins: Sequence[Any]) -> list[Any]:
         """Restore the copies by replay; return the observation of each copy, or None where its replay failed.
@@ -144,10 +154,10 @@ class Continued(Protocol):
 
     @property
     def can_continue(self) -> bool:
-        """Return whether this kind of environment supports a replay."""
+        """Whether this kind of environment supports a replay."""
 
     def state(self) -> Tensors:
-        """Return the state needed to resume the running episodes; empty if resuming is not supported."""
+        """The state needed to resume the running episodes; empty if resuming is not supported."""
 
     def restore(self, tensors: Tensors, seed: int) -> str:
         """Resume the episodes saved by `state`, by replaying them.
@@ -274,7 +284,7 @@ class PlainEpisodes:
 
 
 def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | None:
-    """Return the Continuation for a vector environment, or None if its state cannot be saved."""
+    """The Continuation for a vector environment, or None if its state cannot be saved."""
     space = vector.single_action_space
     if isinstance(vector, SyncVectorEnv | AsyncVectorEnv):
         return GuardedEpisodes(space, copies)
@@ -286,7 +296,7 @@ def continuation(vector: Vector, copies: int, atari: bool) -> Continuation | Non
 
 
 def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the lower and upper bounds of each component of an action."""
+    """The lower and upper bounds of each component of an action."""
     if sizes := choices(space):
         start = np.asarray(space.start)
         return start, start + np.reshape(sizes, start.shape) - 1
@@ -294,13 +304,13 @@ def _bounds(space: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _asked(vector: Vector, name: str) -> tuple[Any, ...]:
-    """Return an attribute of every copy, by `get_attr`."""
+    """An attribute of every copy, by `get_attr`."""
     values: tuple[Any, ...] = vector.get_attr(name)  # type: ignore[attr-defined]
     return values
 
 
 def _changing(vector: Vector) -> dict[str, Any]:
-    """Return the numeric, string and array attributes of a plain environment."""
+    """The numeric, string and array attributes of a plain environment."""
     return {
         name: value
         for name, value in vars(vector.unwrapped).items()
@@ -309,7 +319,7 @@ def _changing(vector: Vector) -> dict[str, Any]:
 
 
 def _like(value: Any, kept: Any) -> Any:
-    """Return a saved attribute with the current shape and dtype. Raises ValueError if it does not fit."""
+    """A saved attribute with the current shape and dtype. Raises ValueError if it does not fit."""
     if not isinstance(value, np.ndarray):
         if type(kept) is not type(value):
             raise ValueError(f"{kept!r} is no {type(value).__name__}")
@@ -318,126 +328,3 @@ def _like(value: Any, kept: Any) -> Any:
     if kept["type"] != str(value.dtype):
         raise ValueError(f"an array of {kept['type']} is none of {value.dtype}")
     return array
-
-
-class RecoveringVector:
-    """A vector environment `env` of N copies that is recreated when it raises, as often as `watch` allows.
-
-    A UserError propagates: a restart does not fix the user's mistake. If `continued`, it records what another process
-    needs to replay its episodes, provided that this kind of environment supports it.
-    """
-
-    def __init__(self, settings: Environment, copies: int, watch: Watch, *, continued: bool = False) -> None:
-        self._settings = settings
-        self._copies = copies
-        self._watch = watch
-        self._seed = 0
-        self._differing: list[Mapping[str, Any]] = []
-        self.env: VectorEnv[Any, Any, Any] = make_vector(settings, copies)
-        atari = stacked_frames(settings) > 0
-        self.continuation = continuation(self.env, copies, atari) if continued else None
-
-    @property
-    def differing(self) -> list[Mapping[str, Any]]:
-        """Return the keyword arguments of each copy; empty if they do not differ."""
-        return self._differing
-
-    def differ(self, differing: Sequence[Mapping[str, Any]]) -> bool:
-        """Set keyword arguments per copy; return whether the environments were recreated and so need a reset.
-
-        Raises UserError if an environment rejects them or if they change its spaces.
-        """
-        if list(differing) == self._differing:
-            return False
-        before = self.env
-        after = make_vector(self._settings, self._copies, differing)
-        close_vector(before, self._settings.id)
-        self.env, self._differing = after, list(differing)
-        if (after.single_observation_space, after.single_action_space) != (
-            before.single_observation_space,
-            before.single_action_space,
-        ):
-            raise UserError(f"environment.kwargs: {self._settings.id} has other spaces with {shown(differing[0])}")
-        return True
-
-    def reset(self, seed: int | Sequence[int]) -> tuple[Any, dict[str, Any]]:
-        """Reset all copies, copy i with `seed` + i or with seeds [N]; return the observations and the info."""
-        seeds = [] if isinstance(seed, int) else [number % 2**31 for number in seed]
-        self._seed = seed % 2**31 if isinstance(seed, int) else seeds[0]
-        try:
-            observation, info = self.env.reset(seed=self._seeds(seeds))
-        except UserError:
-            raise
-        except Exception as error:
-            observation, info = self._start_over(error)
-        else:
-            self._note_seeds(seeds)
-        self.faulty(info)
-        return observation, info
-
-    def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step the vector environment; if it raised, return first observations, zero rewards and no episode ends."""
-        if self.continuation is not None and self.continuation.journal is not None:
-            self.continuation.journal.add(actions)
-        try:
-            return self.env.step(actions)
-        except UserError:
-            raise
-        except Exception as error:
-            observation, info = self._start_over(error)
-            none = np.zeros(self._copies)
-            return observation, none, none.astype(bool), none.astype(bool), info
-
-    def faulty(self, info: dict[str, Any]) -> NDArray[np.bool_] | None:
-        """Return a mask [N] of the copies that raised, or None. Raises UserError if a copy raised too often."""
-        return self._watch.faulty(info) if FAULT in info else None
-
-    def begin(self, copies: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]] | None:
-        """Record where episodes started [N]; return new observations and info if copies were reset again, else None."""
-        some = self.continuation is not None and np.count_nonzero(copies)
-        return self.continuation.begin(self.env, copies) if self.continuation is not None and some else None
-
-    def close(self) -> None:
-        """Close all copies within a deadline; copies that raise or hang are reported."""
-        close_vector(self.env, self._settings.id)
-
-    def _note_seeds(self, seeds: Sequence[int]) -> None:
-        """Record that all copies were reset with these seeds [N], or if empty, with consecutive seeds."""
-        if self.continuation is not None:
-            self.continuation.reset(self.env, seeds or range(self._seed, self._seed + self._copies))
-
-    def _seeds(self, seeds: Sequence[int]) -> Any:
-        """Return the seed argument for the vector environment: most native ones accept only a single seed."""
-        if seeds and isinstance(self.env, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
-            return list(seeds)
-        return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
-
-    def _start_over(self, error: Exception) -> tuple[Any, dict[str, Any]]:
-        """Recreate all copies after an error in the whole vector environment, and start new episodes."""
-        if held_signal() is not None:
-            # A signal to a whole group has ended the workers: what restarted copies go on with must not be saved.
-            raise error
-        failures = 1
-        observation: Any = None
-        info: dict[str, Any] = {}
-        self.close()
-        while failures <= self._settings.max_restarts:
-            self._seed = another_seed(self._seed)
-            self.env = make_vector(self._settings, self._copies, self._differing)
-            try:
-                observation, info = self.env.reset(seed=self._seed)
-                self._note_seeds(())
-                break
-            except UserError:
-                raise
-            except Exception as another:
-                error = another
-                failures += 1
-                self.close()
-        return observation, {
-            **info,
-            FAULT: np.full(self._copies, without_place(error), dtype=object),
-            PLACE: np.full(self._copies, place(error), dtype=object),
-            f"_{FAULT}": np.ones(self._copies, dtype=bool),
-            FAILURES: info.get(FAILURES, 0) + np.full(self._copies, failures),
-        }
