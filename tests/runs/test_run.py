@@ -201,7 +201,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory,
         ),
         (
             ("environment={id: 'helpers.spaces:Masked-v0', kwargs: {forbids_all: true}}",),
-            "environment.id: helpers.spaces:Masked-v0 forbids every action in environment 0 of agent 0 .*at least one",
+            "environment 0 of agent 0 .*helpers.spaces:Masked-v0, step 0 .* forbids every action .*at least one",
         ),
         (
             ("environment={id: 'helpers.spaces:Unreadable-v0', kwargs: {part: observation}}",),
