@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evorl.envs.episodes import Collected
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.replay.protocols import Population
+from evorl.replay.experience import Experience, Population
 from evorl.replay.statistics import Gather, RolloutStatistics, normalized
 from evorl.replay.storage import Empty, Field, Found, Storage
 from evorl.seeding import torch_generator
@@ -383,11 +383,8 @@ class RolloutSettings:
     """Names of the targets; one must be `advantage`."""
 
 
-class RolloutExperience:
-    """Collects rollouts of T steps from all environments and yields minibatches of them.
-
-    `period` is the rollout length; a generation has a whole number of rollouts.
-    """
+class RolloutExperience(Experience):
+    """Collects rollouts of T steps from all environments and yields minibatches of them."""
 
     def __init__(
         self,
@@ -401,19 +398,13 @@ class RolloutExperience:
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """`gather` stacks an array from every rank that holds the same agents along a new leading axis.
-
-        `targets` computes the learning targets from a rollout and the agents' hyperparameters.
-        """
+        """`targets` computes the learning targets from a rollout and the agents' hyperparameters."""
+        super().__init__(settings.steps, gather=gather, device=device, stopwatch=stopwatch)
         self._targets = targets
-        self.period = settings.steps
         self._settings = settings
         self._parts = parts
-        self._gather = gather
         self._seed = seed
         self._rank = rank
-        self._device = device
-        self._stopwatch = stopwatch
         self._statistics = RolloutStatistics(gather, stopwatch)
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
         frames = {name: part.frames for name, part in parts.items() if part.frames}
@@ -422,7 +413,6 @@ class RolloutExperience:
         )
         self._learned: tuple[str, ...] = ()
         self._step = 0
-        self._policy: Population
         # Mask [P] of agents still learning from this rollout; None until one stops early.
         self._left: Tensor | None = None
         self._minibatches: Minibatches
@@ -430,9 +420,8 @@ class RolloutExperience:
         self._hparams: Tensors
 
     def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation with the agents of `policy`."""
+        super().begin(policy, generation)
         agents, settings = policy.agents, self._settings
-        self._policy = policy
         self._step, self._left = 0, None
         steps = settings.steps * settings.num_envs
         self._minibatches = Minibatches(agents, steps, settings.sequence, self._device, settings.copies)
@@ -446,7 +435,6 @@ class RolloutExperience:
         self._statistics.begin(agents)
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments."""
         step, clip = self._step, self._settings.reward_clip
         state, after = (each if each.numel() else None for each in (output.state, output.next_state))
         columns = {
@@ -513,13 +501,6 @@ class RolloutExperience:
         if step:
             self._trajectories.resume({name.removeprefix(STORED): value for name, value in found.items()}, known)
         self._step = step
-
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return nothing: no state outlasts a generation."""
-        return {}, {}
-
-    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Do nothing: no state outlasts a generation."""
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
         """Return each agent's valid transitions [P] in the rollout, summed over its ranks."""
