@@ -430,8 +430,7 @@ class ReceivedTransitions(ReplayExperience):
                 self.add(transition, output)
                 steps.append(self._steps)
             self._steps = sum(steps[1:], steps[0])
-            td_error = slot.columns([ERROR])[ERROR].transpose(0, 1).flatten(1)
-            self.sampler.insert(td_error.double().numpy())
+            self.sampler.insert(slot.column(ERROR).flatten(1).double().numpy())
 
 
 def _steps(slot: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:
