@@ -100,7 +100,7 @@ class TransitionCollector(RolloutCollector):
         seen, following, columns = ({name: value[0] for name, value in group.items()} for group in found)
         ones = torch.ones_like(columns["reward"])
         batch = Batch(seen, following, columns, ones, ones[:, 0], all_due=True)
-        slot.put(ERROR, self._errors(batch).view(slot.slots.shape))
+        slot.column(ERROR).copy_(self._errors(batch).view(slot.slots.shape).transpose(0, 1))
 
     @torch.no_grad()
     def _errors(self, batch: Batch) -> Tensor:

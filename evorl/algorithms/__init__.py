@@ -14,7 +14,7 @@ from evorl.algorithms.a3c import (
     A3CSharedSettings,
 )
 from evorl.algorithms.apex import ApeXDDPG, ApeXDDPGSettings, ApeXDQN, ApeXDQNSettings
-from evorl.algorithms.base import Algorithm, Experience, Objective
+from evorl.algorithms.base import Algorithm, Objective
 from evorl.algorithms.ddpg import DDPG, TD3, DDPGSettings, TD3Settings
 from evorl.algorithms.dqn import DQN, DQNSettings
 from evorl.algorithms.impala import APPO, IMPALA, APPOSettings, IMPALASettings
@@ -50,4 +50,4 @@ def make_algorithm(config: AnyConfig, interface: EnvSpec) -> Algorithm:
     return constructor(config, interface)
 
 
-__all__ = ["ALGORITHMS", "SETTINGS", "Algorithm", "Experience", "Objective", "make_algorithm"]
+__all__ = ["ALGORITHMS", "SETTINGS", "Algorithm", "Objective", "make_algorithm"]

@@ -30,7 +30,7 @@ from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
 from evorl.networks.stack import NetworkSpec, Stack, TargetRule
-from evorl.replay import Pace
+from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
@@ -156,7 +156,7 @@ class A2C:
         ranks = copies // shared
         return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
-    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> RolloutExperience:
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """Return this rank's rollout buffer."""
         settings, ranks = self.settings, placement.ranks
         shared = placement.copies if settings.split_batches else 1

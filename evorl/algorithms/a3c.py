@@ -20,7 +20,7 @@ from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
-from evorl.replay import Pace
+from evorl.replay import Experience, Pace
 from evorl.replay.received import GradientSettings, ReceivedGradients
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors, UserError
@@ -117,9 +117,7 @@ class A3C(A3CDataParallel):
         pace, together = super().pace(copies), self.settings.grad_sync_steps
         return Pace(pace.batch * together, pace.updates, pace.steps * together)
 
-    def experience(  # type: ignore[override]
-        self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
-    ) -> ReceivedGradients:
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """Return the buffer of the gradients that this rank receives."""
         settings: A3CSettings = self.settings
         steps = settings.rollout_steps * settings.grad_sync_steps

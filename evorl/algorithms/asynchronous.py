@@ -14,7 +14,7 @@ from torch import Tensor
 from evorl.algorithms.a2c import A2C, A2CSettings
 from evorl.config.fields import Size
 from evorl.distributed import Placement
-from evorl.replay import Pace
+from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
 from evorl.replay.statistics import normalized
 from evorl.system.console import Stopwatch
@@ -56,9 +56,7 @@ class Asynchronous(A2C):
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
         return Pace(batch, updates=float(settings.passes), steps=float(batch))
 
-    def experience(  # type: ignore[override]
-        self, placement: Placement, always_valid: bool, stopwatch: Stopwatch
-    ) -> ReceivedRollouts:
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """Return the buffer that joins the rollouts this rank receives into batches."""
         return ReceivedRollouts(
             self.received_settings(placement),

@@ -1,13 +1,13 @@
-"""The interfaces of algorithms and experience buffers, and the objectives that an algorithm minimises.
+"""The interface of algorithms, and the objectives that an algorithm minimises.
 
 Axes: P agents, E environments, B batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,19 +16,9 @@ from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import NetworkSpec, Stack
-from evorl.replay import Pace, Population
+from evorl.replay import Experience, Pace
 from evorl.system.console import Stopwatch
-from evorl.types import (
-    Agent,
-    Batch,
-    Loss,
-    Observation,
-    PolicyOutput,
-    RecurrentInput,
-    Tensors,
-    Transition,
-    UpdateResult,
-)
+from evorl.types import Batch, Loss, Observation, RecurrentInput, Tensors
 
 PerAgent = Callable[[Stack], Tensor]
 """Maps a stack to one number per agent [P]."""
@@ -56,55 +46,6 @@ class Objective:
 def hyperparameter(name: str) -> PerAgent:
     """Return the function that reads a hyperparameter [P] of a stack."""
     return lambda stack: stack.hyperparameters[name]
-
-
-class Experience(Protocol):
-    """A buffer of the agents' experience, which yields the batches that are due."""
-
-    @property
-    def period(self) -> int:
-        """Return the granularity of a generation: its steps of each environment are a multiple of this."""
-
-    def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation of these agents."""
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches that are due; every rank that holds the same agents yields equally many.
-
-        First, `acted` tells the policy how many transitions those ranks have agreed on.
-        """
-
-    def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Receive the result of the update with `batch`, before the next batch is drawn."""
-
-    def end(self, agents: list[Agent]) -> None:
-        """End the generation, storing with the agents the state that belongs to them."""
-
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return this rank's part for a checkpoint."""
-
-    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Restore the result of `state`. Raises UserError for anything that `state` cannot have returned."""
-
-
-class OnlineExperience(Experience, Protocol):
-    """An experience buffer that is fed every step of this process's environments."""
-
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return this rank's part for an interim checkpoint, between two steps of a generation."""
-
-    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Load the output of `snapshot` after `begin`. Raises UserError for anything that it cannot have returned."""
-
-    def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments."""
-
-
-class ReceivingExperience(Experience, Protocol):
-    """An experience buffer that is fed by actor processes."""
-
-    def extend(self, slot: Any) -> None:
-        """Copy the contents of a slot of shared memory, which may be overwritten afterwards."""
 
 
 class Algorithm(Protocol):
@@ -150,8 +91,8 @@ class Algorithm(Protocol):
         Raises UserError if they cannot share its batches.
         """
 
-    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Any:
-        """Return this rank's experience buffer: an `OnlineExperience`, or a `ReceivingExperience` if actors feed it.
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
+        """Return this rank's replay or rollouts.
 
         `always_valid` says that every step of every environment is a transition.
         """

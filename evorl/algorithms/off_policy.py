@@ -20,9 +20,9 @@ from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.stack import NetworkSpec, Stack, TargetRule
-from evorl.replay import Pace
+from evorl.replay import Experience, Pace
 from evorl.replay.storage import Field as StoredField
-from evorl.replay.transitions import ReplayExperience, replay_experience
+from evorl.replay.transitions import replay_experience
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Head, Loss, Streams, UserError
 
@@ -109,7 +109,7 @@ class Replayed:
         settings, ranks = self.settings, 1 if self.settings.split_batches else copies
         return Pace(settings.batch_size * ranks, updates=1.0, steps=settings.learn_step * ranks)
 
-    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> ReplayExperience:
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """Return this rank's part of the replay."""
         return replay_experience(
             self.config,

@@ -16,6 +16,7 @@ from torch import Tensor
 from evorl.algorithms import Algorithm
 from evorl.networks.base import Architectures, Layout, plan_stacks
 from evorl.networks.stack import Shapes, Stack, StackedNetwork
+from evorl.replay import Population
 from evorl.replay.statistics import Moments
 from evorl.system.formats import check_numbers, load_like, set_generator
 from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput, Tensors, UserError
@@ -25,7 +26,7 @@ ACTING, RECURRENT, GENERATOR = "acting.", "recurrent", "generator"
 """Tensor names, or prefixes of names, in a snapshot of a policy."""
 
 
-class Policy:
+class Policy(Population):
     """The agents of this rank in one generation, for acting.
 
     `flat` holds all parameters and observation statistics in one buffer that can be sent as is; `version` counts the

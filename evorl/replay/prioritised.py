@@ -1,4 +1,4 @@
-"""Prioritised replay over all ranks (arXiv 1511.05952): sum trees, the priorities of slots, and the sampler.
+"""Prioritised replay over all ranks (arXiv 1511.05952): sum trees, and the sampler that keeps each slot's priorities.
 
 Axes: U updates, P agents, B batch, R ranks; N leaves of a tree or streams, S slots of some rows, K slots at once.
 """
@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.protocols import Agreement, Draws
-from evorl.replay.samplers import SamplerSettings, share_of_draws
+from evorl.replay.samplers import Agreement, Draws, Sampler, SamplerSettings, share_of_draws
 from evorl.replay.storage import WHERE, Storage, rows_held
 from evorl.seeding import numpy_generator, numpy_state, set_numpy_state
 from evorl.system.formats import check_tensors, load_like
@@ -42,7 +41,7 @@ class PriorityTree:
 
     @staticmethod
     def memory(agents: int, leaves: int) -> int:
-        """Return the size of the trees in bytes."""
+        """Size of the trees in bytes."""
         return agents * 16 << max(1, (leaves - 1).bit_length())
 
     @property
@@ -97,7 +96,7 @@ class PriorityTree:
             np.add(children[:, ::2], children[:, 1::2], out=here[:, start:stop])
 
     def find(self, fraction: Floats) -> tuple[Integers, Floats]:
-        """Return the leaves [P, K] at `fraction` [P, K] in [0, 1) of each agent's total, and their priorities."""
+        """Find the leaves [P, K] at `fraction` [P, K] in [0, 1) of each agent's total; also return their priorities."""
         rest = fraction * self.total[:, None]
         node = np.empty(fraction.shape, dtype=np.int64)
         node[:] = np.arange(len(fraction))[:, None]
@@ -131,103 +130,210 @@ class PriorityTree:
         self._minimum = np.minimum(self._minimum, smallest)
 
 
+@dataclass(frozen=True)
+class PrioritySettings:
+    """Priorities are (|td_error| + `epsilon`)^`exponent`; with exponent 0 all are equal and no error is needed.
+
+    The importance-sampling exponent is annealed linearly from `importance_start` to `importance_end` over
+    `importance_steps` environment steps of an agent; a generation has `generation_steps`. Unless the replay is
+    `shared`, an agent draws only its own or an ancestor's transitions.
+    """
+
+    exponent: float
+    epsilon: float
+    importance_start: float
+    importance_end: float
+    generation_steps: int
+    importance_steps: int
+    shared: bool
+
+    def importance(self, generation: int, steps: Floats) -> Floats:
+        """Importance-sampling exponent [P] after `steps` [P] of a generation, numbered from 1."""
+        done = ((generation - 1) * self.generation_steps + steps) / self.importance_steps
+        return self.importance_start + np.clip(done, 0, 1) * (self.importance_end - self.importance_start)
+
+
+@dataclass
+class Draw:
+    """One draw: `slots` [P, U, B], the mask `counted`, and the `newest` and `oldest` row at the time.
+
+    It buffers the td_errors [U, P, B] of the `observed` updates and which agents were `active` [U, P].
+    """
+
+    slots: Integers
+    counted: NDArray[np.bool_]
+    newest: int
+    oldest: int
+    errors: Tensor
+    active: Tensor
+    observed: list[int] = field(default_factory=list)
+
+
 FIRST_PRIORITY = 1.0
 """Initial maximum priority, used until an agent has set one."""
 
 
-class SlotPriorities:
-    """Each agent's priority of every slot it may draw; all others have 0.
+class PrioritisedSampler(Sampler):
+    """Each agent draws in proportion to its own priorities, as if all ranks held one buffer.
 
-    Rows gain and lose priorities only when asked, not when the storage changes, so that earlier draws can still be
-    updated. A new transition gets the largest priority that its agent has set so far.
+    Every agent has a priority for each slot that it may draw; all others have 0. A new transition gets the largest
+    priority that its agent has set so far. Rows gain and lose priorities at an exchange, not when the storage changes,
+    so that earlier draws can still be updated.
+
+    One exchange per vector step shares the total, minimum and maximum priority of every rank. All draws of that step
+    are then made at once: systematic sampling gives each rank a share that follows its total, and the rank draws that
+    share from its own part by stratified sampling. The priorities from the updates are set before the next exchange.
+    The paper's weight (N p_i / sum p)^-beta, divided by its largest value over the union, is (min p / p_i)^beta: N and
+    the sum cancel.
     """
 
-    def __init__(self, storage: Storage, agents: int, shared: bool) -> None:
-        """Start empty. Unless `shared`, an agent may draw only from its own N / P streams."""
+    def __init__(self, storage: Storage, agents: int, priorities: PrioritySettings, settings: SamplerSettings) -> None:
+        super().__init__(storage, settings)
+        self._priorities = priorities
         self.tree = PriorityTree(agents, storage.slots)
         self.maximum = np.full(agents, FIRST_PRIORITY)
         """The largest priority [P] ever set."""
-        self.oldest = 0
+        self._oldest = 0
         """Number of the first row with priorities."""
         self._newest = 0
         """Number of the first row without priorities yet."""
-        self._storage = storage
-        self._shared = shared
         owner = np.arange(storage.streams) * agents // storage.streams
-        self._may_draw = (owner == np.arange(agents)[:, None]) | shared
-        self._agents: list[int] = []
+        self._may_draw = (owner == np.arange(agents)[:, None]) | priorities.shared
+        self._ids: list[int] = []
+        """The agents that the priorities belong to."""
+        self._drawn: Draw | None = None
+        self._ranks, self._generation = 1, 1
+        self._mass: Floats
+        self._minimum: Floats
+        self._beta: Floats
+        self._own: np.random.Generator
 
-    def begin(self, agents: list[tuple[int, int | None]]) -> None:
-        """Pass the priorities on to these agents, given as (id, parent id).
+    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
+        """Start a generation with these agents, held by `ranks` ranks.
 
         An agent keeps its own priorities, or inherits its parent's. If neither is here, every transition is new to it.
         """
-        places = {id: place for place, id in enumerate(self._agents)}
-        known = (id if id in places else parent for id, parent in agents)
+        self._set_priorities()
+        super().begin(agents, generation, ranks)
+        self._drawn, self._generation, self._ranks = None, generation, ranks
+        self._own = numpy_generator(
+            self._settings.seed, generation=generation, rank=self._settings.rank, purpose="draws"
+        )
+        places = {id: place for place, id in enumerate(self._ids)}
+        known = (agent.id if agent.id in places else agent.parent for agent in agents)
         sources = np.array([-1 if id is None else places.get(id, -1) for id in known])
         new = sources < 0
-        if not self._agents:
-            self.oldest, self._newest = self._storage.oldest, self._storage.written
+        if not self._ids:
+            self._oldest, self._newest = self._storage.oldest, self._storage.written
         elif (sources != np.arange(len(sources))).any():
             self.tree.take_over(sources)
             self.maximum = np.where(new, FIRST_PRIORITY, self.maximum[sources])
         if new.any():
-            for start, stop, mask in self._rows(self.oldest, self._newest):
+            for start, stop, mask in self._rows(self._oldest, self._newest):
                 kept = self.tree.leaves[:, start:stop]
                 self.tree.fill(start, stop, np.where(new[:, None], mask * FIRST_PRIORITY, kept))
-        self._agents = [id for id, _ in agents]
+        self._ids = [agent.id for agent in agents]
 
-    def drop(self) -> None:
-        """Forget the rows that can no longer be drawn."""
-        for start, stop in self._pieces(self.oldest, min(self._storage.oldest, self._newest)):
-            self.tree.fill(start, stop, 0.0)
-        self.oldest = max(self.oldest, self._storage.oldest)
-        self._newest = max(self._newest, self.oldest)
+    def insert(self, td_error: Floats) -> None:
+        """Set the first priorities of the T newest rows from td_errors [T, N], equal for all agents.
+
+        Raises RunFailed if a td_error is not finite.
+        """
+        self._set_priorities()
+        self._drop()
+        if not np.isfinite(td_error).all():
+            raise RunFailed("replay.prioritised: errors of an actor are not finite and make no priorities")
+        self._add_rows((np.abs(td_error) + self._priorities.epsilon) ** self._priorities.exponent)
+
+    def report(self) -> Floats:
+        """The total, minimum and maximum priority [P], and the number of transitions [P] without one."""
+        self._set_priorities()
+        self._drop()
+        # With exponent 0 all priorities are equal, so the minimum is the maximum and no search is needed.
+        minimum = self.tree.minimum if self._priorities.exponent else self.maximum
+        return np.concatenate([self.tree.total, minimum, self.maximum, self.fresh()])
 
     def fresh(self) -> Floats:
-        """Return the number of transitions [P] written but without a priority."""
+        """Number of transitions [P] written but without a priority."""
         rows = self._rows(self._newest, self._storage.written)
         return sum((mask.sum(1) for _, _, mask in rows), np.zeros(len(self.maximum)))
 
-    def insert(self, priority: Floats | None = None) -> None:
-        """Give new rows the largest priority, or the given priorities [T, N] of the T newest rows."""
-        storage = self._storage
-        if priority is not None:
-            # A ring with fewer rows has kept only the last of them.
-            priority = priority[-(storage.written - self._newest) :]
-            before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
-            flat = np.concatenate([before, priority]).reshape(-1)
-            self.maximum = np.maximum(self.maximum, flat.max(initial=0.0))
-        place = 0
-        for start, stop, mask in self._rows(self._newest, storage.written):
-            given = self.maximum[:, None] if priority is None else flat[place : place + stop - start]
-            self.tree.fill(start, stop, mask * given)
-            place += stop - start
-        self._newest = storage.written
+    def agree(self, known: Agreement) -> None:
+        """Give new transitions the largest priority over all ranks; record all ranks' totals and minima after that."""
+        mass, minimum, maximum, fresh = known.reports.reshape(len(known.reports), 4, -1).swapaxes(0, 1)
+        largest = maximum.max(0)
+        self.maximum = largest
+        self._add_rows()
+        self._mass = mass + fresh * largest
+        self._minimum = np.minimum(minimum, largest).min(0)
+        self._beta = self._priorities.importance(self._generation, known.steps)
+
+    def draw(self, updates: int) -> Draws:
+        """Draw slots for `updates` updates, with importance weights."""
+        agents = len(self._draws)
+        offset = self._shared.random((updates, agents))
+        counts = share_of_draws(self._draws, self._mass, self._settings.part, offset).T[..., None]
+        # A rank without a draw still takes part, with a weight of zero.
+        place = np.arange(max(1, int(counts.max())))
+        shape = (agents, updates, len(place))
+        fraction = (place + self._own.random(shape)) / np.maximum(counts, place + 1)
+        found = self.tree.find(fraction.reshape(agents, -1))
+        slots, priority = found[0].reshape(shape), found[1].reshape(shape)
+        counted = place < counts
+        if not counted.all():
+            # An agent with nothing to draw here gets arbitrary slots of weight zero.
+            slots, priority = np.where(priority > 0, slots, 0), np.where(counted, priority, 1.0)
+        share = counted * (self._ranks / self._draws)[:, None, None]
+        weight = share * (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
+        device, newest = self._storage.device, self._storage.written - 1
+        td_errors = torch.zeros(updates, agents, len(place), device=device)
+        active = torch.zeros(updates, agents, device=device)
+        self._drawn = Draw(slots, counted, newest, self._oldest, td_errors, active)
+        each = [_by_update(values.astype(np.float32), device) for values in (weight, share)]
+        return Draws(_by_update(slots, device), *each)
+
+    def observe(self, update: int, result: UpdateResult) -> None:
+        """Buffer the td_errors of an update of the last draw; they become priorities before the next draw.
+
+        Raises UserError if the algorithm returns none.
+        """
+        drawn = self._drawn
+        if drawn is None or not self._priorities.exponent:
+            return
+        if result.errors is None:
+            raise UserError("replay.prioritised: this algorithm gives no errors to draw by; leave it out")
+        drawn.errors[update] = result.errors
+        drawn.active[update] = 1.0 if result.active is None else result.active
+        drawn.observed.append(update)
 
     def set(self, slots: Integers, priority: Floats, where: NDArray[np.bool_]) -> None:
         """Set `slots` [P, K] to priorities [P, K] `where` [P, K]; the last of duplicate slots counts."""
         self.maximum = np.maximum(self.maximum, np.max(priority, 1, where=where, initial=0.0))
         self.tree.set(slots, priority, where)
 
-    def stands(self, slots: Integers, newest: int) -> NDArray[np.bool_]:
-        """Return a mask of `slots` [...] not overwritten since row `newest` was the newest."""
-        row = newest - (newest - slots // self._storage.streams) % self._storage.ring
-        return np.asarray(row >= self.oldest)
+    def generators(self) -> Tensors:
+        return {"shared": numpy_state(self._shared), "own": numpy_state(self._own)}
+
+    def resume(self, generators: Tensors) -> None:
+        own = self.generators()
+        load_like(generators, own, WHERE)
+        set_numpy_state(self._shared, own["shared"])
+        set_numpy_state(self._own, own["own"])
 
     def state(self) -> Tensors:
-        """Return the priorities [P, S] of the written rows of the ring, the maxima, and the agents' ids."""
-        self.drop()
-        self.insert()
+        """The priorities [P, S] of the written rows of the ring, the maxima [P], and the agents' ids [P]."""
+        self._set_priorities()
+        self._drop()
+        self._add_rows()
         held = rows_held(self._storage.written, self._storage.ring) * self._storage.streams
         return {
             "priorities": torch.from_numpy(self.tree.leaves[:, :held].copy()),
             "priorities.maximum": torch.from_numpy(self.maximum.copy()),
-            "priorities.agents": torch.tensor(self._agents, dtype=torch.int64),
+            "priorities.agents": torch.tensor(self._ids, dtype=torch.int64),
         }
 
-    def restore(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
-        """Restore from `state`, after a storage with these `numbers` has been restored.
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Load the output of `state`, after a storage with these `numbers` has been restored.
 
         If the storage's layout changed, all transitions are new. Raises UserError for an invalid state.
         """
@@ -250,11 +356,62 @@ class SlotPriorities:
         if not same:
             return
         drawable = storage.can_draw(torch.arange(held, device=storage.device)).cpu().numpy()
-        if (leaves[:, ~drawable] > 0).any() or (self._shared and (leaves[:, drawable] == 0).any()):
+        if (leaves[:, ~drawable] > 0).any() or (self._priorities.shared and (leaves[:, drawable] == 0).any()):
             raise UserError(f"{WHERE}: tensor 'priorities' does not fit what can be drawn")
         self.tree.fill(0, held, leaves)
-        self.maximum, self._agents = maximum.copy(), tensors["priorities.agents"].tolist()
-        self.oldest, self._newest = storage.oldest, storage.written
+        self.maximum, self._ids = maximum.copy(), tensors["priorities.agents"].tolist()
+        self._oldest, self._newest = storage.oldest, storage.written
+
+    def _set_priorities(self) -> None:
+        """Turn the buffered td_errors into priorities. Raises RunFailed if one is not finite."""
+        drawn = self._drawn
+        if drawn is None or not drawn.observed:
+            return
+        updates, drawn.observed = drawn.observed, []
+        chosen = slice(None) if updates == list(range(len(drawn.errors))) else updates
+        errors = drawn.errors[chosen].abs().double().cpu().numpy().swapaxes(0, 1)
+        active = drawn.active[chosen].cpu().numpy().T > 0
+        where = drawn.counted[:, chosen]
+        where = where if active.all() else where & active[..., None]
+        if not np.isfinite(errors).all():
+            self._refuse((~np.isfinite(errors) & where).any((1, 2)))
+            errors = np.where(where, errors, 0.0)
+        priority = (errors + self._priorities.epsilon) ** self._priorities.exponent
+        slots, flat = drawn.slots[:, chosen], (len(self._ids), -1)
+        if self._oldest > drawn.oldest:
+            # Slots whose rows were overwritten since the draw belong to other transitions now.
+            row = drawn.newest - (drawn.newest - slots // self._storage.streams) % self._storage.ring
+            where = where & (row >= self._oldest)
+        self.set(slots.reshape(flat), priority.reshape(flat), where.reshape(flat))
+
+    def _refuse(self, lost: NDArray[np.bool_]) -> None:
+        """Raise RunFailed naming the agents whose td_errors are not finite (`lost` [P])."""
+        if lost.any():
+            names = ", ".join(str(id) for id, one in zip(self._ids, lost, strict=True) if one)
+            raise RunFailed(f"replay.prioritised: errors of agent {names} are not finite and make no priorities")
+
+    def _drop(self) -> None:
+        """Forget the rows that can no longer be drawn."""
+        for start, stop in self._pieces(self._oldest, min(self._storage.oldest, self._newest)):
+            self.tree.fill(start, stop, 0.0)
+        self._oldest = max(self._oldest, self._storage.oldest)
+        self._newest = max(self._newest, self._oldest)
+
+    def _add_rows(self, priority: Floats | None = None) -> None:
+        """Give new rows the largest priority, or the given priorities [T, N] of the T newest rows."""
+        storage = self._storage
+        if priority is not None:
+            # A ring with fewer rows has kept only the last of them.
+            priority = priority[-(storage.written - self._newest) :]
+            before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
+            flat = np.concatenate([before, priority]).reshape(-1)
+            self.maximum = np.maximum(self.maximum, flat.max(initial=0.0))
+        place = 0
+        for start, stop, mask in self._rows(self._newest, storage.written):
+            given = self.maximum[:, None] if priority is None else flat[place : place + stop - start]
+            self.tree.fill(start, stop, mask * given)
+            place += stop - start
+        self._newest = storage.written
 
     def _rows(self, first: int, last: int) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
         """Yield slot ranges of the rows `first` to `last`, with the mask [P, S] of slots that each agent may draw."""
@@ -274,194 +431,6 @@ class SlotPriorities:
             count = min(last - first, ring - row)
             yield row * streams, (row + count) * streams
             first += count
-
-
-@dataclass(frozen=True)
-class PrioritySettings:
-    """Priorities are (|td_error| + `epsilon`)^`exponent`; with exponent 0 all are equal and no error is needed.
-
-    The importance-sampling exponent is annealed linearly from `importance_start` to `importance_end` over
-    `importance_steps` environment steps of an agent; a generation has `generation_steps`. Unless the replay is
-    `shared`, an agent draws only its own or an ancestor's transitions.
-    """
-
-    exponent: float
-    epsilon: float
-    importance_start: float
-    importance_end: float
-    generation_steps: int
-    importance_steps: int
-    shared: bool
-
-    def importance(self, generation: int, steps: Floats) -> Floats:
-        """Return the importance-sampling exponent [P] after `steps` [P] of a generation, numbered from 1."""
-        done = ((generation - 1) * self.generation_steps + steps) / self.importance_steps
-        return self.importance_start + np.clip(done, 0, 1) * (self.importance_end - self.importance_start)
-
-
-@dataclass
-class Draw:
-    """One draw: `slots` [P, U, B], the mask `counted`, and the `newest` and `oldest` row at the time.
-
-    It buffers the errors [U, P, B] of the `observed` updates and which agents were `active` [U, P].
-    """
-
-    slots: Integers
-    counted: NDArray[np.bool_]
-    newest: int
-    oldest: int
-    errors: Tensor
-    active: Tensor
-    observed: list[int] = field(default_factory=list)
-
-
-class PrioritisedSampler:
-    """Each agent draws in proportion to its own priorities, as if all ranks held one buffer.
-
-    One exchange per vector step shares the total, minimum and maximum priority of every rank. All draws of that step
-    are then made at once: systematic sampling gives each rank a share that follows its total, and the rank draws that
-    share from its own part by stratified sampling. The priorities from the updates are set before the next exchange.
-    The paper's weight (N p_i / sum p)^-beta, divided by its largest value over the union, is (min p / p_i)^beta: N and
-    the sum cancel.
-    """
-
-    def __init__(self, storage: Storage, agents: int, settings: PrioritySettings, place: SamplerSettings) -> None:
-        self._storage = storage
-        self._settings = settings
-        self._place = place
-        self._priorities = SlotPriorities(storage, agents, settings.shared)
-        self._drawn: Draw | None = None
-        self._agents: Sequence[Agent] = ()
-        self._ranks, self._generation = 1, 1
-        self._draws: Integers
-        self._mass: Floats
-        self._minimum: Floats
-        self._beta: Floats
-        self._shared: np.random.Generator
-        self._own: np.random.Generator
-
-    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
-        """Start a generation with these agents, held by `ranks` ranks; children inherit their parents' priorities."""
-        self._set_priorities()
-        self._priorities.begin([(agent.id, agent.parent) for agent in agents])
-        self._drawn = None
-        self._agents, self._generation, self._ranks = agents, generation, ranks
-        self._draws = self._place.draws(agents, ranks)
-        self._shared = self._place.shared(generation)
-        self._own = numpy_generator(self._place.seed, generation=generation, rank=self._place.rank, purpose="draws")
-
-    def insert(self, errors: Floats) -> None:
-        """Set the first priorities of the T newest rows from errors [T, N], equal for all agents.
-
-        Raises RunFailed if an error is not finite.
-        """
-        self._set_priorities()
-        self._priorities.drop()
-        if not np.isfinite(errors).all():
-            raise RunFailed("replay.prioritised: errors of an actor are not finite and make no priorities")
-        self._priorities.insert((np.abs(errors) + self._settings.epsilon) ** self._settings.exponent)
-
-    def report(self) -> Floats:
-        """Return the total, minimum and maximum priority [P], and the number of transitions [P] without one."""
-        self._set_priorities()
-        priorities = self._priorities
-        priorities.drop()
-        # With exponent 0 all priorities are equal, so the minimum is the maximum and no search is needed.
-        minimum = priorities.tree.minimum if self._settings.exponent else priorities.maximum
-        return np.concatenate([priorities.tree.total, minimum, priorities.maximum, priorities.fresh()])
-
-    def agree(self, known: Agreement) -> None:
-        """Give new transitions the largest priority over all ranks; record all ranks' totals and minima after that."""
-        mass, minimum, maximum, fresh = known.reports.reshape(len(known.reports), 4, -1).swapaxes(0, 1)
-        largest = maximum.max(0)
-        self._priorities.maximum = largest
-        self._priorities.insert()
-        self._mass = mass + fresh * largest
-        self._minimum = np.minimum(minimum, largest).min(0)
-        self._beta = self._settings.importance(self._generation, known.steps)
-
-    def draw(self, updates: int) -> Draws:
-        """Draw slots for `updates` updates, with importance weights."""
-        offset = self._shared.random((updates, len(self._agents)))
-        counts = share_of_draws(self._draws, self._mass, self._place.part, offset).T[..., None]
-        # A rank without a draw still takes part, with a weight of zero.
-        place = np.arange(max(1, int(counts.max())))
-        shape = (len(self._agents), updates, len(place))
-        fraction = (place + self._own.random(shape)) / np.maximum(counts, place + 1)
-        found = self._priorities.tree.find(fraction.reshape(shape[0], -1))
-        slots, priority = found[0].reshape(shape), found[1].reshape(shape)
-        counted = place < counts
-        if not counted.all():
-            # An agent with nothing to draw here gets arbitrary slots of weight zero.
-            slots, priority = np.where(priority > 0, slots, 0), np.where(counted, priority, 1.0)
-        share = counted * (self._ranks / self._draws)[:, None, None]
-        weight = share * (self._minimum[:, None, None] / priority) ** self._beta[:, None, None]
-        device, newest = self._storage.device, self._storage.written - 1
-        errors = torch.zeros(updates, shape[0], shape[2], device=device)
-        active = torch.zeros(updates, shape[0], device=device)
-        self._drawn = Draw(slots, counted, newest, self._priorities.oldest, errors, active)
-        each = [_by_update(values.astype(np.float32), device) for values in (weight, share)]
-        return Draws(_by_update(slots, device), *each)
-
-    def observe(self, update: int, result: UpdateResult) -> None:
-        """Buffer the errors of an update of the last draw; they become priorities before the next draw.
-
-        Raises UserError if the algorithm returns no errors.
-        """
-        drawn = self._drawn
-        if drawn is None or not self._settings.exponent:
-            return
-        if result.errors is None:
-            raise UserError("replay.prioritised: this algorithm gives no errors to draw by; leave it out")
-        drawn.errors[update] = result.errors
-        drawn.active[update] = 1.0 if result.active is None else result.active
-        drawn.observed.append(update)
-
-    def generators(self) -> Tensors:
-        """Return the states of the random generators, as bytes by name."""
-        return {"shared": numpy_state(self._shared), "own": numpy_state(self._own)}
-
-    def resume(self, generators: Tensors) -> None:
-        """Load the output of `generators`. Raises UserError for an invalid one."""
-        own = self.generators()
-        load_like(generators, own, WHERE)
-        set_numpy_state(self._shared, own["shared"])
-        set_numpy_state(self._own, own["own"])
-
-    def state(self) -> Tensors:
-        """Return the priorities for a checkpoint, in the format of `SlotPriorities.state`."""
-        self._set_priorities()
-        return self._priorities.state()
-
-    def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Restore from `state`, for a storage with these `numbers`. Raises UserError for an invalid state."""
-        self._priorities.restore(tensors, numbers)
-
-    def _set_priorities(self) -> None:
-        """Turn the buffered errors into priorities. Raises RunFailed if an error is not finite."""
-        drawn = self._drawn
-        if drawn is None or not drawn.observed:
-            return
-        updates, drawn.observed = drawn.observed, []
-        chosen = slice(None) if updates == list(range(len(drawn.errors))) else updates
-        errors = drawn.errors[chosen].abs().double().cpu().numpy().swapaxes(0, 1)
-        active = drawn.active[chosen].cpu().numpy().T > 0
-        where = drawn.counted[:, chosen]
-        where = where if active.all() else where & active[..., None]
-        if not np.isfinite(errors).all():
-            self._refuse((~np.isfinite(errors) & where).any((1, 2)))
-            errors = np.where(where, errors, 0.0)
-        priority = (errors + self._settings.epsilon) ** self._settings.exponent
-        slots, flat = drawn.slots[:, chosen], (len(self._agents), -1)
-        if self._priorities.oldest > drawn.oldest:
-            where = where & self._priorities.stands(slots, drawn.newest)
-        self._priorities.set(slots.reshape(flat), priority.reshape(flat), where.reshape(flat))
-
-    def _refuse(self, lost: NDArray[np.bool_]) -> None:
-        """Raise RunFailed naming the agents whose errors are not finite (`lost` [P])."""
-        if lost.any():
-            names = ", ".join(str(agent.id) for agent, one in zip(self._agents, lost, strict=True) if one)
-            raise RunFailed(f"replay.prioritised: errors of agent {names} are not finite and make no priorities")
 
 
 def _by_update(values: NDArray[np.int64] | NDArray[np.float32], device: torch.device) -> Tensor:

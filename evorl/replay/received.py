@@ -16,13 +16,13 @@ from torch import Tensor
 
 from evorl.envs.episodes import Collected
 from evorl.envs.spaces import ObservationSpecs, as_numbers
-from evorl.replay.protocols import Population
+from evorl.replay.experience import Experience, Population
 from evorl.replay.rollouts import RolloutMemory
 from evorl.replay.statistics import Gather, RolloutStatistics
 from evorl.replay.storage import Empty
 from evorl.seeding import numpy_generator
 from evorl.system.console import Stopwatch
-from evorl.types import Agent, Batch, RecurrentInput, Tensors, UpdateResult
+from evorl.types import Batch, RecurrentInput, Tensors
 
 LEARNED = ("reward", "terminated", "truncated", "valid")
 """Columns of each step used for learning, beside the policy's own outputs."""
@@ -55,7 +55,7 @@ class Received:
     state: Tensor | None
 
 
-class ReceivedRollouts:
+class ReceivedRollouts(Experience):
     """Joins actors' rollouts into batches, each used once or for several passes.
 
     Older rollouts of the same agents may be replayed beside them (arXiv 1802.01561, section 5.2.2). The bootstrap
@@ -71,22 +71,17 @@ class ReceivedRollouts:
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """`gather` stacks an array from every rank that holds the same agents along a new leading axis."""
-        self.period = settings.steps * settings.rollouts
+        super().__init__(settings.steps * settings.rollouts, gather=gather, device=device, stopwatch=stopwatch)
         self._settings = settings
         self._parts = parts
-        self._gather = gather
-        self._device = device
-        self._stopwatch = stopwatch
         self._statistics = RolloutStatistics(gather, stopwatch)
         self._waiting: list[Received] = []
         self._kept: deque[Received] = deque(maxlen=settings.kept)
         self._rng: np.random.Generator
-        self._policy: Population
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding other agents' rollouts."""
-        self._policy = policy
+        super().begin(policy, generation)
         self._waiting = []
         self._kept.clear()
         seed, rank = self._settings.seed, self._settings.rank
@@ -137,21 +132,8 @@ class ReceivedRollouts:
         count = self._settings.replayed if self._kept else 0
         return [self._kept[index] for index in self._rng.integers(len(self._kept) or 1, size=count)]
 
-    def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Do nothing: batches have no priorities."""
-
-    def end(self, agents: list[Agent]) -> None:
-        """Do nothing: no state outlasts a generation."""
-
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return nothing: no state outlasts a generation."""
-        return {}, {}
-
-    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Do nothing: no state outlasts a generation."""
-
     def _next_values(self, slot: RolloutMemory, like: Tensor) -> Tensor:
-        """Return bootstrap values [P, T, E] of next observations at truncated and last steps; others are unused."""
+        """Bootstrap values [P, T, E] of next observations at truncated and last steps; others are unused."""
         values = torch.zeros_like(like)
         for step in slot.ends():
             following = {name: part.to(self._device) for name, part in slot.next_observation(step).items()}
@@ -209,25 +191,20 @@ class GradientSettings:
     gradients: int
 
 
-class ReceivedGradients:
+class ReceivedGradients(Experience):
     """Passes on actors' gradients in arrival order, one at a time or averaged over several."""
 
     def __init__(
         self, settings: GradientSettings, *, gather: Gather, device: torch.device, stopwatch: Stopwatch
     ) -> None:
-        """`gather` stacks an array from every rank that holds the same agents along a new leading axis."""
-        self.period = settings.steps * settings.gradients
+        super().__init__(settings.steps * settings.gradients, gather=gather, device=device, stopwatch=stopwatch)
         self._settings = settings
-        self._gather = gather
-        self._device = device
-        self._stopwatch = stopwatch
         self._waiting: list[Batch] = []
         self._steps = np.zeros(0)
-        self._policy: Population
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding pending gradients."""
-        self._policy = policy
+        super().begin(policy, generation)
         self._waiting, self._steps = [], np.zeros(len(policy.agents))
 
     def extend(self, slot: GradientMemory) -> None:
@@ -250,22 +227,9 @@ class ReceivedGradients:
         columns = _mean([batch.columns for batch in waiting])
         yield replace(first, columns=columns, gradients=_mean([batch.gradients for batch in waiting]))
 
-    def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Do nothing: a gradient is used once."""
-
-    def end(self, agents: list[Agent]) -> None:
-        """Do nothing: no state outlasts a generation."""
-
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return nothing: no state outlasts a generation."""
-        return {}, {}
-
-    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Do nothing: no state outlasts a generation."""
-
 
 def gradient_batch(gradients: Tensors, metrics: Mapping[str, Tensor]) -> Batch:
-    """Return a batch [P, 1] that carries gradients by network and metrics [P] instead of transitions."""
+    """A batch [P, 1] that carries gradients by network and metrics [P] instead of transitions."""
     columns = {name: values.unsqueeze(-1) for name, values in metrics.items()}
     ones = torch.ones_like(next(iter(metrics.values())))
     return Batch({}, {}, columns, ones.unsqueeze(-1), ones, all_due=True, gradients=gradients)

@@ -1,7 +1,7 @@
 """Experience for on-policy algorithms: rollout storage and minibatches.
 
 Axes: T steps of a rollout, L steps of a sequence, P agents, E environments, B sequences of a minibatch, N sequences of
-a rollout, U updates; recurrent states have K numbers for each unit.
+a rollout, U updates; recurrent states have K numbers for each of their units, [K, N].
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from evorl.envs.episodes import Collected
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.replay.protocols import Population
+from evorl.replay.experience import Experience, Population
 from evorl.replay.statistics import Gather, RolloutStatistics, normalized
 from evorl.replay.storage import Empty, Field, Found, Storage
 from evorl.seeding import torch_generator
 from evorl.system.console import Stopwatch
-from evorl.system.formats import set_generator
+from evorl.system.formats import load_like, set_generator
 from evorl.types import (
     Agent,
     Batch,
@@ -40,135 +40,12 @@ STATES, FIRST = "states", "first"
 """A tensor and a number in a snapshot, beside those of the storage."""
 
 
-class Trajectories:
-    """T steps of all environments, with the recurrent states before each of their T / L sequences.
-
-    Memory is allocated at the first step, which shows the shapes of observations and actions.
-    """
-
-    def __init__(
-        self, steps: int, sequence: int, frames: Mapping[str, int], computed: Sequence[str], device: torch.device
-    ) -> None:
-        """`frames` gives the stack depth of the stacked parts.
-
-        The columns `computed` are not part of a step; they are written through views.
-        """
-        self._steps = steps
-        self._sequence = sequence
-        self._frames = frames
-        self._computed = computed
-        self._device = device
-        self._storage: Storage | None = None
-        self._rows: Tensors = {}
-        self._first = 0
-        self._shape = (0, 0)
-        self._states: Tensor | None = None
-        self._resumed: tuple[Tensors, dict[str, int]] | None = None
-
-    def write(self, step: int, transition: Transition, columns: Mapping[str, Tensor], state: Tensor | None) -> None:
-        """Store a step of all environments and its columns [P, E, ...]; step 0 clears the previous rollout."""
-        if self._storage is None:
-            self._storage = self._allocate(transition, columns)
-        if step == 0:
-            self._storage.clear()
-        if self._resumed is not None:
-            self._go_on(step, *self._resumed)
-            self._resumed = None
-        self._storage.write(
-            {name: value.flatten(0, 1) for name, value in transition.observation.items()},
-            {name: value.flatten(0, 1) for name, value in columns.items()},
-            next_observation={},
-            valid=transition.valid.flatten(),
-            started=transition.started.flatten(),
-            ended=(transition.terminated | transition.truncated).flatten(),
-        )
-        if step == 0:
-            # Older frames of the first stacks are in the rows before.
-            self._first = self._storage.newest_row
-            self._rows = self._storage.window(self._first, self._steps)
-        if state is not None and step % self._sequence == 0:
-            # Mutations change the number of recurrent units.
-            if self._states is None or self._states.shape[1:] != state.shape:
-                self._states = state.new_zeros((self._steps // self._sequence, *state.shape))
-            self._states[step // self._sequence] = state
-
-    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return the steps of the rollout so far, at least one."""
-        assert self._storage is not None
-        tensors, numbers = self._storage.state()
-        states = {} if self._states is None else {STATES: self._states}
-        return {**tensors, **states}, {**numbers, FIRST: self._first}
-
-    def resume(self, tensors: Tensors, numbers: dict[str, int]) -> None:
-        """Go on with the rollout of a `snapshot`.
-
-        Only the next step shows what a step consists of: `write` raises UserError if the snapshot is an invalid one.
-        """
-        self._resumed = tensors, numbers
-
-    def _go_on(self, step: int, tensors: Tensors, numbers: dict[str, int]) -> None:
-        """Load a snapshot of `step` steps. Raises UserError for an invalid one."""
-        storage, rows, known = self._storage, dict(tensors), dict(numbers)
-        assert storage is not None
-        states, first = rows.pop(STATES, None), known.pop(FIRST, -1)
-        try:
-            storage.restore(rows, known)
-        except UserError as error:
-            raise UserError(f"{WHERE} of an interim checkpoint: {error}") from error
-        # The rows before the first step hold the older frames of its stacks.
-        if storage.broken or not 0 <= first < storage.depth or storage.written != first + step:
-            raise UserError(f"{WHERE}: it does not have the {step} steps of the rollout that it is said to have")
-        if states is not None:
-            shape = (self._steps // self._sequence, *self._shape)
-            if states.dim() != 5 or tuple(states.shape[:3]) != shape or states.dtype != torch.float32:
-                raise UserError(f"{WHERE}: its recurrent states are of other sequences")
-            self._states = states.to(self._device)
-        self._first = first
-        self._rows = storage.window(first, self._steps)
-
-    def column(self, name: str) -> Tensor:
-        """Return a view [T, P, E, ...] of a column, the flag `valid`, or an unstacked `observation.` part."""
-        values = self._rows[name]
-        return values.view(values.shape[0], *self._shape, *values.shape[2:])
-
-    def slots(self, index: Tensor) -> Tensor:
-        """Return the slots [U, P, L, B] of the sequences at `index` [U, P, B] of each agent."""
-        agents, envs = self._shape
-        agent = torch.arange(agents, device=index.device)[:, None, None]
-        chunk, env = index // envs, index % envs
-        step = chunk.unsqueeze(2) * self._sequence + torch.arange(self._sequence, device=index.device)[:, None]
-        return ((self._first + step) * agents + agent) * envs + env.unsqueeze(2)
-
-    def gather(self, slots: Tensor, names: Iterable[str]) -> Found:
-        """Gather the transitions at `slots` [...], with the columns and flags in `names`."""
-        assert self._storage is not None
-        return self._storage.gather(slots, names)
-
-    def states(self, index: Tensor) -> Tensor | None:
-        """Return the recurrent states [U, P, B, ...] before the sequences at `index` [U, P, B], or None."""
-        if self._states is None:
-            return None
-        agents, envs = self._shape
-        agent = torch.arange(agents, device=index.device)[:, None]
-        place = (index // envs * agents + agent) * envs + index % envs
-        found = self._states.flatten(0, 2).index_select(0, place.flatten())
-        return found.view(*index.shape, *found.shape[1:])
-
-    def _allocate(self, transition: Transition, columns: Mapping[str, Tensor]) -> Storage:
-        self._shape = transition.valid.shape[0], transition.valid.shape[1]
-        parts = {
-            name: ObservationSpec("vector", tuple(value.shape[2:]), value.dtype, frames=self._frames.get(name, 0))
-            for name, value in transition.observation.items()
-        }
-        fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in columns.items()}
-        fields |= dict.fromkeys(self._computed, ((), torch.float32))
-        streams = self._shape[0] * self._shape[1]
-        return Storage(self._steps, streams, parts, fields, self._device, store_next=False)
-
-
 @dataclass(frozen=True)
 class RolloutLayout:
-    """Shapes of a rollout: observation `parts`, per-step columns (`fields`), and the recurrent `state` [K, U]."""
+    """Shapes of a rollout: observation `parts`, per-step columns (`fields`), and the recurrent `state` [K, N].
+
+    Recurrent states are stored before every `sequence`-th step and after the last one.
+    """
 
     steps: int
     agents: int
@@ -176,37 +53,42 @@ class RolloutLayout:
     parts: ObservationSpecs
     fields: Mapping[str, Field]
     state: tuple[int, int]
+    sequence: int = 1
 
     @property
     def streams(self) -> int:
         return self.agents * self.num_envs
 
 
-class RolloutMemory:
-    """T steps of an actor's environments, overwritten by the next rollout.
+class RolloutBuffer:
+    """T steps of all environments with their recurrent states, overwritten by the next rollout.
 
-    `empty` supplies the memory; an actor writes and a learner reads through two objects of one layout on the same
-    memory.
+    With memory from `empty`, two buffers of one layout on the same memory show the same rollout: an actor writes to
+    one, and a learner reads the other.
     """
 
-    def __init__(self, layout: RolloutLayout, empty: Empty) -> None:
+    def __init__(
+        self, layout: RolloutLayout, device: torch.device, store_next: bool = False, empty: Empty | None = None
+    ) -> None:
+        """Without `store_next` the buffer has no next observations."""
         self.layout = layout
         steps, streams = layout.steps, layout.streams
         # Every step may leave true last observations; pages never written take no memory.
-        self.storage = Storage(
-            steps, streams, layout.parts, layout.fields, torch.device("cpu"), empty=empty, last=(steps + 1) * streams
-        )
-        self._states = empty((steps + 1, layout.agents, layout.num_envs, *layout.state), torch.float32)
-        self.counts = empty((len(Collected._fields), layout.agents), torch.float64)
-        self.number = 0
-        self._first = empty((1,), torch.int64)
-        rows = torch.arange(steps).view(1, steps, 1) * streams
-        self._places = rows + torch.arange(streams).view(layout.agents, 1, layout.num_envs)
+        last = (steps + 1) * streams if store_next else None
+        self.storage = Storage(steps, streams, layout.parts, layout.fields, device, store_next, empty=empty, last=last)
+        shape = (steps // layout.sequence + 1, layout.agents, layout.num_envs, *layout.state)
+        self._states = torch.zeros(shape, device=device) if empty is None else empty(shape, torch.float32)
+        # The row of the first step: where stacks take rows for older frames, it stands after them. Read on the host.
+        self._first = torch.zeros(1, dtype=torch.int64) if empty is None else empty((1,), torch.int64)
 
     def write(self, step: int, transition: Transition, output: PolicyOutput) -> None:
-        """Store a step of all environments, in order from step 0, which clears the previous rollout."""
+        """Store a step of all environments, in order from step 0, which clears the previous rollout.
+
+        Of the transition and the policy's extras, the columns in the layout are stored.
+        """
+        layout, storage = self.layout, self.storage
         if step == 0:
-            self.storage.clear()
+            storage.clear()
         columns = {
             **output.extras,
             "action": output.action,
@@ -215,60 +97,120 @@ class RolloutMemory:
             "truncated": transition.truncated,
             "started": transition.started,
         }
-        self.storage.write(
+        storage.write(
             {name: value.flatten(0, 1) for name, value in transition.observation.items()},
-            {name: columns[name].flatten(0, 1) for name in self.layout.fields if name in columns},
+            {name: columns[name].flatten(0, 1) for name in layout.fields if name in columns},
             next_observation={name: value.flatten(0, 1) for name, value in transition.next_observation.items()},
             valid=transition.valid.flatten(),
             started=transition.started.flatten(),
             ended=(transition.terminated | transition.truncated).flatten(),
         )
         if step == 0:
-            # Older frames of the first stacks are in the rows before.
-            self._first[0] = self.storage.newest_row
-        if output.state.numel():
-            if step == 0:
-                self._states[0] = output.state
-            if transition.any_truncated or step == self.layout.steps - 1:
-                self._states[step + 1] = output.next_state
+            self._first[0] = storage.newest_row
+        if self._states.numel():
+            if step % layout.sequence == 0:
+                self._states[step // layout.sequence] = output.state
+            if step == layout.steps - 1:
+                self._states[-1] = output.next_state
 
-    def put(self, name: str, values: Tensor) -> None:
-        """Write a column [P, T, E] of all steps that was not part of the steps themselves."""
-        first = int(self._first[0])
-        rows = self.storage.columns[name][first : first + self.layout.steps]
-        rows.copy_(values.transpose(0, 1).flatten(1, 2))
+    def column(self, name: str) -> Tensor:
+        """View [T, P, E, ...] of a column, the flag `valid`, or an unstacked `observation.` part.
 
-    def state(self, steps: int) -> Tensor | None:
-        """Return the recurrent state [P, E, K, U] after `steps` steps: 0, or the end of a step in `ends`."""
-        return self._states[steps].clone() if self._states.numel() else None
-
-    def ends(self) -> list[int]:
-        """Return the steps whose next observation needs its own bootstrap value: truncated ones and the last."""
-        truncated = self.columns(["truncated"])["truncated"]
-        truncated[:, -1] = True
-        steps: list[int] = truncated.any(0).any(-1).nonzero()[:, 0].tolist()
-        return steps
-
-    def observation(self) -> Tensors:
-        """Return copies of all observation parts [P, T, E, ...]."""
-        return self.storage.observation(self.slots)
-
-    def next_observation(self, step: int) -> Tensors:
-        """Return copies of the next-observation parts [P, E, ...] of a step, including true last observations."""
-        return self.storage.next_observation(self.slots[:, step])
-
-    def columns(self, names: Iterable[str]) -> Tensors:
-        """Return copies of columns and of the flag `valid`, each [P, T, E, ...]."""
-        return self.storage.gather_columns(self.slots, names)
+        Columns of the layout that are no part of a step are written through it.
+        """
+        layout = self.layout
+        rows = self.storage.window(int(self._first[0]), layout.steps)[name]
+        return rows.view(layout.steps, layout.agents, layout.num_envs, *rows.shape[2:])
 
     @property
     def slots(self) -> Tensor:
         """The slots [P, T, E] of the steps."""
-        return self._places + int(self._first[0]) * self.layout.streams
+        layout, device = self.layout, self.storage.device
+        step, agent, env = (torch.arange(n, device=device) for n in (layout.steps, layout.agents, layout.num_envs))
+        return self._slots(step.view(1, -1, 1), agent.view(-1, 1, 1), env)
+
+    def sequence_slots(self, index: Tensor) -> Tensor:
+        """Slots [U, P, L, B] of the sequences at `index` [U, P, B] of each agent."""
+        layout, device = self.layout, index.device
+        step = (index // layout.num_envs).unsqueeze(2) * layout.sequence
+        along = torch.arange(layout.sequence, device=device)[:, None]
+        agent = torch.arange(layout.agents, device=device)[:, None, None]
+        return self._slots(step + along, agent, (index % layout.num_envs).unsqueeze(2))
+
+    def _slots(self, step: Tensor, agent: Tensor, env: Tensor) -> Tensor:
+        return ((int(self._first[0]) + step) * self.layout.agents + agent) * self.layout.num_envs + env
+
+    def gather(self, slots: Tensor, names: Iterable[str]) -> Found:
+        """Copies of the transitions at `slots` [...], with the columns and flags in `names`."""
+        return self.storage.gather(slots, names)
+
+    def observation(self) -> Tensors:
+        """Copies of all observation parts [P, T, E, ...]."""
+        return self.storage.observation(self.slots)
+
+    def next_observation(self, step: int) -> Tensors:
+        """Copies of the next-observation parts [P, E, ...] of a step, including true last observations."""
+        return self.storage.next_observation(self.slots[:, step])
+
+    def columns(self, names: Iterable[str]) -> Tensors:
+        """Copies of columns and of the flag `valid`, each [P, T, E, ...]."""
+        return self.storage.gather_columns(self.slots, names)
+
+    def ends(self) -> list[int]:
+        """Steps whose next observation needs its own bootstrap value: truncated ones and the last."""
+        truncated = self.column("truncated").flatten(1).any(1)
+        truncated[-1] = True
+        steps: list[int] = truncated.nonzero()[:, 0].tolist()
+        return steps
+
+    def state(self, steps: int) -> Tensor | None:
+        """Copy of the recurrent state [P, E, K, N] after `steps` steps, a multiple of the sequence length, or None."""
+        return self._states[steps // self.layout.sequence].clone() if self._states.numel() else None
+
+    def states(self, index: Tensor) -> Tensor | None:
+        """Recurrent states [U, P, B, K, N] before the sequences at `index` [U, P, B], or None."""
+        if not self._states.numel():
+            return None
+        agents, envs = self.layout.agents, self.layout.num_envs
+        agent = torch.arange(agents, device=index.device)[:, None]
+        place = (index // envs * agents + agent) * envs + index % envs
+        found = self._states.flatten(0, 2).index_select(0, place.flatten())
+        return found.view(*index.shape, *found.shape[1:])
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """The steps of the rollout so far, at least one."""
+        tensors, numbers = self.storage.state()
+        states = {STATES: self._states} if self._states.numel() else {}
+        return {**tensors, **states}, {**numbers, FIRST: int(self._first[0])}
+
+    def resume(self, step: int, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` after `step` steps. Raises UserError for an invalid one."""
+        storage, rows, known = self.storage, dict(tensors), dict(numbers)
+        states, first = rows.pop(STATES, None), known.pop(FIRST, -1)
+        storage.clear()
+        try:
+            storage.restore(rows, known)
+        except UserError as error:
+            raise UserError(f"{WHERE} of an interim checkpoint: {error}") from error
+        # The rows before the first step hold the older frames of its stacks.
+        if storage.broken or not 0 <= first < storage.depth or storage.written != first + step:
+            raise UserError(f"{WHERE}: it does not have the {step} steps of the rollout that it is said to have")
+        if states is not None or self._states.numel():
+            load_like({} if states is None else {STATES: states}, {STATES: self._states}, WHERE)
+        self._first[0] = first
+
+
+class RolloutMemory(RolloutBuffer):
+    """A rollout in memory that an actor shares with its learner, with the actor's counters."""
+
+    def __init__(self, layout: RolloutLayout, empty: Empty) -> None:
+        super().__init__(layout, torch.device("cpu"), store_next=True, empty=empty)
+        self.counts = empty((len(Collected._fields), layout.agents), torch.float64)
+        self.number = 0
 
 
 def parts_of(steps: int, batch_size: ArrayLike, sequences: int) -> NDArray[np.int64]:
-    """Return the number of minibatches [P] of `batch_size` [P] steps that a rollout of `steps` steps is split into.
+    """Number of minibatches [P] of `batch_size` [P] steps that a rollout of `steps` steps is split into.
 
     The count is rounded and lies between 1 and `sequences`.
     """
@@ -315,7 +257,7 @@ class Minibatches:
         """1 for the agents with another update after this one, else 0 [U, P]."""
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Return shuffled sequence indices [U, P, B] for all updates."""
+        """Shuffled sequence indices [U, P, B] for all updates."""
         agents = self.due.shape[1]
         order = torch.rand(
             (self._epochs, agents, self._sequences), generator=generator, device=generator.device
@@ -324,7 +266,7 @@ class Minibatches:
 
 
 def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | None, copies: int = 1) -> str | None:
-    """Return an error message naming the key that does not divide, or None; `copies` ranks share steps and batches."""
+    """Error message naming the key that does not divide, or None; `copies` ranks share steps and batches."""
     if steps % copies:
         return (
             f"algorithm.rollout_steps: {steps} steps cannot be shared by {copies} ranks, as algorithm.split_batches "
@@ -350,7 +292,7 @@ def check_rollout(steps: int, num_envs: int, sequence: int, batch_size: float | 
 
 
 def _nearest(sizes: list[int], wanted: float) -> list[int]:
-    """Return up to 12 sizes nearest to the wanted one, sorted."""
+    """Up to 12 sizes nearest to the wanted one, sorted."""
     return sorted(sorted(sizes, key=lambda size: abs(size - wanted))[:12])
 
 
@@ -386,11 +328,8 @@ class RolloutSettings:
     """Names of the targets; one must be `advantage`."""
 
 
-class RolloutExperience:
-    """Collects rollouts of T steps from all environments and yields minibatches of them.
-
-    `period` is the rollout length; a generation has a whole number of rollouts.
-    """
+class RolloutExperience(Experience):
+    """Collects rollouts of T steps from all environments and yields minibatches of them."""
 
     def __init__(
         self,
@@ -404,28 +343,20 @@ class RolloutExperience:
         device: torch.device,
         stopwatch: Stopwatch,
     ) -> None:
-        """`gather` stacks an array from every rank that holds the same agents along a new leading axis.
-
-        `targets` computes the learning targets from a rollout and the agents' hyperparameters.
-        """
+        """`targets` computes the learning targets from a rollout and the agents' hyperparameters."""
+        super().__init__(settings.steps, gather=gather, device=device, stopwatch=stopwatch)
         self._targets = targets
-        self.period = settings.steps
         self._settings = settings
         self._parts = parts
-        self._gather = gather
         self._seed = seed
         self._rank = rank
-        self._device = device
-        self._stopwatch = stopwatch
         self._statistics = RolloutStatistics(gather, stopwatch)
         self._row_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts.values()) + 32
-        frames = {name: part.frames for name, part in parts.items() if part.frames}
-        self._trajectories = Trajectories(
-            settings.steps, settings.sequence, frames, ("next_value", *settings.targets), device
-        )
+        self._rollout: RolloutBuffer
+        self._layout: RolloutLayout | None = None
+        self._resumed: tuple[Tensors, dict[str, int]] | None = None
         self._learned: tuple[str, ...] = ()
         self._step = 0
-        self._policy: Population
         # Mask [P] of agents still learning from this rollout; None until one stops early.
         self._left: Tensor | None = None
         self._minibatches: Minibatches
@@ -433,10 +364,9 @@ class RolloutExperience:
         self._hparams: Tensors
 
     def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation with the agents of `policy`."""
+        super().begin(policy, generation)
         agents, settings = policy.agents, self._settings
-        self._policy = policy
-        self._step, self._left = 0, None
+        self._step, self._left, self._resumed = 0, None, None
         steps = settings.steps * settings.num_envs
         self._minibatches = Minibatches(agents, steps, settings.sequence, self._device, settings.copies)
         self._generator = torch_generator(
@@ -449,25 +379,49 @@ class RolloutExperience:
         self._statistics.begin(agents)
 
     def add(self, transition: Transition, output: PolicyOutput) -> None:
-        """Store one step of all environments."""
+        """Store one step of all environments. Raises UserError if a snapshot to go on from does not fit it."""
         step, clip = self._step, self._settings.reward_clip
-        state, after = (each if each.numel() else None for each in (output.state, output.next_state))
+        if clip is not None:
+            transition = replace(transition, reward=transition.reward.clamp(-clip, clip))
+        if step == 0 or self._resumed is not None:
+            self._allocate(transition, output)
+        self._rollout.write(step, transition, output)
+        if transition.any_truncated or step == self.period - 1:
+            state = output.next_state if output.next_state.numel() else None
+            value = self._policy.value(transition.next_observation, state)
+            self._rollout.column("next_value")[step] = value
+        self._step += 1
+
+    def _allocate(self, transition: Transition, output: PolicyOutput) -> None:
+        """Take memory for rollouts of steps like this one, unless the previous rollout's fits.
+
+        Mutations change the size of recurrent states.
+        """
+        settings, recurrent = self._settings, output.state.numel() > 0
         columns = {
             **output.extras,
-            "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
+            "reward": transition.reward,
             "terminated": transition.terminated,
             "truncated": transition.truncated,
         }
-        if state is not None:
+        if recurrent:
             columns["started"] = transition.started
-        self._trajectories.write(step, transition, columns, state)
-        if transition.any_truncated or step == self.period - 1:
-            value = self._policy.value(transition.next_observation, after)
-            self._trajectories.column("next_value")[step] = value
-        if not self._learned:
-            recurrent = () if state is None else ("started",)
-            self._learned = (*output.extras, *self._settings.targets, "valid", *recurrent)
-        self._step += 1
+        fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in columns.items()}
+        fields |= dict.fromkeys(("next_value", *settings.targets), ((), torch.float32))
+        stacked = {name: part.frames for name, part in self._parts.items()}
+        parts = {
+            name: ObservationSpec("vector", tuple(value.shape[2:]), value.dtype, frames=stacked.get(name, 0))
+            for name, value in transition.observation.items()
+        }
+        agents, envs = transition.valid.shape
+        state = (output.state.shape[2], output.state.shape[3]) if recurrent else (0, 0)
+        layout = RolloutLayout(settings.steps, agents, envs, parts, fields, state, settings.sequence)
+        if layout != self._layout:
+            self._rollout, self._layout = RolloutBuffer(layout, self._device), layout
+            self._learned = (*output.extras, *settings.targets, "valid", *(["started"] if recurrent else []))
+        if self._resumed is not None:
+            self._rollout.resume(self._step, *self._resumed)
+            self._resumed = None
 
     def batches(self) -> Iterator[Batch]:
         """Yield the minibatches of a complete rollout; every rank of the same agents yields equally many."""
@@ -498,8 +452,8 @@ class RolloutExperience:
             self._statistics.end(agents)
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return the rollout so far, the reward statistics and the generator of the minibatches."""
-        tensors, numbers = self._trajectories.snapshot() if self._step else ({}, {})
+        """The rollout so far, the reward statistics and the generator of the minibatches."""
+        tensors, numbers = (self._resumed or self._rollout.snapshot()) if self._step else ({}, {})
         tensors = {f"{STORED}{name}": value for name, value in tensors.items()}
         tensors |= {f"{REWARDS}{name}": value for name, value in self._statistics.snapshot().items()}
         return {**tensors, GENERATOR: self._generator.get_state()}, {**numbers, STEP: self._step}
@@ -514,40 +468,34 @@ class RolloutExperience:
         rewards = {name.removeprefix(REWARDS): found.pop(name) for name in tensors if name.startswith(REWARDS)}
         self._statistics.resume(rewards, self._settings.num_envs, self._device)
         if step:
-            self._trajectories.resume({name.removeprefix(STORED): value for name, value in found.items()}, known)
+            # Only the next step shows the shapes of a step.
+            self._resumed = {name.removeprefix(STORED): value for name, value in found.items()}, known
         self._step = step
 
-    def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return nothing: no state outlasts a generation."""
-        return {}, {}
-
-    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Do nothing: no state outlasts a generation."""
-
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Return each agent's valid transitions [P] in the rollout, summed over its ranks."""
-        steps = self._trajectories.column("valid").sum((0, 2)).cpu().numpy().astype(np.float64)
+        """Each agent's valid transitions [P] in the rollout, summed over its ranks."""
+        steps = self._rollout.column("valid").sum((0, 2)).cpu().numpy().astype(np.float64)
         with self._stopwatch("communication"):
             return np.asarray(self._gather(steps).sum(0))
 
     def _compute_targets(self) -> None:
         """Compute the learning targets of the rollout."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
-        column = {name: self._trajectories.column(name) for name in names}
+        column = {name: self._rollout.column(name) for name in names}
         if self._settings.normalize_rewards:
             ended = column["terminated"] | column["truncated"] | ~column["valid"]
             column["reward"] = self._statistics.scaled(column["reward"], ended, column["valid"], self._hparams["gamma"])
         for name, values in self._targets(Segment(**column), self._hparams).items():
-            self._trajectories.column(name).copy_(values)
+            self._rollout.column(name).copy_(values)
 
     def _update_observation_stats(self) -> None:
         """Update the observation statistics, only once learning from the rollout is over.
 
         Earlier, new log-probabilities would be compared with old ones under a different normalisation.
         """
-        valid = self._trajectories.column("valid")
+        valid = self._rollout.column("valid")
         for part in self._settings.normalized:
-            seen = as_numbers(self._trajectories.column(f"observation.{part}"), self._parts[part])
+            seen = as_numbers(self._rollout.column(f"observation.{part}"), self._parts[part])
             self._policy.update_observation_stats(
                 part, self._statistics.moments(seen.reshape(*seen.shape[:3], -1), valid)
             )
@@ -564,8 +512,8 @@ class RolloutExperience:
     def _gathered(self, index: Tensor, updates: slice) -> list[Batch]:
         """Gather the batches of some updates, from all updates' sequence indices [U, P, B]."""
         index, counted = index[updates], self._minibatches.counted[updates]
-        slots = self._trajectories.slots(index)
-        seen, _, columns = self._trajectories.gather(slots.flatten(2), self._learned)
+        slots = self._rollout.sequence_slots(index)
+        seen, _, columns = self._rollout.gather(slots.flatten(2), self._learned)
         weight = columns.pop("valid") * counted.unsqueeze(2).expand_as(slots).flatten(2)
         if self._settings.copies > 1:
             weight, mean, scale = self._statistics.united(weight, columns["advantage"], self._settings.copies)
@@ -576,7 +524,7 @@ class RolloutExperience:
             if self._settings.normalize_advantage:
                 columns["advantage"] = normalized(columns["advantage"], weight)
         inputs: list[RecurrentInput | None] = [None] * len(index)
-        state = self._trajectories.states(index)
+        state = self._rollout.states(index)
         if state is not None:
             started = columns.pop("started").view(slots.shape)
             inputs = [RecurrentInput(*pair) for pair in zip(state, started, strict=True)]

@@ -1,16 +1,19 @@
-"""Uniform sampling from all ranks' replay as one buffer. Axes: U updates, P agents, B batch, R ranks."""
+"""Sampling from the replay of all ranks as one buffer: the base class, and uniform sampling.
+
+Axes: U updates, P agents, B batch, R ranks; T rows and N streams of a replay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evorl.replay.protocols import Agreement, Draws
 from evorl.replay.storage import WHERE, Storage
 from evorl.seeding import numpy_generator, numpy_state, set_numpy_state, torch_generator
 from evorl.system.formats import check_tensors, load_like, set_generator
@@ -30,19 +33,98 @@ class SamplerSettings:
     split_batches: bool
 
     def draws(self, agents: Sequence[Agent], ranks: int) -> NDArray[np.int64]:
-        """Return the draws [P] per update of each agent, over all `ranks` together."""
+        """Draws [P] per update of each agent, over all `ranks` together."""
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
         return batch_size if self.split_batches else batch_size * ranks
 
     def shared(self, generation: int) -> np.random.Generator:
-        """Return a random generator that gives the same numbers on every rank."""
+        """A random generator that gives the same numbers on every rank."""
         return numpy_generator(self.seed, generation=generation, rank=0, purpose="share of draws")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks with the same agents know after the exchange of a vector step.
+
+    `sizes` [R] are each rank's transitions, `steps` [P] each agent's steps in this generation over all ranks, and
+    `reports` [R, K] the samplers' reports.
+    """
+
+    sizes: NDArray[np.int64]
+    steps: NDArray[np.float64]
+    reports: NDArray[np.float64]
+
+
+class Draws(NamedTuple):
+    """Draws for U updates, each [U, P, B]: `slots`, their `weight` in the loss, and their `share` of the batch.
+
+    Weights are shares times importance weights. Without importance weights both are equal and `share` is None.
+    """
+
+    slots: Tensor
+    weight: Tensor
+    share: Tensor | None
+
+
+class Sampler:
+    """Draws the transitions of each update from the union of the replays of all ranks that hold the agents.
+
+    Each rank draws its share from its own part, with replacement; no transition is communicated.
+    """
+
+    def __init__(self, storage: Storage, settings: SamplerSettings) -> None:
+        self._storage = storage
+        self._settings = settings
+        self._draws: NDArray[np.int64]
+        self._shared: np.random.Generator
+
+    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
+        """Start a generation with these agents, held by `ranks` ranks."""
+        self._draws = self._settings.draws(agents, ranks)
+        self._shared = self._settings.shared(generation)
+
+    def insert(self, td_error: NDArray[np.float64]) -> None:
+        """Take actor-computed td_errors [T, N] of the T newest rows."""
+
+    def report(self) -> NDArray[np.float64]:
+        """This rank's numbers [K] that all ranks need before the next draw."""
+        return np.zeros(0)
+
+    def agree(self, known: Agreement) -> None:
+        """Take the result of the exchange; it happens every vector step, even if nothing is drawn."""
+        raise NotImplementedError
+
+    def draw(self, updates: int) -> Draws:
+        """Draw slots for `updates` updates."""
+        raise NotImplementedError
+
+    def observe(self, update: int, result: UpdateResult) -> None:
+        """Take the result of an update of the last draw."""
+
+    def generators(self) -> Tensors:
+        """States of the random generators that this generation draws with, as bytes by name."""
+        raise NotImplementedError
+
+    def resume(self, generators: Tensors) -> None:
+        """Load the output of `generators`. Raises UserError for an invalid one."""
+        raise NotImplementedError
+
+    def state(self) -> Tensors:
+        """Tensors for a checkpoint, under names that begin with `priorities`."""
+        return {}
+
+    def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `state`, after a storage with these numbers has been restored.
+
+        Raises UserError for an invalid one.
+        """
+        check_tensors(tensors, {}, WHERE)
 
 
 def share_of_draws(
     draws: NDArray[np.int64], sizes: NDArray[np.int64] | NDArray[np.float64], rank: int, offset: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Return how many of `draws` [...] fall on `rank`, which holds sizes[rank] of sizes [R].
+    """How many of `draws` [...] fall on `rank`, which holds sizes[rank] of sizes [R].
 
     Systematic sampling (Madow 1949): with one `offset` [...] in [0, 1) shared by all ranks, rank r's count is the
     number of points of the grid (i + offset) in its interval of the union. Counts sum to `draws`, differ from their
@@ -59,109 +141,56 @@ def share_of_draws(
     return np.asarray(upper - lower, dtype=np.int64)
 
 
-class DistributedSampler:
-    """Each rank draws its share from its own replay, with replacement; no transition is communicated.
+class UniformSampler(Sampler):
+    """Every transition of the union is equally likely.
 
-    `draws` [P] are per update of an agent, over all R ranks. Batches are [U, P, B] with B the largest share of any
-    agent; each draw has weight R / draws, so the mean over ranks of the weighted sums is the mean over the agent's
-    draws from the union.
-    The generator `shared` must give the same numbers on every rank, `own` different ones.
+    Batches are as wide as the largest share of any agent. Each draw has weight R / draws, so that the mean over ranks
+    of the weighted sums is the mean over the agent's draws from the union.
     """
 
-    def __init__(self, rank: int, draws: NDArray[np.int64], shared: np.random.Generator, own: torch.Generator) -> None:
-        self._rank = rank
-        self._draws = draws
-        self._shared = shared
-        self._own = own
+    def __init__(self, storage: Storage, settings: SamplerSettings) -> None:
+        super().__init__(storage, settings)
+        self._sizes: NDArray[np.int64]
+        self._own: torch.Generator
         self._weights: dict[tuple[int, ...], Tensor] = {}
 
+    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
+        super().begin(agents, generation, ranks)
+        settings, device = self._settings, self._storage.device
+        self._own = torch_generator(
+            settings.seed, generation=generation, rank=settings.rank, purpose="draws", device=device
+        )
+        self._weights = {}
+
+    def agree(self, known: Agreement) -> None:
+        self._sizes = known.sizes
+
+    def draw(self, updates: int) -> Draws:
+        # Where environments failed, this rank holds fewer transitions than the size that all ranks count on.
+        drawable, agents = max(1, self._storage.drawable), len(self._draws)
+        offset = self._shared.random((updates, agents))
+        counts = share_of_draws(self._draws, self._sizes, self._settings.part, offset)
+        # A rank without a draw still takes part, with a weight of zero.
+        width = max(1, int(counts.max()))
+        index = torch.randint(drawable, (updates, agents, width), generator=self._own, device=self._own.device)
+        return Draws(self._storage.nth(index), self._weight(counts, width), None)
+
     def generators(self) -> Tensors:
-        """Return the states of both generators, as bytes."""
         return {"shared": numpy_state(self._shared), "own": self._own.get_state()}
 
     def resume(self, generators: Tensors) -> None:
-        """Load the output of `generators`. Raises UserError for an invalid one."""
         own = self.generators()
         load_like(generators, own, WHERE)
         set_numpy_state(self._shared, own["shared"])
         set_generator(self._own, own["own"], WHERE)
 
-    def draw(self, updates: int, sizes: NDArray[np.int64], drawable: int) -> tuple[Tensor, Tensor]:
-        """Return positions [U, P, B] in this rank's replay, below `drawable`, and their weights [U, P, B].
-
-        `sizes` [R] are the sizes that all ranks agreed on; a rank may hold fewer where environments failed.
-        """
-        agents = len(self._draws)
-        offset = self._shared.random((updates, agents))
-        counts = share_of_draws(self._draws, sizes, self._rank, offset)
-        # A rank without a draw still takes part, with a weight of zero.
-        width = max(1, int(counts.max()))
-        index = torch.randint(max(1, drawable), (updates, agents, width), generator=self._own, device=self._own.device)
-        return index, self._weight(counts, width, len(sizes))
-
-    def _weight(self, counts: NDArray[np.int64], width: int, ranks: int) -> Tensor:
+    def _weight(self, counts: NDArray[np.int64], width: int) -> Tensor:
+        """Weights [U, P, B] of draws of which `counts` [U, P] count; those of the last call are reused."""
         key = (*counts.shape, *counts.ravel().tolist())
         weight = self._weights.get(key)
         if weight is None:
             drawn = np.arange(width) < counts[..., None]
-            values = drawn * ranks / self._draws[:, None]
+            values = drawn * len(self._sizes) / self._draws[:, None]
             weight = torch.from_numpy(values.astype(np.float32)).to(self._own.device)
             self._weights = {key: weight}
         return weight
-
-
-class UniformSampler:
-    """Draws uniformly from the union of all ranks' transitions."""
-
-    def __init__(self, storage: Storage, settings: SamplerSettings) -> None:
-        self._storage = storage
-        self._settings = settings
-        self._sampler: DistributedSampler
-        self._sizes: NDArray[np.int64]
-
-    def begin(self, agents: Sequence[Agent], generation: int, ranks: int) -> None:
-        """Start a generation with these agents, held by `ranks` ranks."""
-        settings, device = self._settings, self._storage.device
-        self._sampler = DistributedSampler(
-            settings.part,
-            settings.draws(agents, ranks),
-            shared=settings.shared(generation),
-            own=torch_generator(
-                settings.seed, generation=generation, rank=settings.rank, purpose="draws", device=device
-            ),
-        )
-
-    def insert(self, errors: NDArray[np.float64]) -> None:
-        """Do nothing: uniform draws ignore errors."""
-
-    def report(self) -> NDArray[np.float64]:
-        """Return nothing: the sizes are exchanged anyway."""
-        return np.zeros(0)
-
-    def agree(self, known: Agreement) -> None:
-        """Record the sizes of all ranks' replays."""
-        self._sizes = known.sizes
-
-    def draw(self, updates: int) -> Draws:
-        """Draw slots for `updates` updates, all with equal importance."""
-        index, weight = self._sampler.draw(updates, self._sizes, self._storage.drawable)
-        return Draws(self._storage.nth(index), weight, None)
-
-    def observe(self, update: int, result: UpdateResult) -> None:
-        """Do nothing: uniform draws ignore errors."""
-
-    def generators(self) -> Tensors:
-        """Return the states of the random generators, as bytes by name."""
-        return self._sampler.generators()
-
-    def resume(self, generators: Tensors) -> None:
-        """Load the output of `generators`. Raises UserError for an invalid one."""
-        self._sampler.resume(generators)
-
-    def state(self) -> Tensors:
-        """Return nothing: random generators are reseeded each generation."""
-        return {}
-
-    def restore(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
-        """Raise UserError unless `tensors` is empty."""
-        check_tensors(tensors, {}, WHERE)

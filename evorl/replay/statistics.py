@@ -32,7 +32,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, samples: Array, weight: Array) -> Moments:
-        """Return the moments of samples [P, N, D], with weight [P, N] 1 to include a sample and 0 to exclude it."""
+        """Moments of samples [P, N, D], with weight [P, N] 1 to include a sample and 0 to exclude it."""
         count = weight.sum(1)
         shares = (weight / np.maximum(count, 1)[:, None])[..., None]
         mean = (samples * shares).sum(1)
@@ -40,14 +40,14 @@ class Moments(NamedTuple):
 
     @classmethod
     def over_ranks(cls, samples: Array, weight: Array, gather: Callable[[Array], Array]) -> Moments:
-        """Return the moments of such samples over all ranks reached by `gather`."""
+        """Moments of such samples over all ranks reached by `gather`."""
         first, *others = (cls.unpacked(packed) for packed in gather(cls.of(samples, weight).packed()))
         for other in others:
             first = first.merged(other)
         return first
 
     def merged(self, other: Moments) -> Moments:
-        """Return the moments of both sample sets together (Chan, Golub & LeVeque 1983)."""
+        """Moments of both sample sets together (Chan, Golub & LeVeque 1983)."""
         count = self.number + other.number
         share = (other.number / np.maximum(count, 1))[:, None]
         change = other.mean - self.mean
@@ -70,7 +70,7 @@ class Moments(NamedTuple):
 
 
 def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Return running discounted sums [T, P, B] of past rewards in each episode, and the carry [P, B].
+    """Running discounted sums [T, P, B] of past rewards in each episode, and the carry [P, B].
 
     `reward` and `ended` are [T, P, B], `discount` is [P], `before` [P, B] is the carry of the last call.
     """
@@ -83,7 +83,7 @@ def discounted_sums(reward: Tensor, ended: Tensor, discount: Tensor, before: Ten
 
 
 def normalized(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x [..., B] with mean 0 and variance 1 under `weight` [..., B], which sums to 1."""
+    """Shift and scale `x` [..., B] to mean 0 and variance 1 under `weight` [..., B], which sums to 1."""
     centred = x - (x * weight).sum(-1, keepdim=True)
     variance = (centred.square() * weight).sum(-1, keepdim=True)
     return centred * torch.rsqrt(variance + 1e-8)
@@ -119,7 +119,7 @@ class RolloutStatistics:
             agent.state.rewards = RewardStats(*map(float, values))
 
     def snapshot(self) -> Tensors:
-        """Return the moments of discounted reward sums, and the running sums [P, E] once there are any."""
+        """Moments of discounted reward sums, and the running sums [P, E] once there are any."""
         moments = {name: torch.from_numpy(values) for name, values in self._rewards._asdict().items()}
         return moments | ({} if self._sums is None else {"sums": self._sums})
 
@@ -135,13 +135,13 @@ class RolloutStatistics:
         self._rewards = Moments(**{name: values.numpy() for name, values in own.items()})
 
     def moments(self, samples: Tensor, valid: Tensor) -> Moments:
-        """Return the moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
+        """Moments of samples [T, P, E, D] over the `valid` [T, P, E] steps of all ranks."""
         values, weight = (x.transpose(0, 1).flatten(1, 2).double().cpu().numpy() for x in (samples, valid))
         with self._stopwatch("communication"):
             return Moments.over_ranks(values, weight, self._gather)
 
     def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, gamma: Tensor) -> Tensor:
-        """Return rewards [T, P, E] divided by the running standard deviation of their discounted sums.
+        """Rewards [T, P, E] divided by the running standard deviation of their discounted sums.
 
         `gamma` [P] discounts the sums; `ended` marks steps after which the sum restarts; `valid` marks steps that
         count.
@@ -153,7 +153,7 @@ class RolloutStatistics:
         return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)
 
     def united(self, counted: Tensor, advantage: Tensor, copies: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this rank's loss weights [U, P, B] for minibatches shared by `copies` ranks.
+        """This rank's loss weights [U, P, B] for minibatches shared by `copies` ranks.
 
         The mean over ranks of the weighted sums equals the mean over the `counted` [U, P, B] steps of all ranks. Also
         return the mean and the inverse standard deviation [U, P, 1] of their advantages.

@@ -18,19 +18,20 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evorl.envs.spaces import ObservationSpec
 from evorl.system.formats import check_tensors
 from evorl.types import Tensors, UserError
 
 
 def next_age(before: Tensor, started: Tensor, depth: int) -> Tensor:
-    """Return the number of earlier frames [N] of the episode available to a row, from that of the previous row.
+    """Number of earlier frames [N] of the episode available to a row, from that of the previous row.
 
     It is capped at `depth` - 1, all that a stack shows.
     """
@@ -38,7 +39,7 @@ def next_age(before: Tensor, started: Tensor, depth: int) -> Tensor:
 
 
 def stack_places(slots: Tensor, age: Tensor, frames: int, streams: int, slot_count: int) -> Tensor:
-    """Return the storage indices [B, F] of the frames in the stacks at `slots` [B], newest last.
+    """Storage indices [B, F] of the frames in the stacks at `slots` [B], newest last.
 
     Frames before the episode's first, by `age` [B], map to index `slot_count`, which holds a zero frame.
     """
@@ -96,7 +97,7 @@ class GapIndex:
             self.held -= count
 
     def find(self, index: Tensor, oldest: int) -> Tensor:
-        """Return the slot numbers [...] of the valid slots at positions `index` [...], counted from row `oldest`."""
+        """Slot numbers [...] of the valid slots at positions `index` [...], counted from row `oldest`."""
         wanted = index + (oldest * self._streams - self._dropped)
         gaps = self._before[self._head : self._head + self.held]
         return wanted + torch.searchsorted(gaps, wanted, right=True).add_(self._dropped)
@@ -150,11 +151,11 @@ class LastPlaces:
         return dropped
 
     def places(self) -> Integers:
-        """Return all places in use [B], oldest first."""
+        """All places in use [B], oldest first."""
         return (self._head + np.arange(self.held)) % max(1, self.size)
 
     def numbers(self, streams: int) -> Integers:
-        """Return the slot numbers [B] of all entries, oldest first."""
+        """Slot numbers [B] of all entries, oldest first."""
         return np.concatenate([np.zeros(0, dtype=np.int64), *(row * streams + own for row, own in self._rows)])
 
     def enlarge(self, size: int) -> None:
@@ -167,37 +168,26 @@ Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Allocates an uninitialised tensor of a shape and dtype."""
 
 
-class Kept(Protocol):
-    """Shape and dtype of an observation part, and the number of stacked frames on its first axis (0: no stack)."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def frames(self) -> int: ...
-
-
-def deepest(observation: Mapping[str, Kept]) -> int:
-    """Return the depth of the deepest frame stack, or 1 if nothing is stacked."""
+def deepest(observation: Mapping[str, ObservationSpec]) -> int:
+    """Depth of the deepest frame stack, or 1 if nothing is stacked."""
     return max([1, *(part.frames for part in observation.values())])
 
 
 def link_type(slots: int) -> torch.dtype:
-    """Return the smallest integer dtype that can index a storage of so many slots."""
+    """Smallest integer dtype that can index a storage of so many slots."""
     return torch.int32 if 2 * slots + 1 < 2**31 else torch.int64
 
 
 def places_at_first(rows: int, streams: int, depth: int) -> int:
-    """Return the initial number of places for true last observations."""
+    """Initial number of places for true last observations."""
     # With stacks, an environment that spends a step on a reset leaves its last observation in the ring.
     return max(streams, rows * streams // 32) if depth == 1 else 0
 
 
-def memory_at_first(rows: int, streams: int, observation: Mapping[str, Kept], columns: Mapping[str, Field]) -> int:
-    """Return the initial size in bytes of a storage with next observations, without allocating it."""
+def memory_at_first(
+    rows: int, streams: int, observation: Mapping[str, ObservationSpec], columns: Mapping[str, Field]
+) -> int:
+    """Initial size in bytes of a storage with next observations, without allocating it."""
     depth = deepest(observation)
     slots = (rows + depth) * streams
     shapes = [(part.shape[1:] if part.frames else part.shape, part.dtype) for part in observation.values()]
@@ -217,8 +207,33 @@ class Found(NamedTuple):
     columns: Tensors
 
 
-class Ring:
-    """Preallocated tensors over T rows of N streams; slot t * N + n is row t of stream n.
+WHERE = "the replay"
+PIECE = 128
+"""Streams are cut into pieces of at most this many rows when their number changes."""
+MOST = 2**60
+"""Upper bound on rows, streams and slots ever written."""
+
+
+def rows_held(written: int, ring: int) -> int:
+    """Number of rows of the ring in use, including the one ahead of the newest."""
+    return min(written + 1, ring) if written else 0
+
+
+def last_numbers(slots: Tensor, written: int, ring: int, streams: int) -> Integers:
+    """Slot numbers [L], counted from the start of the storage, of ring `slots` [L].
+
+    The newest row holds the latest numbers.
+    """
+    slots_ = slots.cpu().numpy()
+    rows = written - 1 - (written - 1 - slots_ // streams) % ring
+    return np.asarray(rows * streams + slots_ % streams, dtype=np.int64)
+
+
+class Storage:
+    """Ring buffer of the newest `rows` steps of all streams; slot t * N + n is row t of stream n.
+
+    A slot can be drawn if its step was valid and its row is among the newest `rows`: its frames and its next
+    observation are then available.
 
     Each observation part has one tensor: T * N places for the slots' observations, one of zeros, and L for true last
     observations. `links` holds the place of each slot's next observation.
@@ -228,17 +243,24 @@ class Ring:
         self,
         rows: int,
         streams: int,
-        observation: Mapping[str, Kept],
+        observation: Mapping[str, ObservationSpec],
         columns: Mapping[str, Field],
         device: torch.device,
-        store_next: bool,
-        empty: Empty | None,
-        last: int | None,
+        store_next: bool = True,
+        *,
+        empty: Empty | None = None,
+        last: int | None = None,
     ) -> None:
-        """Allocate `rows` steps, plus the rows before and after that their observations need.
+        """Allocate `rows` steps, plus the rows before and after that their observations need, with `empty`.
 
-        With `last`, L is fixed; otherwise it grows.
+        Room for true last observations grows where episodes are short, or is fixed at `last`: then the oldest rows are
+        dropped earlier. Without `store_next` no next observations are stored. Raises ValueError if memory from `empty`
+        would have to grow, or if `last` has no room for one step of all streams.
         """
+        if last is None and empty is not None and store_next:
+            raise ValueError("memory that is given cannot grow: say how many true last observations to keep")
+        if store_next and last is not None and last < streams:
+            raise ValueError(f"one step may leave {streams} true last observations, and there is room for {last}")
         self.rows, self.streams, self.device = rows, streams, device
         self.store_next = store_next
         self.parts = dict(observation)
@@ -248,8 +270,6 @@ class Ring:
         self.ring = rows + self.depth
         """T: the kept rows, one for the latest observation, and F - 1 for older frames."""
         self.slots = self.ring * streams
-        self.written = 0
-        """Total number of rows written."""
         self._empty = empty or partial(_zeros, device)
         self.columns = {
             name: self._empty((self.ring, streams, *shape), dtype) for name, (shape, dtype) in columns.items()
@@ -264,191 +284,19 @@ class Ring:
         self.seen: Tensors = {}
         """Observation parts [T, N, ...]; of stacks only the newest frame."""
         self._data: Tensors = {}
-        last = places_at_first(rows, streams, self.depth) if last is None else last
-        self.last = LastPlaces(last if store_next else 0)
+        size = places_at_first(rows, streams, self.depth) if last is None else last
+        self.last = LastPlaces(size if store_next else 0)
         self._take_memory()
+        self._grows = last is None
+        self.gaps = GapIndex(streams, device)
+        self._everyone = torch.ones(streams, dtype=torch.bool)
+        self.clear()
 
     @property
     def memory(self) -> int:
         """The allocated size in bytes."""
         tensors = [*self._data.values(), *self.columns.values(), *self.flags.values(), self.links]
         return sum(tensor.nbytes for tensor in tensors)
-
-    @property
-    def newest_row(self) -> int:
-        """The ring index of the latest row."""
-        return (self.written - 1) % self.ring
-
-    def window(self, start_row: int, steps: int) -> Tensors:
-        """Return views [T, N, ...] of `steps` rows of the ring, without stacked parts.
-
-        The views are columns, `observation.` parts and the flags `valid` and `boundary` (the next row does not continue
-        this one). Raises ValueError if the window is not contiguous.
-        """
-        if not 0 <= start_row <= self.ring - steps:
-            raise ValueError(f"{steps} rows from row {start_row} do not lie in one piece of {self.ring} rows")
-        rows = slice(start_row, start_row + steps)
-        shown = {f"observation.{name}": self.seen[name] for name, part in self.parts.items() if not part.frames}
-        flags = {name: self.flags[name] for name in ("valid", "boundary")}
-        return {name: values[rows] for name, values in (shown | self.columns | flags).items()}
-
-    def gather(self, slots: Tensor, names: Iterable[str] | None = None) -> Found:
-        """Gather transitions at `slots` [...], with the columns and flags in `names`, or all columns."""
-        flat, shape = slots.reshape(-1), slots.shape
-        columns = self.gather_columns(slots, self.columns if names is None else names)
-        seen: Tensors = {}
-        following: Tensors = {}
-        if self.store_next:
-            links = self.links.index_select(0, flat)
-        for name, part in self.parts.items():
-            data = self._data[name]
-            if not part.frames:
-                seen[name] = _shaped(data.index_select(0, flat), shape)
-                if self.store_next:
-                    following[name] = _shaped(data.index_select(0, links), shape)
-                continue
-            places = self._stack_places(flat, part.frames)
-            if self.store_next:
-                # The two stacks share all frames but one each: gather once and return two views of the same memory.
-                places = torch.cat([places, links.unsqueeze(-1)], -1)
-            frames = data.index_select(0, places.flatten()).view(*places.shape, *data.shape[1:])
-            seen[name] = _shaped(frames[:, : part.frames], shape)
-            if self.store_next:
-                following[name] = _shaped(frames[:, 1:], shape)
-        return Found(seen, following, columns)
-
-    def gather_columns(self, slots: Tensor, names: Iterable[str]) -> Tensors:
-        """Gather the named columns and flags [..., ...] at `slots` [...]."""
-        flat, shape = slots.reshape(-1), slots.shape
-        return {name: _shaped(self._flat[name].index_select(0, flat), shape) for name in names}
-
-    def observation(self, slots: Tensor) -> Tensors:
-        """Gather the observations [..., ...] at `slots` [...]."""
-        flat, seen = slots.reshape(-1), {}
-        for name, part in self.parts.items():
-            places = self._stack_places(flat, part.frames) if part.frames else flat
-            values = self._data[name].index_select(0, places.flatten())
-            seen[name] = values.view((*slots.shape, *part.shape))
-        return seen
-
-    def next_observation(self, slots: Tensor) -> Tensors:
-        """Gather the next observations [..., ...] at `slots` [...], including true last observations of episodes."""
-        flat, seen = slots.reshape(-1), {}
-        following = self.links.index_select(0, flat).unsqueeze(-1)
-        for name, part in self.parts.items():
-            # The next stack is this one without its oldest frame, plus one new frame.
-            places = torch.cat([self._stack_places(flat, part.frames - 1), following], -1) if part.frames else following
-            values = self._data[name].index_select(0, places.flatten())
-            seen[name] = values.view((*slots.shape, *part.shape))
-        return seen
-
-    def following(self, slots: Tensor, steps: Tensor | int) -> Tensor:
-        """Return the slots [...] `steps` [...] later in the same streams."""
-        return (slots + steps * self.streams) % self.slots
-
-    def window_end(self, slots: Tensor, n: int) -> Tensor:
-        """Return the number of consecutive steps [...] from `slots` [...] on, including the first, at most `n`."""
-        later = self.following(slots.unsqueeze(-1), torch.arange(n, device=self.device))
-        cut = self.flags["boundary"].view(-1).index_select(0, later.view(-1)).view(later.shape)
-        cut[..., -1] = True
-        until_newest = (self.newest_row - slots // self.streams) % self.ring
-        # argmax returns the first of several equal maxima.
-        return torch.minimum(cut.byte().argmax(-1), until_newest) + 1
-
-    def last_observations(self) -> tuple[Tensors, Tensor]:
-        """Return all true last observations, parts [L, ...] with one frame per stack, and their slots [L]."""
-        places = self._tensor(self.last.places() + self.slots + 1)
-        parts = {name: data.index_select(0, places) for name, data in self._data.items()}
-        return parts, self._tensor(self.last.numbers(self.streams) % self.slots)
-
-    def keep_last(self, row: int, streams: Integers, parts: Mapping[str, Tensor]) -> None:
-        """Save true last observations, parts [B, ...] with one frame per stack, of `streams` [B] of a row."""
-        if self.last.held + len(streams) > self.last.size:
-            self._enlarge(max(2 * self.last.size, self.last.held + len(streams)))
-        places = self._tensor(self.last.append(row, streams) + self.slots + 1)
-        for name, data in self._data.items():
-            data[places] = parts[name].to(self.device)
-        self.links[self._tensor(row % self.ring * self.streams + streams)] = places.to(self.links.dtype)
-
-    def forget_last(self, oldest: int) -> None:
-        """Release the true last observations of rows before `oldest`."""
-        for row, streams in self.last.drop(oldest):
-            slots = self._tensor(row % self.ring * self.streams + streams)
-            self.links[slots] = self.following(slots, 1).to(self.links.dtype)
-
-    def _enlarge(self, size: int) -> None:
-        """Grow to `size` true last observations; parts are copied one at a time, as old and new must coexist."""
-        kept, slots = self.last_observations()
-        self.last.enlarge(size)
-        self._take_memory()
-        for name, values in kept.items():
-            self._data[name][self.slots + 1 : self.slots + 1 + len(values)] = values
-        self.links[slots] = torch.arange(len(slots), device=self.device).to(self.links.dtype) + self.slots + 1
-
-    def _take_memory(self) -> None:
-        """Allocate observation memory and copy existing observations into it."""
-        for name, part in self.parts.items():
-            shape = part.shape[1:] if part.frames else part.shape
-            data = self._empty((self.slots + 1 + self.last.size, *shape), part.dtype)
-            if name in self._data:
-                data[: self.slots] = self._data[name][: self.slots]
-            data[self.slots] = 0
-            self._data[name] = data
-            self.seen[name] = data[: self.slots].view(self.ring, self.streams, *shape)
-
-    def _tensor(self, values: Integers) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
-
-    def _stack_places(self, slots: Tensor, frames: int) -> Tensor:
-        """Return the places [B, F] of the newest `frames` frames of the stacks at `slots` [B]."""
-        if self.depth == 1:
-            return slots.unsqueeze(-1)[:, :frames]
-        return stack_places(slots, self.flags["age"].view(-1)[slots], frames, self.streams, self.slots)
-
-
-def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
-    """Reshape values [B, ...] to [*shape, ...]."""
-    return values.view((*shape, *values.shape[1:]))
-
-
-class Storage(Ring):
-    """Ring buffer of the newest `rows` steps of all streams, allocated once.
-
-    A slot can be drawn if its step was valid and its row is among the newest `rows`: its frames and its next
-    observation are then available.
-    """
-
-    def __init__(
-        self,
-        rows: int,
-        streams: int,
-        observation: Mapping[str, Kept],
-        columns: Mapping[str, Field],
-        device: torch.device,
-        store_next: bool = True,
-        *,
-        empty: Empty | None = None,
-        last: int | None = None,
-    ) -> None:
-        """Allocate `observation` and `columns` of every slot with `empty`.
-
-        Room for true last observations grows where episodes are short, or is fixed at `last`: then the oldest rows are
-        dropped earlier. Without `store_next` no next observations are stored. Raises ValueError if memory from `empty`
-        would have to grow, or if `last` has no room for one step of all streams.
-        """
-        if last is None and empty is not None and store_next:
-            raise ValueError("memory that is given cannot grow: say how many true last observations to keep")
-        if store_next and last is not None and last < streams:
-            raise ValueError(f"one step may leave {streams} true last observations, and there is room for {last}")
-        super().__init__(rows, streams, observation, columns, device, store_next, empty, last)
-        self._grows = last is None
-        self.gaps = GapIndex(streams, device)
-        self._everyone = torch.ones(streams, dtype=torch.bool)
-        self.clear()
 
     def clear(self) -> None:
         """Empty the storage; the next row is row 0, so that `window` can show as many rows as fit."""
@@ -534,27 +382,135 @@ class Storage(Ring):
             self._keep_last(self._was_valid)
         self.broken = True
 
+    @property
+    def newest_row(self) -> int:
+        """The ring index of the latest row."""
+        return (self.written - 1) % self.ring
+
+    def window(self, start_row: int, steps: int) -> Tensors:
+        """Views [T, N, ...] of `steps` rows of the ring, without stacked parts.
+
+        The views are columns, `observation.` parts and the flags `valid` and `boundary` (the next row does not continue
+        this one). Raises ValueError if the window is not contiguous.
+        """
+        if not 0 <= start_row <= self.ring - steps:
+            raise ValueError(f"{steps} rows from row {start_row} do not lie in one piece of {self.ring} rows")
+        rows = slice(start_row, start_row + steps)
+        shown = {f"observation.{name}": self.seen[name] for name, part in self.parts.items() if not part.frames}
+        flags = {name: self.flags[name] for name in ("valid", "boundary")}
+        return {name: values[rows] for name, values in (shown | self.columns | flags).items()}
+
+    def gather(self, slots: Tensor, names: Iterable[str] | None = None) -> Found:
+        """Gather transitions at `slots` [...], with the columns and flags in `names`, or all columns."""
+        flat, shape = slots.reshape(-1), slots.shape
+        columns = self.gather_columns(slots, self.columns if names is None else names)
+        seen: Tensors = {}
+        following: Tensors = {}
+        if self.store_next:
+            links = self.links.index_select(0, flat)
+        for name, part in self.parts.items():
+            data = self._data[name]
+            if not part.frames:
+                seen[name] = _shaped(data.index_select(0, flat), shape)
+                if self.store_next:
+                    following[name] = _shaped(data.index_select(0, links), shape)
+                continue
+            places = self._stack_places(flat, part.frames)
+            if self.store_next:
+                # The two stacks share all frames but one each: gather once and return two views of the same memory.
+                places = torch.cat([places, links.unsqueeze(-1)], -1)
+            frames = data.index_select(0, places.flatten()).view(*places.shape, *data.shape[1:])
+            seen[name] = _shaped(frames[:, : part.frames], shape)
+            if self.store_next:
+                following[name] = _shaped(frames[:, 1:], shape)
+        return Found(seen, following, columns)
+
+    def gather_columns(self, slots: Tensor, names: Iterable[str]) -> Tensors:
+        """Gather the named columns and flags [..., ...] at `slots` [...]."""
+        flat, shape = slots.reshape(-1), slots.shape
+        return {name: _shaped(self._flat[name].index_select(0, flat), shape) for name in names}
+
+    def observation(self, slots: Tensor) -> Tensors:
+        """Gather the observations [..., ...] at `slots` [...]."""
+        flat, seen = slots.reshape(-1), {}
+        for name, part in self.parts.items():
+            places = self._stack_places(flat, part.frames) if part.frames else flat
+            values = self._data[name].index_select(0, places.flatten())
+            seen[name] = values.view((*slots.shape, *part.shape))
+        return seen
+
+    def next_observation(self, slots: Tensor) -> Tensors:
+        """Gather the next observations [..., ...] at `slots` [...], including true last observations of episodes."""
+        flat, seen = slots.reshape(-1), {}
+        following = self.links.index_select(0, flat).unsqueeze(-1)
+        for name, part in self.parts.items():
+            # The next stack is this one without its oldest frame, plus one new frame.
+            places = torch.cat([self._stack_places(flat, part.frames - 1), following], -1) if part.frames else following
+            values = self._data[name].index_select(0, places.flatten())
+            seen[name] = values.view((*slots.shape, *part.shape))
+        return seen
+
+    def following(self, slots: Tensor, steps: Tensor | int) -> Tensor:
+        """Slots [...] `steps` [...] later in the same streams."""
+        return (slots + steps * self.streams) % self.slots
+
+    def window_end(self, slots: Tensor, n: int) -> Tensor:
+        """Number of consecutive steps [...] from `slots` [...] on, including the first, at most `n`."""
+        later = self.following(slots.unsqueeze(-1), torch.arange(n, device=self.device))
+        cut = self.flags["boundary"].view(-1).index_select(0, later.view(-1)).view(later.shape)
+        cut[..., -1] = True
+        until_newest = (self.newest_row - slots // self.streams) % self.ring
+        # argmax returns the first of several equal maxima.
+        return torch.minimum(cut.byte().argmax(-1), until_newest) + 1
+
     def nth(self, index: Tensor) -> Tensor:
-        """Return the slots [...] at positions `index` [...], below `drawable`, among drawable slots, oldest first."""
+        """Slots [...] at positions `index` [...], below `drawable`, among drawable slots, oldest first."""
         if self.gaps.held:
             return self.gaps.find(index, self.oldest).remainder_(self.slots)
         return (index + self.oldest % self.ring * self.streams).remainder_(self.slots)
 
     def can_draw(self, slots: Tensor) -> Tensor:
-        """Return a mask of the `slots` [...] that can be drawn."""
+        """Mask of the `slots` [...] that can be drawn."""
         ago = (self.newest_row - slots // self.streams) % self.ring
         return self.flags["valid"].view(-1)[slots] & (ago < self.written - self.oldest)
 
+    def last_observations(self) -> tuple[Tensors, Tensor]:
+        """All true last observations, parts [L, ...] with one frame per stack, and their slots [L]."""
+        places = self._tensor(self.last.places() + self.slots + 1)
+        parts = {name: data.index_select(0, places) for name, data in self._data.items()}
+        return parts, self._tensor(self.last.numbers(self.streams) % self.slots)
+
+    def keep_last(self, row: int, streams: Integers, parts: Mapping[str, Tensor]) -> None:
+        """Save true last observations, parts [B, ...] with one frame per stack, of `streams` [B] of a row."""
+        if self.last.held + len(streams) > self.last.size:
+            self._enlarge(max(2 * self.last.size, self.last.held + len(streams)))
+        places = self._tensor(self.last.append(row, streams) + self.slots + 1)
+        for name, data in self._data.items():
+            data[places] = parts[name].to(self.device)
+        self.links[self._tensor(row % self.ring * self.streams + streams)] = places.to(self.links.dtype)
+
+    def forget_last(self, oldest: int) -> None:
+        """Release the true last observations of rows before `oldest`."""
+        for row, streams in self.last.drop(oldest):
+            slots = self._tensor(row % self.ring * self.streams + streams)
+            self.links[slots] = self.following(slots, 1).to(self.links.dtype)
+
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return the written rows of the ring and its counters for a checkpoint."""
-        return _state(self)
+        """Written rows of the ring and its counters for a checkpoint."""
+        held = rows_held(self.written, self.ring)
+        tensors = {name: values[:held] for name, values in self._stores()}
+        if self.store_next:
+            last, tensors["last_slots"] = self.last_observations()
+            tensors |= {f"last.{name}": values for name, values in last.items()}
+        numbers = ("rows", "streams", "written", "oldest", "broken")
+        return tensors, {name: int(getattr(self, name)) for name in numbers}
 
     def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
         """Restore from `state`: exactly into an empty storage of the same shape, otherwise appended, oldest first.
 
         Raises UserError for a state that does not fit these parts and columns.
         """
-        _check(self, tensors, numbers)
+        self._check(tensors, numbers)
         if not numbers["written"]:
             return
         last = len(tensors["last_slots"]) if self.store_next else 0
@@ -571,11 +527,78 @@ class Storage(Ring):
     def _load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
         """Load a checked state into an empty storage of the same rows, or of fewer if none was overwritten."""
         self.written, self.oldest, self.broken = numbers["written"], numbers["oldest"], bool(numbers["broken"])
-        _load(self, tensors)
+        held = rows_held(self.written, self.ring)
+        for name, values in self._stores():
+            values[:held] = tensors[name].to(self.device)
+        if self.store_next:
+            self._load_last(tensors)
         rows = np.arange(self.oldest, self.written) % self.ring
         valid = tensors["valid"].cpu()
         self.gaps.append(self.oldest * self.streams + np.flatnonzero(~valid.numpy()[rows]))
         self._was_valid = valid[self.newest_row].clone()
+
+    def _load_last(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the true last observations of a checked state, row by row."""
+        if not len(tensors["last_slots"]):
+            return
+        numbers = last_numbers(tensors["last_slots"], self.written, self.ring, self.streams)
+        rows = numbers // self.streams
+        edges = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
+        for start, stop in itertools.pairwise(edges):
+            parts = {name: tensors[f"last.{name}"][start:stop] for name in self.parts}
+            self.keep_last(int(rows[start]), numbers[start:stop] % self.streams, parts)
+
+    def _stores(self) -> list[tuple[str, Tensor]]:
+        """All tensors [T, N, ...] with their names in a state."""
+        seen = [(f"observation.{name}", values) for name, values in self.seen.items()]
+        columns = [(f"column.{name}", values) for name, values in self.columns.items()]
+        return [*seen, *columns, *self.flags.items()]
+
+    def _check(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+        """Raise UserError unless the state fits a storage of these parts and columns."""
+        rows, streams, written, oldest, broken = (
+            numbers.get(name, -1) for name in ("rows", "streams", "written", "oldest", "broken")
+        )
+        fine = 1 <= rows <= MOST and 1 <= streams <= MOST and 0 <= written <= MOST // streams and broken in (0, 1)
+        if not fine or not max(0, written - rows) <= oldest <= written or not (written or broken):
+            raise UserError(
+                f"{WHERE}: {written} rows from {oldest} on in a ring of {rows} for {streams} streams "
+                "are no state of one"
+            )
+        ring = rows + self.depth
+        held = rows_held(written, ring)
+        last = len(tensors["last_slots"]) if "last_slots" in tensors and tensors["last_slots"].dim() else 0
+        check_tensors(tensors, self._expected(held, streams, last), WHERE)
+        for name in ("valid", "boundary"):
+            if (tensors[name].view(torch.uint8) > 1).any():
+                raise UserError(f"{WHERE}: tensor {name!r} holds what is neither true nor false")
+        if not held:
+            return
+        valid = tensors["valid"].cpu().numpy()
+        newest = np.flatnonzero(valid[(written - 1) % ring]) if written > oldest else np.zeros(0, dtype=np.int64)
+        if self.depth > 1:
+            _check_ages(tensors["age"].cpu().numpy().astype(np.int64), written, held, self.depth)
+        if self.store_next:
+            slots = tensors["last_slots"].cpu().numpy()
+            of = last_numbers(tensors["last_slots"], written, ring, streams)
+            inside = ((slots >= 0) & (slots < held * streams) & (of >= oldest * streams)).all()
+            if not inside or (np.diff(of) <= 0).any() or not valid.reshape(-1)[slots].all():
+                raise UserError(f"{WHERE}: tensor 'last_slots' holds slots that leave no true last observation")
+            # The newest row's next observations stay in the row ahead until the stream is broken.
+            wanted = newest + (written - 1) * streams if broken else newest[:0]
+            if not np.array_equal(of[of >= (written - 1) * streams], wanted):
+                raise UserError(f"{WHERE}: tensor 'last_slots' does not fit the row that was written last")
+
+    def _expected(self, held: int, streams: int, last: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor of a state."""
+        expected = {f"column.{name}": ((held, streams, *shape), dtype) for name, (shape, dtype) in self.fields.items()}
+        expected |= {name: ((held, streams), values.dtype) for name, values in self.flags.items()}
+        for name, part in self.parts.items():
+            shape = part.shape[1:] if part.frames else part.shape
+            expected[f"observation.{name}"] = (held, streams, *shape), part.dtype
+            if self.store_next:
+                expected[f"last.{name}"] = (last, *shape), part.dtype
+        return expected | ({"last_slots": ((last,), torch.int64)} if self.store_next else {})
 
     def _begin(self, observation: Mapping[str, Tensor], started: Tensor) -> None:
         """Write the older frames of stacks whose episodes began before the storage did, as rows without valid steps."""
@@ -616,107 +639,43 @@ class Storage(Ring):
             self._drop(self.last.oldest_row + 1)
         self.keep_last(self.written - 1, chosen, {name: values[ahead][index] for name, values in self.seen.items()})
 
+    def _enlarge(self, size: int) -> None:
+        """Grow to `size` true last observations; parts are copied one at a time, as old and new must coexist."""
+        kept, slots = self.last_observations()
+        self.last.enlarge(size)
+        self._take_memory()
+        for name, values in kept.items():
+            self._data[name][self.slots + 1 : self.slots + 1 + len(values)] = values
+        self.links[slots] = torch.arange(len(slots), device=self.device).to(self.links.dtype) + self.slots + 1
 
-WHERE = "the replay"
-PIECE = 128
-"""Streams are cut into pieces of at most this many rows when their number changes."""
-MOST = 2**60
-"""Upper bound on rows, streams and slots ever written."""
+    def _take_memory(self) -> None:
+        """Allocate observation memory and copy existing observations into it."""
+        for name, part in self.parts.items():
+            shape = part.shape[1:] if part.frames else part.shape
+            data = self._empty((self.slots + 1 + self.last.size, *shape), part.dtype)
+            if name in self._data:
+                data[: self.slots] = self._data[name][: self.slots]
+            data[self.slots] = 0
+            self._data[name] = data
+            self.seen[name] = data[: self.slots].view(self.ring, self.streams, *shape)
 
+    def _tensor(self, values: Integers) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
 
-def rows_held(written: int, ring: int) -> int:
-    """Return the number of rows of the ring in use, including the one ahead of the newest."""
-    return min(written + 1, ring) if written else 0
-
-
-def last_numbers(slots: Tensor, written: int, ring: int, streams: int) -> Integers:
-    """Return the slot numbers [L], counted from the start of the storage, of ring `slots` [L].
-
-    The newest row holds the latest numbers.
-    """
-    slots_ = slots.cpu().numpy()
-    rows = written - 1 - (written - 1 - slots_ // streams) % ring
-    return np.asarray(rows * streams + slots_ % streams, dtype=np.int64)
-
-
-def _state(storage: Storage) -> tuple[Tensors, dict[str, int]]:
-    """Return the written rows of the ring and its counters for a checkpoint."""
-    held = rows_held(storage.written, storage.ring)
-    tensors = {name: values[:held] for name, values in _stores(storage)}
-    if storage.store_next:
-        last, tensors["last_slots"] = storage.last_observations()
-        tensors |= {f"last.{name}": values for name, values in last.items()}
-    numbers = ("rows", "streams", "written", "oldest", "broken")
-    return tensors, {name: int(getattr(storage, name)) for name in numbers}
+    def _stack_places(self, slots: Tensor, frames: int) -> Tensor:
+        """Places [B, F] of the newest `frames` frames of the stacks at `slots` [B]."""
+        if self.depth == 1:
+            return slots.unsqueeze(-1)[:, :frames]
+        return stack_places(slots, self.flags["age"].view(-1)[slots], frames, self.streams, self.slots)
 
 
-def _load(storage: Storage, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of a checked state into a storage whose counters are those of the state."""
-    held = rows_held(storage.written, storage.ring)
-    for name, values in _stores(storage):
-        values[:held] = tensors[name].to(storage.device)
-    if not (storage.store_next and len(tensors["last_slots"])):
-        return
-    numbers = last_numbers(tensors["last_slots"], storage.written, storage.ring, storage.streams)
-    rows = numbers // storage.streams
-    edges = [0, *(np.flatnonzero(np.diff(rows)) + 1).tolist(), len(rows)]
-    for start, stop in itertools.pairwise(edges):
-        parts = {name: tensors[f"last.{name}"][start:stop] for name in storage.parts}
-        storage.keep_last(int(rows[start]), numbers[start:stop] % storage.streams, parts)
+def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def _stores(storage: Storage) -> list[tuple[str, Tensor]]:
-    """Return all tensors [T, N, ...] with their names in a state."""
-    seen = [(f"observation.{name}", values) for name, values in storage.seen.items()]
-    columns = [(f"column.{name}", values) for name, values in storage.columns.items()]
-    return [*seen, *columns, *storage.flags.items()]
-
-
-def _check(storage: Storage, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
-    """Raise UserError unless the state fits a storage of these parts and columns."""
-    rows, streams, written, oldest, broken = (
-        numbers.get(name, -1) for name in ("rows", "streams", "written", "oldest", "broken")
-    )
-    fine = 1 <= rows <= MOST and 1 <= streams <= MOST and 0 <= written <= MOST // streams and broken in (0, 1)
-    if not fine or not max(0, written - rows) <= oldest <= written or not (written or broken):
-        raise UserError(
-            f"{WHERE}: {written} rows from {oldest} on in a ring of {rows} for {streams} streams are no state of one"
-        )
-    ring = rows + storage.depth
-    held = rows_held(written, ring)
-    last = len(tensors["last_slots"]) if "last_slots" in tensors and tensors["last_slots"].dim() else 0
-    check_tensors(tensors, _expected(storage, held, streams, last), WHERE)
-    for name in ("valid", "boundary"):
-        if (tensors[name].view(torch.uint8) > 1).any():
-            raise UserError(f"{WHERE}: tensor {name!r} holds what is neither true nor false")
-    if not held:
-        return
-    valid = tensors["valid"].cpu().numpy()
-    newest = np.flatnonzero(valid[(written - 1) % ring]) if written > oldest else np.zeros(0, dtype=np.int64)
-    if storage.depth > 1:
-        _check_ages(tensors["age"].cpu().numpy().astype(np.int64), written, held, storage.depth)
-    if storage.store_next:
-        slots = tensors["last_slots"].cpu().numpy()
-        of = last_numbers(tensors["last_slots"], written, ring, streams)
-        inside = ((slots >= 0) & (slots < held * streams) & (of >= oldest * streams)).all()
-        if not inside or (np.diff(of) <= 0).any() or not valid.reshape(-1)[slots].all():
-            raise UserError(f"{WHERE}: tensor 'last_slots' holds slots that leave no true last observation")
-        # The newest row's next observations stay in the row ahead until the stream is broken.
-        wanted = newest + (written - 1) * streams if broken else newest[:0]
-        if not np.array_equal(of[of >= (written - 1) * streams], wanted):
-            raise UserError(f"{WHERE}: tensor 'last_slots' does not fit the row that was written last")
-
-
-def _expected(storage: Storage, held: int, streams: int, last: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return shape and dtype of each tensor of a state."""
-    expected = {f"column.{name}": ((held, streams, *shape), dtype) for name, (shape, dtype) in storage.fields.items()}
-    expected |= {name: ((held, streams), values.dtype) for name, values in storage.flags.items()}
-    for name, part in storage.parts.items():
-        shape = part.shape[1:] if part.frames else part.shape
-        expected[f"observation.{name}"] = (held, streams, *shape), part.dtype
-        if storage.store_next:
-            expected[f"last.{name}"] = (last, *shape), part.dtype
-    return expected | ({"last_slots": ((last,), torch.int64)} if storage.store_next else {})
+def _shaped(values: Tensor, shape: torch.Size) -> Tensor:
+    """Reshape values [B, ...] to [*shape, ...]."""
+    return values.view((*shape, *values.shape[1:]))
 
 
 def _check_ages(age: Integers, written: int, held: int, depth: int) -> None:

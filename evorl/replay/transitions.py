@@ -1,4 +1,4 @@
-"""Experience for off-policy algorithms: n-step windows, the update schedule, and replay filled here or by actors.
+"""Replay for off-policy algorithms: n-step windows, observation statistics, and replay filled here or by actors.
 
 Axes: P agents, E environments, N = P * E streams, T steps, B batch, U updates, n steps of a window. Actors compute
 initial priorities as Ape-X does (arXiv 1803.00933).
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,12 +17,12 @@ from torch import Tensor
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs, as_numbers
+from evorl.replay.experience import Experience, Population, UpdateSchedule
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
-from evorl.replay.protocols import Agreement, Population, Sampler
 from evorl.replay.rollouts import RolloutMemory
-from evorl.replay.samplers import SamplerSettings, UniformSampler
+from evorl.replay.samplers import Agreement, Sampler, SamplerSettings, UniformSampler
 from evorl.replay.statistics import Gather, Moments
-from evorl.replay.storage import WHERE, Field, Found, Ring, Storage, memory_at_first
+from evorl.replay.storage import WHERE, Field, Found, Storage, memory_at_first
 from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, check_tensors, load_like
 from evorl.system.processes import check_room
@@ -35,28 +33,18 @@ Returns = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 gives the return of those steps and the bootstrap discount of the state after them, both [..., P, B]."""
 
 
-class Windows(Protocol):
-    """Turns drawn slots into the transitions of a batch."""
-
-    def begin(self, agents: Sequence[Agent]) -> None:
-        """Start a generation with these agents."""
-
-    def gather(self, slots: Tensor) -> Found:
-        """Return the transitions [U, P, B] of the windows that begin at `slots` [U, P, B]."""
-
-
 class OneStep:
     """One-step transitions as stored; each loss applies its own discount."""
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
     def begin(self, agents: Sequence[Agent]) -> None:
-        """Do nothing: one-step transitions do not depend on the agent."""
+        """Start a generation with these agents, of which nothing is needed."""
 
     def gather(self, slots: Tensor) -> Found:
-        """Return the transitions [U, P, B] at `slots` [U, P, B]."""
-        return self._ring.gather(slots)
+        """Transitions [U, P, B] at `slots` [U, P, B]."""
+        return self._storage.gather(slots)
 
 
 class NStep:
@@ -68,79 +56,45 @@ class NStep:
     that was truncated. The column `discount` is the bootstrap factor: gamma^k after k steps.
     """
 
-    def __init__(self, ring: Ring, n: int, returns: Returns) -> None:
-        """Raises UserError if the ring has fewer rows than `n`."""
-        if n > ring.rows:
+    def __init__(self, storage: Storage, n: int, returns: Returns) -> None:
+        """Raises UserError if the storage has fewer rows than `n`."""
+        if n > storage.rows:
             raise UserError(
-                f"replay.n_step: windows of {n} steps are longer than the {ring.rows} steps of each environment that "
-                f"replay.capacity keeps on a process; take replay.n_step={ring.rows} at most, or a larger capacity"
+                f"replay.n_step: windows of {n} steps are longer than the {storage.rows} steps of each environment "
+                f"that replay.capacity keeps on a process; take replay.n_step={storage.rows} at most, or a larger "
+                "capacity"
             )
-        self._ring = ring
+        self._storage = storage
         self._n = n
         self._returns = returns
-        self._steps = torch.arange(n, device=ring.device)
+        self._steps = torch.arange(n, device=storage.device)
         self._gamma: Tensor
 
     def begin(self, agents: Sequence[Agent]) -> None:
         """Read each agent's discount gamma."""
         gamma = [agent.hyperparameters["gamma"] for agent in agents]
-        self._gamma = torch.tensor(gamma, device=self._ring.device)
+        self._gamma = torch.tensor(gamma, device=self._storage.device)
 
     def gather(self, slots: Tensor) -> Found:
-        """Return the n-step transitions [U, P, B] that begin at `slots` [U, P, B]."""
-        ring = self._ring
-        steps = ring.window_end(slots, self._n)
-        last = ring.following(slots, steps - 1)
-        columns = ring.gather_columns(slots, [name for name in ring.columns if name not in ("reward", "terminated")])
-        columns |= ring.gather_columns(last, ["terminated"])
-        along = ring.following(slots.unsqueeze(-1), self._steps)
-        rewards = ring.gather_columns(along, ["reward"])["reward"]
+        """N-step transitions [U, P, B] that begin at `slots` [U, P, B]."""
+        storage = self._storage
+        steps = storage.window_end(slots, self._n)
+        last = storage.following(slots, steps - 1)
+        unchanged = [name for name in storage.columns if name not in ("reward", "terminated")]
+        columns = storage.gather_columns(slots, unchanged) | storage.gather_columns(last, ["terminated"])
+        along = storage.following(slots.unsqueeze(-1), self._steps)
+        rewards = storage.gather_columns(along, ["reward"])["reward"]
         columns["reward"], columns["discount"] = self._returns(rewards, steps, self._gamma)
-        return Found(ring.observation(slots), ring.next_observation(last), columns)
+        return Found(storage.observation(slots), storage.next_observation(last), columns)
 
 
-def make_windows(ring: Ring, n: int, returns: Returns) -> Windows:
-    """Return n-step windows, or one-step transitions for n = 1; `returns` computes the algorithm's returns."""
-    return OneStep(ring) if n == 1 else NStep(ring, n, returns)
+Windows = OneStep | NStep
+"""Turns drawn slots into the transitions of a batch."""
 
 
-class UpdateSchedule:
-    """One update of an agent per `learn_step` [P] of its environment steps, exact for any chunking of the steps.
-
-    `debt` [P] is the fraction of an update already earned, between 0 and 1.
-    """
-
-    def __init__(self, learn_step: NDArray[np.float64], debt: NDArray[np.float64]) -> None:
-        self._learn_step = learn_step
-        self._debt = np.clip(debt, 0.0, 1.0)  # A checkpoint file may hold a value out of range.
-        self._steps = np.zeros_like(learn_step)
-        self._done = np.zeros(len(learn_step), dtype=np.int64)
-
-    def due(self, steps: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the updates [P] that become due after `steps` [P] more environment steps."""
-        self._steps += steps
-        # Computed from the total, not incrementally: 3 * (8 / 3) must make 8 updates, not 7.
-        earned = self._earned()
-        due = earned - self._done
-        self._done = earned
-        return due
-
-    @property
-    def steps(self) -> NDArray[np.float64]:
-        """The environment steps [P] so far."""
-        return self._steps
-
-    def resume(self, steps: NDArray[np.float64]) -> None:
-        """Continue after `steps` [P], whose updates have been done."""
-        self._steps = steps.copy()
-        self._done = self._earned()
-
-    def _earned(self) -> NDArray[np.int64]:
-        return np.floor(self._steps / self._learn_step + self._debt + 1e-9).astype(np.int64)
-
-    def debt(self) -> NDArray[np.float64]:
-        """Return the fraction of an update [P] earned but not yet due."""
-        return np.maximum(self._steps / self._learn_step + self._debt - self._done, 0.0)
+def make_windows(storage: Storage, n: int, returns: Returns) -> Windows:
+    """N-step windows, or one-step transitions for n = 1; `returns` computes the algorithm's returns."""
+    return OneStep(storage) if n == 1 else NStep(storage, n, returns)
 
 
 EVERY = 64
@@ -194,7 +148,7 @@ class ObservationStatistics:
         self._seen, self._valid = [], []
 
     def snapshot(self) -> Tensors:
-        """Return the buffered observations [T, P, E, ...] by part, and which of them count; empty if there are none."""
+        """The buffered observations [T, P, E, ...] by part, and which of them count; empty if there are none."""
         if not self._seen:
             return {}
         parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}
@@ -215,7 +169,7 @@ class ObservationStatistics:
         self._valid = list(valid)
 
     def _moments(self, samples: np.ndarray, weight: np.ndarray) -> Moments:
-        """Return moments [P] of samples [P, N, D] with weights [P, N] over all ranks, pooled over agents if shared."""
+        """Moments [P] of samples [P, N, D] with weights [P, N] over all ranks, pooled over agents if shared."""
         agents = len(weight)
         if self._shared:
             samples, weight = samples.reshape(1, -1, samples.shape[-1]), weight.reshape(1, -1)
@@ -244,7 +198,7 @@ class ReplaySettings:
     split_batches: bool
 
 
-class ReplayExperience:
+class ReplayExperience(Experience):
     """A replay buffer for all agents, with the schedule that says which updates are due.
 
     If the replay is shared, agents learn from each other's transitions: P agents fill it P times as fast with P
@@ -257,22 +211,22 @@ class ReplayExperience:
         windows: Windows,
         sampler: Sampler,
         settings: ReplaySettings,
+        *,
         gather: Gather,
         stopwatch: Stopwatch,
         statistics: ObservationStatistics | None = None,
+        period: int = 1,
     ) -> None:
-        """`windows` turns the slots that `sampler` draws into transitions; `gather` reaches all ranks of the agents.
+        """`windows` turns the slots that `sampler` draws into transitions.
 
         `statistics` are the running observation statistics used for normalisation.
         """
+        super().__init__(period, gather=gather, device=storage.device, stopwatch=stopwatch)
         self._statistics = statistics
         self.storage = storage
         self.windows = windows
         self.sampler = sampler
         self._settings = settings
-        self._gather = gather
-        self._stopwatch = stopwatch
-        self._policy: Population
         self._schedule: UpdateSchedule
         self._steps: NDArray[np.float64]
         self._made: NDArray[np.float64]
@@ -280,15 +234,9 @@ class ReplayExperience:
         self._full = False
         self._capacity = storage.rows * storage.streams
 
-    @property
-    def period(self) -> int:
-        """A generation may have any number of steps, so the period is 1."""
-        return 1
-
     def begin(self, policy: Population, generation: int) -> None:
-        """Start a generation with the agents of `policy`."""
+        super().begin(policy, generation)
         agents = policy.agents
-        self._policy = policy
         if self._statistics is not None:
             self._statistics.begin(policy)
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
@@ -333,7 +281,7 @@ class ReplayExperience:
             raise UserError(f"environment.id: every environment failed {when}")
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches due after the steps since the last call, one per population update."""
+        """Yield the batches due after the steps since the last call, one per update of the population."""
         steps = self._agree_on_steps()
         self._policy.acted(steps)
         # A ring also holds resets: even when full it may hold fewer than `learning_starts` valid transitions.
@@ -351,15 +299,23 @@ class ReplayExperience:
         shares = [None] * updates if share is None else share.unbind()
         shared = zip(weight.unbind(), due.unbind(), shares, strict=True)
         for number, (fields, (own, learns, part)) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
-            seen, following, columns = fields
-            yield Batch(seen, following, columns, own, learns, all_due=number < everyone, number=number, share=part)
+            observation, next_observation, columns = fields
+            yield Batch(
+                observation,
+                next_observation,
+                columns,
+                own,
+                learns,
+                all_due=number < everyone,
+                number=number,
+                share=part,
+            )
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
-        """Pass the result of an update on one of the last drawn batches to the sampler."""
         self.sampler.observe(batch.number, result)
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
-        """Return each agent's steps [P] since the last call, summed over its ranks; record every rank's replay size.
+        """Sum each agent's steps [P] since the last call over its ranks, and record every rank's replay size.
 
         The same exchange carries the samplers' reports. Ranks in lockstep skip the exchange and have nothing to report.
         """
@@ -387,12 +343,11 @@ class ReplayExperience:
             agent.state.update_debt = float(debt)
 
     def state(self) -> tuple[Tensors, dict[str, int]]:
-        """Return this rank's replay contents for a checkpoint."""
         tensors, numbers = self.storage.state()
         return tensors | self.sampler.state(), numbers
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return the contents of the replay, and how far this generation's schedule and draws are."""
+        """The contents of the replay, and how far this generation's schedule and draws are."""
         tensors, numbers = self.state()
         buffered = {} if self._statistics is None else self._statistics.snapshot()
         counters = {
@@ -430,8 +385,7 @@ class ReplayExperience:
         if self._statistics is not None:
             self._statistics.resume(_part_of("statistics.", within))
 
-    def restore(self, rows: Tensors, numbers: dict[str, int]) -> None:
-        """Restore from the output of `state`."""
+    def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
         self.storage.restore({name: values for name, values in rows.items() if name not in priorities}, numbers)
         self.sampler.restore(priorities, numbers)
@@ -442,7 +396,7 @@ def _prefixed(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def _part_of(prefix: str, tensors: Tensors) -> Tensors:
-    """Return the tensors whose names begin with `prefix`, without it."""
+    """Tensors whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
@@ -467,16 +421,6 @@ class ReceivedTransitions(ReplayExperience):
     A rollout does not continue the previous one, which may be another actor's: n-step windows end with it.
     """
 
-    def __init__(self, *parts: Any, steps: int) -> None:
-        """`steps` is the rollout length per environment; the other arguments are those of `ReplayExperience`."""
-        super().__init__(*parts)
-        self._period = steps
-
-    @property
-    def period(self) -> int:
-        """The rollout length: a generation has a whole number of rollouts."""
-        return self._period
-
     def extend(self, slot: RolloutMemory) -> None:
         """Store an actor's rollout, with initial priorities from its errors."""
         with self._stopwatch("receiving"):
@@ -486,8 +430,7 @@ class ReceivedTransitions(ReplayExperience):
                 self.add(transition, output)
                 steps.append(self._steps)
             self._steps = sum(steps[1:], steps[0])
-            errors = slot.columns([ERROR])[ERROR].transpose(0, 1).flatten(1)
-            self.sampler.insert(errors.double().numpy())
+            self.sampler.insert(slot.column(ERROR).flatten(1).double().numpy())
 
 
 def _steps(slot: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:
@@ -546,10 +489,17 @@ def replay_experience(
     sampler = make_sampler(config, storage, placement, place)
     parts = {name: interface.parts[name] for name in normalized}
     statistics = ObservationStatistics(parts, placement.gather_copies, replay.shared, stopwatch)
-    make = (
-        ReplayExperience if config.actors is None else partial(ReceivedTransitions, steps=config.algorithm.sent_steps)
+    make = ReplayExperience if config.actors is None else ReceivedTransitions
+    return make(
+        storage,
+        windows,
+        sampler,
+        settings,
+        gather=placement.gather_copies,
+        stopwatch=stopwatch,
+        statistics=statistics,
+        period=1 if config.actors is None else config.algorithm.sent_steps,
     )
-    return make(storage, windows, sampler, settings, placement.gather_copies, stopwatch, statistics)
 
 
 def make_replay(

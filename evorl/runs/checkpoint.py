@@ -16,11 +16,11 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from evorl.algorithms import Experience
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement, Ranks
 from evorl.envs.continuation import Continued
+from evorl.replay import Experience
 from evorl.runs.champion import Elite, Number
 from evorl.runs.directory import (
     AGENTS,

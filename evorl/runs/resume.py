@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from evorl.algorithms import Algorithm, Experience
+from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.envs.continuation import Continued
 from evorl.population import Learner, check_agents, check_environment_hyperparameters, initial_population
+from evorl.replay import Experience
 from evorl.runs.checkpoint import InterimCheckpoints, Progress, progress_of
 from evorl.runs.directory import (
     AGENTS,

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from evorl.algorithms import Algorithm, Experience
+from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
 from evorl.distributed.pauses import SAVE
@@ -23,6 +23,7 @@ from evorl.envs.generation import announce, generation_length
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
+from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
 from evorl.runs.champion import Archive
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress

@@ -52,13 +52,14 @@ def test_the_learner_reads_what_the_actor_wrote(frames):
     part = ObservationSpec("vector", (max(frames, 1),), torch.float32, frames=frames)
     actor, learner = two_views(RolloutLayout(T, P, E, {"x": part}, FIELDS, (2, 4)))
     generator = torch.Generator().manual_seed(3)
-    source = steps(generator, frames)
+    source, state = steps(generator, frames), torch.zeros(P, E, 2, 4)
     for _ in range(4):  # One rollout goes on where the last one ended.
         written = []
         for step in range(T):
             transition = next(source)
-            log_prob, state, after = (torch.rand(P, E, *shape, generator=generator) for shape in ((), (2, 4), (2, 4)))
+            log_prob, after = (torch.rand(P, E, *shape, generator=generator) for shape in ((), (2, 4)))
             output = PolicyOutput(torch.zeros(P, E), {"log_prob": log_prob}, state, after)
+            state = after
             actor.write(step, transition, output)
             written.append((transition, output))
         transitions, outputs = zip(*written, strict=True)

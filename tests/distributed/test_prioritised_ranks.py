@@ -11,8 +11,7 @@ import numpy as np, torch
 from helpers.support import agent, replay_of, vector
 from evorl.distributed import Placement, Ranks, shutdown
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
-from evorl.replay.protocols import Agreement
-from evorl.replay.samplers import SamplerSettings
+from evorl.replay.samplers import Agreement, SamplerSettings
 from evorl.types import UpdateResult
 
 ranks, streams = Ranks(timeout=60), 6
@@ -28,14 +27,14 @@ for step in range(25):
     valid = torch.rand(streams, generator=random) < 0.9
     storage.write(shown, columns, next_observation=shown, valid=valid, started=never, ended=never)
     sampler.agree(Agreement(np.ones(2), np.zeros(2), gather(sampler.report())))
-    union = [part for part in gather(np.pad(sampler._priorities.tree.leaves, ((0, 0), (0, 64)))[:, :64])]
+    union = [part for part in gather(np.pad(sampler.tree.leaves, ((0, 0), (0, 64)))[:, :64])]
     union = np.concatenate(union, -1)
     slots, weight, _ = sampler.draw(2)
     assert gather((weight > 0).sum(-1).numpy()).sum(0).tolist() == [[32, 32]] * 2
     for p in range(2):
         every = union[p][union[p] > 0]
         weights = (len(every) * every / every.sum()) ** -0.4
-        mine = sampler._priorities.tree.leaves[p, slots[:, p].numpy()]
+        mine = sampler.tree.leaves[p, slots[:, p].numpy()]
         expected = (len(every) * mine / every.sum()) ** -0.4 / weights.max() / 16
         found = weight[:, p].numpy()
         assert np.abs(found - expected)[found > 0].max() < 1e-6 * expected.max()

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
-from evorl.replay.protocols import Agreement
-from evorl.replay.samplers import SamplerSettings
+from evorl.replay.samplers import Agreement, SamplerSettings
 from helpers.support import replay_of, vector
 
 P, E = 2, 3

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import torch
 
 from evorl.actors.collectors import KINDS, Acting, note_counts
@@ -22,7 +24,7 @@ from evorl.evolution import Context
 from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
-from evorl.replay.samplers import SamplerSettings, UniformSampler
+from evorl.replay.samplers import Agreement, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.replay.transitions import OneStep, ReplayExperience, ReplaySettings
 from evorl.runs.launch import run_program
@@ -197,13 +199,39 @@ def replay_of(rows, streams, part):
     return Storage(rows, streams, {"observation": part}, REPLAYED, torch.device("cpu"))
 
 
-def replay_experience(storage, windows=None, sampler=None, part=0, rank=0, split_batches=False, **settings):
+def replay_experience(
+    storage,
+    windows=None,
+    sampler=None,
+    part=0,
+    rank=0,
+    split_batches=False,
+    period=1,
+    kind=ReplayExperience,
+    **settings,
+):
     """The experience of this storage: single transitions, drawn alike, unless `windows` or `sampler` say otherwise."""
     gather = settings.pop("gather", lambda numbers: numbers[None])
     place = SamplerSettings(seed=0, rank=rank, part=part, split_batches=split_batches)
     chosen = ReplaySettings(**{"reward_clip": None, "split_batches": split_batches} | settings)
     sampler = sampler or UniformSampler(storage, place)
-    return ReplayExperience(storage, windows or OneStep(storage), sampler, chosen, gather, Stopwatch())
+    return kind(
+        storage, windows or OneStep(storage), sampler, chosen, gather=gather, stopwatch=Stopwatch(), period=period
+    )
+
+
+def uniform_samplers(sizes, *batch_size, seed=0, drawable=None):
+    """The samplers of ranks whose replays have these sizes, as those expect them; slots count from 0."""
+    agents = [SimpleNamespace(hyperparameters={"batch_size": size}) for size in batch_size]
+    found = []
+    for rank, size in enumerate(sizes):
+        there = size if drawable is None else drawable
+        storage = SimpleNamespace(drawable=there, nth=lambda index: index, device=torch.device("cpu"))
+        sampler = UniformSampler(storage, SamplerSettings(seed, rank, rank, split_batches=True))
+        sampler.begin(agents, 1, len(sizes))
+        sampler.agree(Agreement(np.array(sizes), np.zeros(len(agents)), np.zeros((len(sizes), 0))))
+        found.append(sampler)
+    return found
 
 
 def vector(size):

@@ -56,7 +56,7 @@ def test_weights_and_shares_are_those_of_one_central_buffer(ranks):
         beta = 0.4 + 0.6 * 10.0 * time / 1000
         for part in parts:
             every = [sum(v for (rank, _), v in own.items() if rank == part.rank) for own in central.priority]
-            np.testing.assert_allclose(part.sampler._priorities.tree.total, every, rtol=1e-9)
+            np.testing.assert_allclose(part.sampler.tree.total, every, rtol=1e-9)
         if time % 3 == 2:
             continue
         with np.errstate(all="raise"):
@@ -88,12 +88,12 @@ def test_draws_fall_on_ranks_and_slots_as_priorities_do():
     for part in parts[:2]:
         held = sorted(part.drawable())
         values = np.abs(error(np.arange(P)[:, None], part.rank, np.array(held), 0)) + 0.05
-        part.sampler._priorities.set(np.tile(held, (P, 1)), values, np.ones((P, len(held)), dtype=bool))
+        part.sampler.set(np.tile(held, (P, 1)), values, np.ones((P, len(held)), dtype=bool))
     agree(parts)
     drawn = [part.sampler.draw(updates) for part in parts]
     assert (drawn[2][1] == 0).all()
     for agent, size in enumerate((40, 24)):
-        masses = [part.sampler._priorities.tree.leaves[agent, :24] for part in parts]
+        masses = [part.sampler.tree.leaves[agent, :24] for part in parts]
         expected = 3 * size * updates * np.concatenate(masses) / np.concatenate(masses).sum()
         hits = [np.bincount(slots[:, agent][weight[:, agent] > 0].numpy(), minlength=24) for slots, weight, _ in drawn]
         shares = [part.sum() / updates for part in hits]
@@ -117,7 +117,7 @@ def test_late_errors_never_reach_what_has_taken_their_place():
     part.sampler.observe(0, UpdateResult(ONES, torch.full(slots.shape[1:], 5.0)))
     agree([part])
     alive = {slot for slot in slots.unique().tolist() if slot // (P * E) == 3}
-    leaves, largest = part.sampler._priorities.tree.leaves, 5.01**0.7
+    leaves, largest = part.sampler.tree.leaves, 5.01**0.7
     assert alive, "the newest row of then is still there"
     assert set(np.flatnonzero(np.isclose(leaves[0], largest)).tolist()) <= alive
     assert np.flatnonzero(leaves[0]).tolist() == sorted(part.drawable())
@@ -134,7 +134,7 @@ def test_an_update_sees_the_last_error_of_what_it_drew_twice():
     for update in (0, 2):
         part.sampler.observe(update, UpdateResult(ONES, torch.full((P, 40), 1.0 + update)))
     agree([part])
-    leaves = part.sampler._priorities.tree.leaves[0, : P * E]
+    leaves = part.sampler.tree.leaves[0, : P * E]
     assert set(np.round(leaves, 9)) <= {round(x**0.7, 9) for x in (1.01, 3.01)} | {1.0}
     assert (np.isclose(leaves, 3.01**0.7)).sum() >= 4
 
@@ -149,7 +149,7 @@ def test_what_no_agent_learned_from_changes_nothing():
     errors = torch.where(weight[0] > 0, 0.5, torch.nan)
     part.sampler.observe(0, UpdateResult(torch.tensor([0.0, 1.0]), errors))
     agree([part])
-    leaves = part.sampler._priorities.tree.leaves
+    leaves = part.sampler.tree.leaves
     assert set(leaves[0, : P * E]) == {1.0}
     assert np.isclose(leaves[1, : P * E], 0.51**0.7).any()
 
@@ -234,7 +234,7 @@ def test_children_go_on_with_the_priorities_of_their_parents():
     part.sampler.observe(0, UpdateResult(ONES, torch.arange(P)[:, None] + torch.rand(P, 40)))
     part.storage.break_streams()
     part.sampler.begin(members((5, 1), 1), 2, 1)
-    before = part.sampler._priorities
+    before = part.sampler
     assert np.array_equal(before.tree.leaves[0], before.tree.leaves[1])
     assert before.maximum[0] == before.maximum[1] > 1
     part.sampler.begin(members(1, (9, 3)), 3, 1)

@@ -52,7 +52,7 @@ def test_what_was_written_since_the_last_exchange_is_in_a_checkpoint_too():
             first.write(valid=0.8)
         second.storage.restore(*first.storage.state())
         second.sampler.restore(first.sampler.state(), first.storage.state()[1])
-        leaves = [part.sampler._priorities.tree.leaves for part in (first, second)]
+        leaves = [part.sampler.tree.leaves for part in (first, second)]
         assert np.array_equal(*leaves)
         assert np.flatnonzero(leaves[0][0]).tolist() == sorted(first.drawable())
         second = Part(rows=4)
@@ -75,9 +75,9 @@ def test_priorities_of_a_replay_of_another_shape_begin_anew():
     played(first, policy_of(0, 1), 1, 17, seed=1)
     second.restore(*first.state())
     played(second, policy_of(0, 1), 2, 1, seed=2)
-    assert set(second.sampler._priorities.tree.leaves[0]) >= {0.0, 1.0}
+    assert set(second.sampler.tree.leaves[0]) >= {0.0, 1.0}
     drawable = second.storage.can_draw(torch.arange(second.storage.slots)).numpy()
-    assert ((second.sampler._priorities.tree.leaves[0, : second.storage.slots] > 0) == drawable).all()
+    assert ((second.sampler.tree.leaves[0, : second.storage.slots] > 0) == drawable).all()
 
 
 @pytest.mark.parametrize(

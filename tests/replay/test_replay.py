@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from helpers.support import interface
+from helpers.support import interface, uniform_samplers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evorl.replay.samplers import DistributedSampler, share_of_draws
+from evorl.replay.experience import UpdateSchedule
+from evorl.replay.samplers import share_of_draws
 from evorl.replay.storage import Storage
-from evorl.replay.transitions import UpdateSchedule, make_replay
+from evorl.replay.transitions import make_replay
 
 COLUMNS = {"x": ((), torch.int64), "y": ((2,), torch.float32)}
 
@@ -89,43 +90,29 @@ def test_equal_parts_draw_equally():
         assert [int(share_of_draws(np.array([96]), np.array([40, 40, 40]), r, offset)[0]) for r in range(3)] == [32] * 3
 
 
-def samplers(sizes, batch_size, seed=0):
-    return [
-        DistributedSampler(
-            rank,
-            batch_size * len(sizes),
-            shared=np.random.default_rng(seed),
-            own=torch.Generator().manual_seed(rank + 1),
-        )
-        for rank in range(len(sizes))
-    ]
-
-
 def test_draws_are_uniform_over_the_union_of_unequal_parts():
-    sizes, batch_size = np.array([10, 35, 5]), np.array([4, 7])
-    hits = np.zeros((2, sizes.sum()))
+    sizes, batch_size = (10, 35, 5), (12, 21)
+    hits = np.zeros((2, sum(sizes)))
     starts = np.concatenate([[0], np.cumsum(sizes)])
     updates = 6000
-    for rank, sampler in enumerate(samplers(sizes, batch_size)):
-        index, weight = sampler.draw(updates, sizes, int(sizes[rank]))
+    for rank, sampler in enumerate(uniform_samplers(sizes, *batch_size)):
+        index, weight, _ = sampler.draw(updates)
         for agent in range(2):
             drawn = index[:, agent][weight[:, agent] > 0].numpy()
             np.add.at(hits[agent], starts[rank] + drawn, 1)
     for agent in range(2):
-        expected = updates * 3 * batch_size[agent] / sizes.sum()
-        assert hits[agent].sum() == updates * 3 * batch_size[agent]
+        expected = updates * batch_size[agent] / sum(sizes)
+        assert hits[agent].sum() == updates * batch_size[agent]
         # Chi-square with 49 degrees of freedom exceeds 95 once in 10,000 times; the seeds are fixed.
         assert ((hits[agent] - expected) ** 2 / expected).sum() < 95
 
 
 def test_the_mean_over_ranks_is_the_mean_over_the_union():
-    sizes, batch_size = np.array([10, 30]), np.array([5, 8])
     values = [torch.arange(10.0), torch.arange(10.0, 40.0)]
-    drawn = zip(samplers(sizes, batch_size), sizes.tolist(), strict=True)
-    parts = [sampler.draw(3000, sizes, size) for sampler, size in drawn]
-    total = sum((values[rank][index] * weight).sum(-1) for rank, (index, weight) in enumerate(parts)) / 2
+    parts = [sampler.draw(3000) for sampler in uniform_samplers((10, 30), 10, 16)]
+    total = sum((values[rank][index] * weight).sum(-1) for rank, (index, weight, _) in enumerate(parts)) / 2
     assert torch.allclose(total.mean(0), torch.full((2,), 19.5), atol=0.3)
-    weights = sum(weight.sum(-1) for _, weight in parts) / 2
+    weights = sum(weight.sum(-1) for _, weight, _ in parts) / 2
     torch.testing.assert_close(weights, torch.ones_like(weights))
 
 
@@ -155,8 +142,8 @@ def test_credit_carries_into_the_next_generation():
 
 def test_what_a_part_lacks_is_drawn_from_the_rest_of_it():
     """Ranks share draws by the sizes that all of them count on; this one holds 7 transitions instead of 40."""
-    (sampler, *_), sizes = samplers(np.array([40, 40]), np.array([96])), np.array([40, 40])
-    index, weight = sampler.draw(50, sizes, 7)
+    (sampler, *_) = uniform_samplers((40, 40), 192, drawable=7)
+    index, weight, _ = sampler.draw(50)
     assert (weight > 0).sum(-1).unique().tolist() == [96]
     assert index.unique().tolist() == list(range(7))
 

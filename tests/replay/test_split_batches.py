@@ -21,12 +21,12 @@ from helpers.support import (
     replay_of,
     seen,
     train,
+    uniform_samplers,
     vector,
 )
 from helpers.worlds import PLAIN, E, Group, P, T, World, members, play, rollout_experience
 
 from evorl.replay.rollouts import Minibatches, check_rollout
-from evorl.replay.samplers import DistributedSampler
 from evorl.runs.launch import load_config
 from evorl.system.console import Stopwatch
 from evorl.types import Transition, UserError
@@ -75,10 +75,9 @@ def test_replay_gives_as_many_updates_and_draws_for_each_global_step_on_any_numb
 
 
 def test_a_rank_on_which_no_draw_falls_takes_part_with_nothing():
-    draws = [DistributedSampler(rank, np.array([1]), np.random.default_rng(0), torch.Generator()) for rank in range(4)]
-    parts = [sampler.draw(1, np.array([5, 5, 5, 5]), 5) for sampler in draws]
-    assert [index.shape for index, _ in parts] == [(1, 1, 1)] * 4
-    assert sorted(float(weight.sum()) for _, weight in parts) == [0, 0, 0, 4]
+    parts = [sampler.draw(1) for sampler in uniform_samplers((5, 5, 5, 5), 1)]
+    assert [slots.shape for slots, *_ in parts] == [(1, 1, 1)] * 4
+    assert sorted(float(weight.sum()) for _, weight, _ in parts) == [0, 0, 0, 4]
 
 
 def test_the_average_gradient_of_two_ranks_is_that_of_one_rank_that_drew_the_same():
@@ -95,10 +94,7 @@ def test_the_average_gradient_of_two_ranks_is_that_of_one_rank_that_drew_the_sam
     }
 
     def draw(rank):
-        sampler = DistributedSampler(
-            rank, np.array([6, 3]), np.random.default_rng(0), torch.Generator().manual_seed(rank)
-        )
-        index, weight = sampler.draw(1, np.array([10, 30]), 30 if rank else 10)
+        index, weight, _ = uniform_samplers((10, 30), 6, 3)[rank].draw(1)
         index = index[0] + (10 if rank else 0)
         return batch_of({name: value[index] for name, value in rows.items()}, weight[0], torch.ones(2))
 

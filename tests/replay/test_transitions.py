@@ -64,12 +64,9 @@ def receiving(rows=64, n=1):
     storage = replay_of(rows, P * E, vector(4))
     settings = PrioritySettings(0.5, 0.01, 0.4, 1.0, 100, 100, True)
     sampler = PrioritisedSampler(storage, P, settings, SamplerSettings(0, 0, 0, False))
-    plain = replay_experience(
-        storage, NStep(storage, n, None) if n > 1 else None, sampler, learning_starts=1, lockstep=False
-    )
-    received = ReceivedTransitions.__new__(ReceivedTransitions)
-    received.__dict__.update(plain.__dict__, _period=T)
-    return received, sampler
+    windows = NStep(storage, n, None) if n > 1 else None
+    kind = {"kind": ReceivedTransitions, "period": T}
+    return replay_experience(storage, windows, sampler, learning_starts=1, lockstep=False, **kind), sampler
 
 
 def learner():
@@ -96,11 +93,11 @@ def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(c
     torch.testing.assert_close(fields["reward"], torch.cat(expected)[-count:], rtol=0, atol=0)
     slots = received.storage.nth(torch.arange(count)).numpy()
     priority = (torch.cat(errors)[-count:].abs().double() + 0.01).sqrt().numpy()
-    tree = sampler._priorities.tree
+    tree = sampler.tree
     for leaves in tree.leaves:
         np.testing.assert_allclose(leaves[slots], priority)
     np.testing.assert_allclose(tree.total, priority.sum())
-    assert not sampler._priorities.fresh().any()
+    assert not sampler.fresh().any()
 
 
 def test_ladders_go_from_end_to_end():

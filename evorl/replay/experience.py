@@ -1,0 +1,146 @@
+"""The base class of replay buffers and rollouts, and the schedule of updates.
+
+Axes: P agents, E environments; recurrent states have K numbers for each of N units.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evorl.replay.statistics import Gather, Moments
+from evorl.system.console import Stopwatch
+from evorl.types import Agent, Batch, Observation, PolicyOutput, Tensors, Transition, UpdateResult
+
+
+class Population(ABC):
+    """The acting agents of a generation, as their experience sees them."""
+
+    agents: list[Agent]
+
+    @abstractmethod
+    def acted(self, steps: NDArray[np.float64]) -> None:
+        """Record `steps` [P] new transitions of each agent, summed over all ranks that hold it."""
+
+    @abstractmethod
+    def value(self, observation: Observation, state: Tensor | None) -> Tensor:
+        """State values V(s) [P, E] of observations [P, E, ...] with recurrent state [P, E, K, N]."""
+
+    @abstractmethod
+    def update_observation_stats(self, part: str, moments: Moments) -> None:
+        """Merge `moments` into the running statistics with which each agent normalises an observation part."""
+
+
+class Experience:
+    """What a rank's agents learn from: environments or actor processes feed it, and it yields the batches that are due.
+
+    Environments `add` every step, actor processes `extend` it by a message at a time. `batches` follows either, and
+    `observe` each update. A subclass that keeps anything beyond a generation overrides `state` and `restore`.
+    """
+
+    def __init__(self, period: int, *, gather: Gather, device: torch.device, stopwatch: Stopwatch) -> None:
+        """`gather` stacks an array from every rank that holds the same agents along a new leading axis."""
+        self.period = period
+        """A generation has a multiple of this many steps of each environment."""
+        self._gather = gather
+        self._device = device
+        self._stopwatch = stopwatch
+        self._policy: Population
+
+    def begin(self, policy: Population, generation: int) -> None:
+        """Start a generation with the agents of `policy`."""
+        self._policy = policy
+
+    def add(self, transition: Transition, output: PolicyOutput) -> None:
+        """Store one step of all of this process's environments."""
+        raise NotImplementedError(f"{type(self).__name__} is fed by actor processes: use extend")
+
+    def extend(self, slot: Any) -> None:
+        """Copy an actor's message from a slot of shared memory, which the actor overwrites afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} is fed by environments: use add")
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches that are due; every rank that holds the same agents yields equally many.
+
+        Before the first, `Population.acted` is called with the transitions that those ranks have agreed on.
+        """
+        raise NotImplementedError
+
+    def observe(self, batch: Batch, result: UpdateResult) -> None:
+        """Receive the result of the update with `batch`, before the next batch is drawn."""
+
+    def end(self, agents: list[Agent]) -> None:
+        """End the generation; state that belongs to an agent is stored with it."""
+
+    def state(self) -> tuple[Tensors, dict[str, int]]:
+        """This rank's part of a checkpoint between two generations."""
+        return {}, {}
+
+    def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `state`. Raises UserError for an invalid one."""
+
+    def snapshot(self) -> tuple[Tensors, dict[str, int]]:
+        """This rank's part of an interim checkpoint, between two steps of a generation."""
+        return self.state()
+
+    def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
+        """Load the output of `snapshot` after `begin` with the same agents. Raises UserError for an invalid one."""
+        self.restore(tensors, numbers)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The update-to-data ratio of a new agent: `updates` updates for every `steps` of its environment steps.
+
+    A batch has `batch` transitions. Steps and transitions are counted over all ranks that hold the agent.
+    """
+
+    batch: int
+    updates: float
+    steps: float
+
+
+class UpdateSchedule:
+    """One update of an agent per `learn_step` [P] of its environment steps, exact for any chunking of the steps.
+
+    `debt` [P] is the fraction of an update already earned, between 0 and 1.
+    """
+
+    def __init__(self, learn_step: NDArray[np.float64], debt: NDArray[np.float64]) -> None:
+        self._learn_step = learn_step
+        self._debt = np.clip(debt, 0.0, 1.0)  # A checkpoint file may hold a value out of range.
+        self._steps = np.zeros_like(learn_step)
+        self._done = np.zeros(len(learn_step), dtype=np.int64)
+
+    def due(self, steps: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Updates [P] that become due after `steps` [P] more environment steps."""
+        self._steps += steps
+        # Computed from the total, not incrementally: 3 * (8 / 3) must make 8 updates, not 7.
+        earned = self._earned()
+        due = earned - self._done
+        self._done = earned
+        return due
+
+    @property
+    def steps(self) -> NDArray[np.float64]:
+        """The environment steps [P] so far."""
+        return self._steps
+
+    def resume(self, steps: NDArray[np.float64]) -> None:
+        """Continue after `steps` [P], whose updates have been done."""
+        self._steps = steps.copy()
+        self._done = self._earned()
+
+    def _earned(self) -> NDArray[np.int64]:
+        return np.floor(self._steps / self._learn_step + self._debt + 1e-9).astype(np.int64)
+
+    def debt(self) -> NDArray[np.float64]:
+        """The fraction of an update [P] earned but not yet due."""
+        return np.maximum(self._steps / self._learn_step + self._debt - self._done, 0.0)
