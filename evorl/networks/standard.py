@@ -1,6 +1,5 @@
-"""The default network: encoders, hidden layers, an optional recurrent cell, heads, and optionally noisy weights.
+"""The default network: encoders, hidden layers, an optional recurrent cell and heads; and the same with noisy weights.
 
-Noisy weights have noise of learned scale (arXiv 1706.10295).
 Axes: P agents, times copies of layers; B observations (T * S of them for S sequences of T steps), K numbers per
 recurrent unit, N units.
 """
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evorl.config import Network as NetworkSettings
 from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.networks.base import Layout, Network, forward_apart
 from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
 from evorl.networks.image import ImageEncoder
 from evorl.networks.layers import CELLS, recur
@@ -27,11 +26,10 @@ from evorl.networks.parameters import (
     NEAR_ZERO_GAIN,
     Fill,
     ParameterSpec,
-    Shape,
     Specs,
-    initialise,
     moved_up,
 )
+from evorl.networks.stack import SIGMA, Layout, Network, layer_of
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]
@@ -39,7 +37,7 @@ CLIP = 10.0
 """Normalised observations are clipped to this many standard deviations."""
 
 
-class StandardNetwork:
+class StandardNetwork(Network):
     """Encodes and concatenates the observation parts, followed by hidden layers, a recurrent cell and heads.
 
     With separate streams, heads have their own hidden layers, as copies of the same shape: the last one (`last`, as in
@@ -65,7 +63,7 @@ class StandardNetwork:
         """
         self.parts = parts
         self.heads = heads
-        self.streams = [head for head in heads if not head.constant]
+        self.computed_heads = [head for head in heads if not head.constant]
         self.initialisation = initialisation
         images = {name: part for name, part in parts.items() if part.kind == "image"}
         self.bf16 = bf16
@@ -74,7 +72,6 @@ class StandardNetwork:
         self.normalized = normalized
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameter specs of one agent with this architecture."""
         specs: Specs = {}
         for name in self.normalized:
             specs |= _statistics_specs(f"normal.{name}", self.parts[name].width)
@@ -98,37 +95,26 @@ class StandardNetwork:
             sources = {"": ("recurrent",)}
         return specs | _head_specs(self.heads, sources.get("", ()), self.initialisation)
 
-    def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return newly initialised parameters of one agent."""
-        return initialise(self.specs(architecture), architecture.sizes(), generator)
-
     def cost(self, architecture: Architecture) -> float:
-        """Return the multiplications of one forward pass per observation."""
-        sizes = architecture.sizes()
+        # Convolutions multiply each weight many times, and noise scales multiply weights instead of observations.
+        sizes, apart = architecture.sizes(), ("encoder.", SIGMA)
         specs = self.specs(architecture)
-        dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith("encoder.")]
+        dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith(apart)]
         matrices = [spec.matrix(sizes) for spec in dense]
         return sum(image.cost(architecture) for image in self.images.values()) + sum(
             copies * read * produced for copies, read, produced in matrices
         )
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return the numbers per recurrent unit over all copies, and the number of units; zeros if feed-forward."""
         if not architecture.recurrent:
             return 0, 0
         copies = self._copies(architecture) or 1
         return copies * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
-        self,
-        layout: Layout,
-        p: Tensors,
-        x: Observation,
-        recurrent: RecurrentInput | None = None,
-        tape: Tape | None = None,
+        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None, tape: Tape | None
     ) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs [P, B, ...] for observations [P, B, ...], and the next state [P, S, K, N]."""
-        if not self.streams:
+        if not self.computed_heads:
             return self._constants(p), None
         plan, state = self._plan(layout), None
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
@@ -141,16 +127,13 @@ class StandardNetwork:
         return dict(zip(plan.heads, outputs, strict=True)) | self._constants(p), state
 
     def forward_pair(
-        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
+        self, layout: Layout, p: Tensors, x: Observation, next_x: Observation, tape: Tape | None
     ) -> tuple[Tensors, Tensors]:
-        """Return outputs for `x`, and without gradients for `following`.
-
-        Networks without images or recurrence compute both in one forward pass.
-        """
+        """Networks without images or recurrence compute both in one pass."""
         if self.images or layout.architecture.recurrent:
-            return forward_apart(self, layout, p, x, following, tape)
+            return super().forward_pair(layout, p, x, next_x, tape)
         plan = self._plan(layout)
-        sources = [self._encoded(layout, p, name, torch.cat((x[name], following[name]), 1)) for name in self.parts]
+        sources = [self._encoded(layout, p, name, torch.cat((x[name], next_x[name]), 1)) for name in self.parts]
         rows = sources[0].shape[1] // 2
         outputs = dense(plan, p, sources, rows, tape)
         first, second = (dict(zip(plan.heads, outputs[half::2], strict=True)) for half in (0, 1))
@@ -158,12 +141,9 @@ class StandardNetwork:
         return first | constants, second | {name: value.detach() for name, value in constants.items()}
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Return one agent's `tensors` without hidden layer `index`, which must not be the last.
+        """The layer and the next one are merged into their product, a single linear map.
 
-        Also return a mapping from each new tensor to the tensor of the next layer that it replaces, by name.
-
-        The layer and the next one are merged into their product, a single linear map; only the activation between them
-        is lost.
+        Only the activation between them is lost.
         """
         gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
         kept = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
@@ -185,7 +165,7 @@ class StandardNetwork:
         """Return the copies of hidden layer `index`, or if None of the recurrent cell; None if all heads share it."""
         last = len(architecture.hidden_sizes) - 1
         parted = architecture.streams == "all" or (architecture.streams == "last" and index in (last, None))
-        return len(self.streams) if parted and len(self.streams) > 1 else None
+        return len(self.computed_heads) if parted and len(self.computed_heads) > 1 else None
 
     def _reads(self, architecture: Architecture, part: str) -> Axes:
         return self.images[part].reads(architecture) if part in self.images else (self.parts[part].width,)
@@ -234,7 +214,7 @@ class StandardNetwork:
                 suffixes = ("",) if index else tuple(f".{part}" for part in self.parts)
                 layers.append(DenseLayer(name, suffixes, copies))
                 layers += [DenseLayer(f"{name}.residual.{each}", ("",), copies, True) for each in range(depth)]
-            heads = tuple(head.name for head in self.streams)
+            heads = tuple(head.name for head in self.computed_heads)
             copies = self._copies(architecture) or 1
             plan = DensePlan(tuple(layers), heads, copies, layout.spans, architecture.layer_norm, self.bf16)
             self._plans[layout] = plan
@@ -269,33 +249,37 @@ def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
     return specs
 
 
-SIGMA = "sigma."
-"""Name prefix of the parameter that holds another parameter's noise scale."""
-
-
-class NoisyLayers:
-    """A network with noisy heads and a noisy last hidden layer, including that layer's residual layers.
+class NoisyNetwork(StandardNetwork):
+    """A standard network with noisy heads and a noisy last hidden layer, with its residual layers (arXiv 1706.10295).
 
     For networks on images these are the fully connected layers, as in the paper, unless there are several. Noise scales
     are ordinary parameters: they are padded, grown and trained as the weights are, and outgoing weights of new units
-    start with a scale of zero. `perturbed` applies the noise to the weights before a call; without it the network
-    computes with the mean weights.
+    start with a scale of zero. `StackedNetwork.with_noise` adds the noise to the weights before a call; without it the
+    network computes with the mean weights.
     """
 
-    def __init__(self, network: Network, heads: Collection[str], sigma: float) -> None:
-        """Wrap `network`; noise is factorised, and its initial scale is `sigma` / sqrt(number of inputs)."""
-        self.network = network
-        self.heads = heads
+    def __init__(
+        self,
+        parts: ObservationSpecs,
+        heads: Sequence[Head],
+        normalized: Collection[str],
+        initialisation: Initialisation,
+        bf16: bool = False,
+        *,
+        sigma: float,
+    ) -> None:
+        """Noise is factorised, and its initial scale is `sigma` / sqrt(number of inputs)."""
+        super().__init__(parts, heads, normalized, initialisation, bf16)
         self.sigma = sigma
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameter specs of one agent with this architecture."""
-        specs, sizes = self.network.specs(architecture), architecture.sizes()
+        """The parameters of a standard network, followed by the noise scales of its noisy layers."""
+        specs, sizes = super().specs(architecture), architecture.sizes()
+        last, heads = f"hidden.{len(architecture.hidden_sizes) - 1}", {head.name for head in self.computed_heads}
         layers: dict[str, Specs] = defaultdict(dict)
         for name, spec in specs.items():
-            layer = _layer(name)
-            last = f"hidden.{len(architecture.hidden_sizes) - 1}"
-            if layer is not None and (layer in self.heads or layer == last or layer.startswith(f"{last}.")):
+            layer = layer_of(name)
+            if layer is not None and (layer in heads or layer == last or layer.startswith(f"{last}.")):
                 layers[layer][name] = spec
         scales: Specs = {}
         for own in layers.values():
@@ -305,91 +289,31 @@ class NoisyLayers:
                 scales[SIGMA + name] = ParameterSpec(spec.reads, spec.produces, "ones", copies=spec.copies, gain=gain)
         return specs | scales
 
-    def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return newly initialised parameters of one agent."""
-        return initialise(self.specs(architecture), architecture.sizes(), generator)
-
-    def cost(self, architecture: Architecture) -> float:
-        """Return the multiplications of one forward pass per observation."""
-        return self.network.cost(architecture)
-
-    def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return the recurrent shape of the wrapped network."""
-        return self.network.recurrent_shape(architecture)
-
-    def forward(
-        self,
-        layout: Layout,
-        p: Tensors,
-        x: Observation,
-        recurrent: RecurrentInput | None = None,
-        tape: Tape | None = None,
-    ) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs [P, B, ...] computed with the weights in `p`."""
-        return self.network.forward(layout, p, x, recurrent, tape)
-
-    def forward_pair(
-        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
-    ) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients for `following`."""
-        return self.network.forward_pair(layout, p, x, following, tape)
-
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Return one agent's `tensors` without hidden layer `index`.
+        """If the next layer is noisy, the product of the two weights keeps the variance due to that noise.
 
-        If the next layer is noisy, the product of the two weights keeps the variance due to that noise: the variances
-        are the product of the squared weights and the squared scales.
+        The variances are the product of the squared weights and the squared scales.
         """
         means = {name: value for name, value in tensors.items() if not name.startswith(SIGMA)}
         scales = {name.removeprefix(SIGMA): value for name, value in tensors.items() if name.startswith(SIGMA)}
-        left, replaced = self.network.without_layer(architecture, index, means)
+        left, replaced = super().without_layer(architecture, index, means)
         gone = set(replaced.values())
         left |= {SIGMA + moved_up(name, index): value for name, value in scales.items() if name not in gone}
         if gone & scales.keys():
             squares = {name: scales.get(name, value).square() for name, value in means.items()}
-            variances, _ = self.network.without_layer(architecture, index, squares)
+            variances, _ = super().without_layer(architecture, index, squares)
             left |= {SIGMA + name: variances[name].sqrt() for name in replaced}
             replaced |= {SIGMA + name: SIGMA + old for name, old in replaced.items()}
         return left, replaced
 
 
-class WeightNoise:
-    """Samples factorised weight noise for a stack, independently per agent (arXiv 1706.10295, eq. 10 and 11).
-
-    With f(x) = sgn(x) sqrt |x|, the noise of a weight is f(x_in) f(x_out), and that of a bias is f(x_out).
-    """
-
-    def __init__(self, matrices: Mapping[str, Shape], agents: int) -> None:
-        """Prepare shapes; `matrices` holds (copies, inputs, outputs) of each parameter of a network."""
-        self.agents = agents
-        self.matrices = {name: matrices[name] for name in matrices if SIGMA + name in matrices}
-        self._shapes: dict[str, Shape] = {}
-        for name, (copies, read, produced) in self.matrices.items():
-            self._shapes[_layer(name) or name] = agents * copies, 1, produced
-            if ".weight" in name:
-                self._shapes[name] = agents * copies, read, 1
-        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
-
-    def draw(self, generator: torch.Generator) -> Tensors:
-        """Sample noise [P, read, produced] for each weight and [P, 1, produced] for each bias, by name."""
-        x = torch.randn(sum(self._sizes), generator=generator, device=generator.device)
-        parts = (x.sign() * x.abs().sqrt()).split(self._sizes)
-        values = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
-        found: Tensors = {}
-        for name in self.matrices:
-            outputs = values[_layer(name) or name]
-            found[name] = values[name] * outputs if name in values else outputs
-        return found
-
-
-def perturbed(p: Tensors, scales: Tensors, noise: Tensors) -> Tensors:
-    """Return parameters `p` with `noise` added to the weights, multiplied by the noise scales in `scales`."""
-    return p | {name: torch.addcmul(p[name], scales[SIGMA + name], value) for name, value in noise.items()}
-
-
-def _layer(name: str) -> str | None:
-    """Return the layer to which a weight or bias belongs, by its name; None for other parameters."""
-    layer, weight, _ = name.partition(".weight")
-    if weight:
-        return layer
-    return name.removesuffix(".bias") if name.endswith(".bias") else None
+def standard_network(
+    settings: NetworkSettings,
+    parts: ObservationSpecs,
+    heads: Sequence[Head],
+    normalized: Collection[str],
+    noise: float | None = None,
+) -> StandardNetwork:
+    """The network that `network.name: standard` configures."""
+    common = parts, heads, normalized, settings.initialisation or "uniform", bool(settings.bf16)
+    return StandardNetwork(*common) if noise is None else NoisyNetwork(*common, sigma=noise)

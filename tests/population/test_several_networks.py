@@ -143,7 +143,7 @@ def outputs(member, algorithm):
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
 def test_stacks_act_and_learn_as_their_agents_do_alone(algorithm, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     agents = family(algorithm)
     together = population(agents, algorithm)
     assert (len(together.policy.stacks) == 1) == (overhead > 0)
@@ -278,7 +278,7 @@ def test_agents_of_other_networks_are_refused(algorithm, problem):
 
 
 def test_agents_share_a_stack_where_all_their_networks_are_of_one_kind(algorithm, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 10**9)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
     agents = family(algorithm)
     for member in agents[1:3]:
         operations.merge_layer(member, algorithm.networks, "critics", 0)
