@@ -37,7 +37,7 @@ NETWORKS: Mapping[str, NetworkFactory] = {"standard": standard_network, "module"
 def initial_architecture(
     settings: NetworkSettings, parts: ObservationSpecs, streams: Streams = "shared"
 ) -> Architecture:
-    """Return the configured architecture of a network that reads these observation parts."""
+    """The architecture that the configuration gives to a network of these observation parts, before any mutation."""
     if settings.name == "module":
         return Architecture()
     images = any(part.kind == "image" for part in parts.values())

@@ -1,6 +1,7 @@
 """Layers and recurrent cells with a leading agent axis.
 
-Axes: P agents (times the copies of a layer), T time, B batch or sequences, N units, K numbers per unit.
+Axes: P agents (times streams where heads have layers of their own), T time, B batch or sequences, N units, K numbers
+per unit.
 
 Padding units beyond an agent's own width have zero weights and biases. Every activation here maps 0 to 0, and cells map
 zero weights and a zero state to zero, so padding units output zero, get zero gradients and never change. Padding needs
@@ -50,26 +51,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def activate(x: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Apply each agent's activation to [P * copies, ...]; may overwrite x if all agents share one activation."""
+    """Apply each agent's activation to [P * streams, ...]; may overwrite x if all agents share one activation."""
     if len(spans) == 1:
         activation = ACTIVATIONS[spans[0][0]]
         return (activation.in_place or activation.function)(x)
-    copies = x.shape[0] // spans[-1][2]
-    return torch.cat([ACTIVATIONS[name].function(x[start * copies : stop * copies]) for name, start, stop in spans])
+    streams = x.shape[0] // spans[-1][2]
+    return torch.cat([ACTIVATIONS[name].function(x[start * streams : stop * streams]) for name, start, stop in spans])
 
 
 def activation_gradient(gradient: Tensor, x: Tensor, y: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Return the gradient of x [P * copies, ...] from that of y = activate(x)."""
+    """Backpropagate from y = activate(x) to x [P * streams, ...]."""
     if len(spans) == 1:
         return ACTIVATIONS[spans[0][0]].gradient(gradient, x, y)
-    copies = x.shape[0] // spans[-1][2]
-    parts = [(name, slice(start * copies, stop * copies)) for name, start, stop in spans]
+    streams = x.shape[0] // spans[-1][2]
+    parts = [(name, slice(start * streams, stop * streams)) for name, start, stop in spans]
     return torch.cat([ACTIVATIONS[name].gradient(gradient[part], x[part], y[part]) for name, part in parts])
 
 
-def repeated(x: Tensor, copies: int) -> Tensor:
-    """Repeat each agent's values `copies` times: [P, ...] -> [P * copies, ...]."""
-    return x if copies == 1 else x.unsqueeze(1).expand(-1, copies, *x.shape[1:]).flatten(0, 1)
+def repeated(x: Tensor, streams: int) -> Tensor:
+    """Repeat each agent's values `streams` times: [P, ...] -> [P * streams, ...]."""
+    return x if streams == 1 else x.unsqueeze(1).expand(-1, streams, *x.shape[1:]).flatten(0, 1)
 
 
 def layer_norm(
@@ -92,7 +93,7 @@ def layer_norm(
 
 
 def layer_norm_gradient(gradient: Tensor, gain: Tensor, share: Tensor | None, norm: tuple[Tensor, ...]) -> Tensor:
-    """Return the gradient of x [P, B, N] from that of the output of `layer_norm`."""
+    """Backpropagate from the output of `layer_norm` to x [P, B, N]; `norm` is what it saved."""
     normal, scale, *more = norm
     inner = gradient * gain
     if share is None:
@@ -108,7 +109,7 @@ def layer_norm_gradient(gradient: Tensor, gain: Tensor, share: Tensor | None, no
 
 
 def shares(counted: Tensor) -> Tensor:
-    """Return each unit's weight [P, N, 1] in a mean over the units with `counted` [P, 1, N] equal to 1."""
+    """The weight [P, N, 1] of each unit in a mean over the units whose `counted` [P, 1, N] is 1."""
     return (counted / counted.sum(-1, keepdim=True).clamp(min=1)).transpose(1, 2).contiguous()
 
 
@@ -173,14 +174,14 @@ def unroll(cell: Cell, given: Tensor, weight: Tensor, state: Tensor, started: Te
 
 
 def recur(
-    cell: Cell, copies: int, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
+    cell: Cell, streams: int, p: Mapping[str, Tensor], hidden: Tensor, recurrent: RecurrentInput
 ) -> tuple[Tensor, Tensor]:
-    """Apply a cell to a layer's output; return [P * copies, T * B, N] and the next state [P, B, K, N]."""
+    """Apply a cell to a layer's output; return [P * streams, T * B, N] and the next state [P, B, K, N]."""
     given = linear(hidden, p["recurrent.input"], p["recurrent.bias"])
-    started = repeated(recurrent.started, copies)
+    started = repeated(recurrent.started, streams)
     given = given.unflatten(1, started.shape[1:])
-    # [P, B, copies * slots, N] -> [P * copies, B, slots, N]
-    state = recurrent.state.unflatten(2, (copies, cell.slots)).transpose(1, 2).flatten(0, 1)
+    # [P, B, streams * slots, N] -> [P * streams, B, slots, N]
+    state = recurrent.state.unflatten(2, (streams, cell.slots)).transpose(1, 2).flatten(0, 1)
     outputs, state = unroll(cell, given, p["recurrent.weight"], state, started)
-    state = state.unflatten(0, (-1, copies)).transpose(1, 2).flatten(2, 3)
+    state = state.unflatten(0, (-1, streams)).transpose(1, 2).flatten(2, 3)
     return outputs.flatten(1, 2), state

@@ -66,7 +66,7 @@ class ModuleNetwork(Network):
         return dict(zip(names, outputs, strict=True)) | constants, None
 
     def joined(self, p: Mapping[str, Tensor], x: Observation) -> Tensor:
-        """Return the modules' outputs with all heads concatenated."""
+        """Call each agent's module; its output [P, B, outputs] concatenates all heads."""
         seen = x[self._part_name]
         if self._device != seen.device:
             self._device = seen.device

@@ -37,8 +37,6 @@ CHANNEL_STEP = 8
 STACK_OVERHEAD = 20_000
 """Fixed cost of an additional stack, in multiplications: an update of [32, 32] networks takes about 0.7 ms of call
 overhead, and 30 ns per weight and agent (batch 128, one core)."""
-
-
 SIGMA = "sigma."
 """Name prefix of the parameter that holds another parameter's noise scale."""
 
@@ -104,14 +102,14 @@ class Network(ABC):
 
 
 class TargetRule(Protocol):
-    """Update rule of a target network."""
+    """How a target network follows: target += tau * (parameters - target)."""
 
     @property
     def changes(self) -> bool:
-        """Return whether the rate depends on the number of updates."""
+        """Whether tau depends on the number of updates."""
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
-        """Return the interpolation coefficient tau [P] for this update, given each agent's number of `updates` [P]."""
+        """tau [P] for the update that is each agent's `updates`-th [P]."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ def padded(width: int) -> int:
 
 
 def joint(architectures: Sequence[Architecture]) -> Architecture:
-    """Return the smallest padded architecture that fits all of these architectures of one kind."""
+    """The smallest padded architecture that fits all of these, which share their structure."""
     first = architectures[0]
     widths = zip(*(a.hidden_sizes for a in architectures), strict=True)
     depths = zip(*(a.residual_layers for a in architectures), strict=True)
@@ -198,22 +196,22 @@ def plan_stacks(
 ) -> list[tuple[list[int], dict[str, Layout]]]:
     """Group agents into stacks that minimise the cost of a training step; return each stack's members and layouts.
 
-    Agents can share a stack if their networks are of the same kind. `cost` returns the multiplications per observation
-    over all networks. A stack costs its call overhead plus the multiplications of all members at their common padded
-    size. The algorithm is greedy: starting from one stack per padded shape, it merges the pair that saves most, until
-    no merge saves anything.
+    Agents can share a stack if their networks have the same structure. `cost` returns the multiplications per
+    observation over all networks. A stack costs its call overhead plus the multiplications of all members at their
+    common padded size. The algorithm is greedy: starting from one stack per padded shape, it merges the pair that saves
+    most, until no merge saves anything.
     """
-    kinds: list[Any] = [tuple(_structure(architecture) for architecture in agent.values()) for agent in agents]
+    structures: list[Any] = [tuple(_structure(architecture) for architecture in agent.values()) for agent in agents]
     shapes: list[Any] = [tuple(map(_widths, _joint([agent]).values())) for agent in agents]
-    order = sorted(range(len(agents)), key=lambda i: (kinds[i], shapes[i]))
-    stacks = [list(members) for _, members in groupby(order, key=lambda i: (kinds[i], shapes[i]))]
+    order = sorted(range(len(agents)), key=lambda i: (structures[i], shapes[i]))
+    stacks = [list(members) for _, members in groupby(order, key=lambda i: (structures[i], shapes[i]))]
 
     def together(members: list[int]) -> float:
         return STACK_OVERHEAD + len(members) * cost(_joint([agents[i] for i in members]))
 
     def saving(pair: tuple[int, int]) -> float:
         first, second = stacks[pair[0]], stacks[pair[1]]
-        if kinds[first[0]] != kinds[second[0]]:
+        if structures[first[0]] != structures[second[0]]:
             return -1.0
         return together(first) + together(second) - together(first + second)
 
@@ -226,12 +224,12 @@ def plan_stacks(
 
 
 def _joint(agents: Sequence[Architectures]) -> dict[str, Architecture]:
-    """Return for each network the smallest padded architecture that fits all these agents."""
+    """Apply `joint` to each network of these agents."""
     return {name: joint([agent[name] for agent in agents]) for name in agents[0]}
 
 
 def _laid_out(members: list[int], agents: Sequence[Architectures]) -> tuple[list[int], dict[str, Layout]]:
-    """Return the members, sorted so that equal activations are adjacent, and the layouts of their networks."""
+    """Sort the members so that equal activations are adjacent, and lay out each of their networks."""
     activations = {i: [architecture.activation or "" for architecture in agents[i].values()] for i in members}
     members = sorted(members, key=lambda i: (*activations[i], i))
     architectures = _joint([agents[i] for i in members])
@@ -243,7 +241,7 @@ def _laid_out(members: list[int], agents: Sequence[Architectures]) -> tuple[list
 
 
 def _spans(activations: Sequence[str]) -> tuple[Span, ...]:
-    """Return the runs of equal activation names."""
+    """Find the runs of equal activation names."""
     spans: list[Span] = []
     for name, run in groupby(activations):
         start = spans[-1][2] if spans else 0
@@ -257,7 +255,7 @@ def _widths(architecture: Architecture) -> tuple[int, ...]:
 
 
 def _structure(architecture: Architecture) -> tuple[object, ...]:
-    """Return the attributes that agents of a stack share, with kernel sizes: a padded kernel would be trained."""
+    """The attributes that agents of a stack share; kernel sizes are among them, as a padded kernel would be trained."""
     kernels = tuple((layer.kernel, layer.stride, layer.padding) for layer in architecture.convolutions)
     flags = len(architecture.hidden_sizes), architecture.layer_norm, architecture.streams, architecture.recurrent or ""
     return *flags, kernels
@@ -270,14 +268,14 @@ class WeightNoise:
     """
 
     def __init__(self, matrices: Mapping[str, Shape], agents: int) -> None:
-        """Prepare shapes; `matrices` holds (copies, inputs, outputs) of each parameter of a network."""
+        """Prepare shapes; `matrices` holds (streams, inputs, outputs) of each parameter of a network."""
         self.agents = agents
         self.matrices = {name: matrices[name] for name in matrices if SIGMA + name in matrices}
         self._shapes: dict[str, Shape] = {}
-        for name, (copies, read, produced) in self.matrices.items():
-            self._shapes[layer_of(name) or name] = agents * copies, 1, produced
+        for name, (streams, read, produced) in self.matrices.items():
+            self._shapes[layer_of(name) or name] = agents * streams, 1, produced
             if ".weight" in name:
-                self._shapes[name] = agents * copies, read, 1
+                self._shapes[name] = agents * streams, read, 1
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
 
     def draw(self, generator: torch.Generator) -> Tensors:
@@ -292,13 +290,13 @@ class WeightNoise:
         return found
 
 
-def add_noise(p: Tensors, scales: Tensors, noise: Tensors) -> Tensors:
-    """Add `noise` to the parameters `p` that have a noise scale in `scales`, multiplied by that scale."""
+def noisy_weights(p: Tensors, scales: Tensors, noise: Tensors) -> Tensors:
+    """Set w = mu + sigma * noise, with mu from `p` and sigma from `scales`, for each parameter that has noise."""
     return p | {name: torch.addcmul(p[name], scales[SIGMA + name], value) for name, value in noise.items()}
 
 
 def layer_of(name: str) -> str | None:
-    """Return the layer to which a weight or bias belongs, by its name; None for other parameters."""
+    """The layer of a weight or bias, by its name; None for other parameters."""
     layer, weight, _ = name.partition(".weight")
     if weight:
         return layer
@@ -327,7 +325,7 @@ class Shapes:
         )
 
     def numel(self, agents: int) -> int:
-        """Return the total number of parameter and buffer values of `agents` agents."""
+        """Parameter and buffer values of `agents` agents together."""
         return agents * sum(math.prod(shape) for shape in (*self.trained.values(), *self.untrained.values()))
 
 
@@ -353,24 +351,24 @@ class StackedNetwork:
 
     @classmethod
     def allocate(cls, network: Network, layout: Layout, shapes: Shapes, agents: int, memory: Tensor) -> StackedNetwork:
-        """Return a network whose parameters and buffers are views of `memory` [D]."""
+        """Make a network whose parameters and buffers are views of `memory` [D]."""
         parameters = FlatTensors(shapes.trained, agents, memory.device, memory)
         rest = memory[parameters.flat.numel() :]
         return cls(network, layout, shapes, parameters, FlatTensors(shapes.untrained, agents, memory.device, rest))
 
     def target(self) -> StackedNetwork:
-        """Return a target network with its own parameters, all zero, and shared buffers."""
+        """Make a target network with its own parameters, all zero, and shared buffers."""
         parameters = FlatTensors(self.shapes.trained, self.parameters.agents, self.parameters.flat.device)
         copied = StackedNetwork(self.network, self.layout, self.shapes, parameters, self.buffers)
         copied.use_masks()
         return copied
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
-        """Return the heads' outputs [P, B, outputs] for observations [P, B, ...]."""
+        """Map observations [P, B, ...] to the heads' outputs [P, B, outputs]."""
         return self.network.forward(self.layout, self._given, x, recurrent, self.tape)[0]
 
     def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs, and the recurrent state [P, S, K, N] after the observations."""
+        """Map observations to the heads' outputs and the recurrent state [P, S, K, N] after them."""
         return self.network.forward(self.layout, self._given, x, recurrent, self.tape)
 
     @property
@@ -378,44 +376,44 @@ class StackedNetwork:
         return self._frozen if self.tape is None else self._tensors
 
     def forward_pair(self, x: Observation, next_x: Observation) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients for `next_x` of the same shape."""
+        """The outputs for `x`, and without gradients for `next_x` of the same shape."""
         return self.network.forward_pair(self.layout, self._given, x, next_x, self.tape)
 
     def with_noise(self, generator: torch.Generator) -> StackedNetwork:
-        """Return this network with newly sampled noise in its noisy layers, or itself if it has none.
+        """This network with newly drawn weight noise, or itself if no layer is noisy.
 
         Call it once per loss.
         """
         if not self._noise.matrices:
             return self
         noise, other = self._noise.draw(generator), copy.copy(self)
-        other._frozen = add_noise(self._frozen, self._frozen, noise)
+        other._frozen = noisy_weights(self._frozen, self._frozen, noise)
         if self.tape is not None:
             assert not self.tape.scaled, "a gradient knows one noise"
             self.tape.scaled = {SIGMA + name: (name, value) for name, value in noise.items()}
-            other._tensors = add_noise(self._tensors, self._frozen, noise)
+            other._tensors = noisy_weights(self._tensors, self._frozen, noise)
         return other
 
     @property
     def tensors(self) -> Tensors:
-        """Return all tensors of the forward pass: parameters, buffers and mask shares."""
+        """All tensors of the forward pass: parameters, buffers and mask shares."""
         return self._frozen
 
     def computing_with(self, tensors: Tensors) -> StackedNetwork:
-        """Return this network with other tensors."""
+        """This network with other tensors, whose parameters are leaves of the graph."""
         other = copy.copy(self)
         other.leaves = {name: tensors[name].detach().requires_grad_() for name in self.leaves}
         other._frozen, other._tensors = tensors, tensors | other.leaves
         return other
 
     def load(self, roles: Sequence[Roles]) -> None:
-        """Copy the agents' parameters and buffers into the stack."""
+        """Copy the agents' parameters and buffers into the padded tensors."""
         self.parameters.load([each["parameters"] for each in roles])
         self.buffers.load([each["buffers"] for each in roles])
         self.use_masks()
 
     def true_shapes(self, architecture: Architecture) -> dict[str, Shape]:
-        """Return the unpadded shapes of one agent's parameters and buffers."""
+        """Unpadded shapes of one agent's parameters and buffers."""
         sizes = architecture.sizes()
         return {key: spec.shape(sizes) for key, spec in self.network.specs(architecture).items()}
 
@@ -446,12 +444,12 @@ class Stack:
 
     @property
     def recurrent_units(self) -> int:
-        """Return the number of units in the agents' recurrent state, including noise; 0 if there is none."""
+        """Units N of the agents' recurrent state, including exploration noise; 0 if there is none."""
         return max(self.noise_units, *(network.recurrent_shape[1] for network in self.networks.values()))
 
 
 def new_tensors(networks: Mapping[str, NetworkSpec], agent: Agent, generator: torch.Generator) -> None:
-    """Initialise `agent`'s parameters, zero moments, and target networks equal to the parameters where specified."""
+    """Initialise an agent: parameters, zero moments, and target networks equal to the parameters where specified."""
     for name, spec in networks.items():
         values = spec.network.initialise(agent.architectures[name], generator)
         roles = fresh_roles(spec.network.specs(agent.architectures[name]), values)

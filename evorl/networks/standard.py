@@ -1,6 +1,6 @@
 """The default network: encoders, hidden layers, an optional recurrent cell and heads; and the same with noisy weights.
 
-Axes: P agents, times copies of layers; B observations (T * S of them for S sequences of T steps), K numbers per
+Axes: P agents, times streams; B observations (T * S of them for S sequences of T steps), K numbers per
 recurrent unit, N units.
 """
 
@@ -40,7 +40,7 @@ CLIP = 10.0
 class StandardNetwork(Network):
     """Encodes and concatenates the observation parts, followed by hidden layers, a recurrent cell and heads.
 
-    With separate streams, heads have their own hidden layers, as copies of the same shape: the last one (`last`, as in
+    With separate streams, heads have hidden layers of their own, of the same shape: the last one (`last`, as in
     a dueling network, arXiv 1511.06581) or all of them (`all`). Biases and other vectors are stored as [1, N] per
     agent, so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
     """
@@ -53,7 +53,7 @@ class StandardNetwork(Network):
         initialisation: Initialisation,
         bf16: bool = False,
     ) -> None:
-        """Create a network that reads these parts; without parts it has constant heads only.
+        """Without `parts` there are constant heads only.
 
         Vectors in `normalized` are standardised by each agent's running statistics. With `bf16`, convolutions and
         hidden layers multiply in bfloat16; recurrent cells do not, because rounding errors accumulate in their state.
@@ -79,19 +79,19 @@ class StandardNetwork(Network):
             specs |= image.specs(architecture)
         sources = {f".{name}": self._reads(architecture, name) for name in self.parts}
         for index in range(len(architecture.hidden_sizes)):
-            group, copies = f"hidden.{index}", self._copies(architecture, index)
-            specs |= self._layer_specs(group, sources, group, architecture, copies)
+            group, streams = f"hidden.{index}", self._streams(architecture, index)
+            specs |= self._layer_specs(group, sources, group, architecture, streams)
             sources = {"": (group,)}
             for depth in range(architecture.residual_layers[index]):
                 inner = f"{group}.residual.{depth}"
-                specs |= self._layer_specs(inner, sources, group, architecture, copies)
-                specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros", copies=copies)
+                specs |= self._layer_specs(inner, sources, group, architecture, streams)
+                specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros", streams=streams)
         if architecture.recurrent:
-            copies, biases = self._copies(architecture), CELLS[architecture.recurrent].biases
+            streams, biases = self._streams(architecture), CELLS[architecture.recurrent].biases
             gates = (len(biases), "recurrent")
-            specs["recurrent.input"] = ParameterSpec(sources[""], gates, self.initialisation, copies=copies)
-            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, copies=copies)
-            specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, copies=copies)
+            specs["recurrent.input"] = ParameterSpec(sources[""], gates, self.initialisation, streams=streams)
+            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, streams=streams)
+            specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, streams=streams)
             sources = {"": ("recurrent",)}
         return specs | _head_specs(self.heads, sources.get("", ()), self.initialisation)
 
@@ -102,14 +102,14 @@ class StandardNetwork(Network):
         dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith(apart)]
         matrices = [spec.matrix(sizes) for spec in dense]
         return sum(image.cost(architecture) for image in self.images.values()) + sum(
-            copies * read * produced for copies, read, produced in matrices
+            streams * read * produced for streams, read, produced in matrices
         )
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
         if not architecture.recurrent:
             return 0, 0
-        copies = self._copies(architecture) or 1
-        return copies * CELLS[architecture.recurrent].slots, architecture.recurrent_size
+        streams = self._streams(architecture) or 1
+        return streams * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
         self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None, tape: Tape | None
@@ -120,8 +120,8 @@ class StandardNetwork(Network):
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
             (hidden,) = dense(replace(plan, heads=()), p, sources)
-            cell, copies = CELLS[layout.architecture.recurrent], plan.copies
-            hidden, state = recur(cell, copies, p, hidden, recurrent)
+            cell, streams = CELLS[layout.architecture.recurrent], plan.streams
+            hidden, state = recur(cell, streams, p, hidden, recurrent)
             plan, sources = replace(plan, layers=()), [hidden]
         outputs = dense(plan, p, sources, None, tape)
         return dict(zip(plan.heads, outputs, strict=True)) | self._constants(p), state
@@ -154,15 +154,15 @@ class StandardNetwork(Network):
             second = weight.view(specs[f"{follower}.weight"].matrix(sizes))
             for name in (name for name in tensors if name.startswith(f"{gone}.weight")):
                 product = tensors[name].reshape(specs[name].matrix(sizes)) @ second
-                reads = specs[name].shape(sizes)[specs[name].copies is not None : -1]
+                reads = specs[name].shape(sizes)[specs[name].streams is not None : -1]
                 new[name] = product.view(*weight.shape[:-2], *reads, -1)
             first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
             new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
         replaced = {name: f"{follower}.{name.split('.')[2]}" for name in new}
         return {moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
-    def _copies(self, architecture: Architecture, index: int | None = None) -> int | None:
-        """Return the copies of hidden layer `index`, or if None of the recurrent cell; None if all heads share it."""
+    def _streams(self, architecture: Architecture, index: int | None = None) -> int | None:
+        """How many streams hidden layer `index` has, or the recurrent cell if None; None if all heads share it."""
         last = len(architecture.hidden_sizes) - 1
         parted = architecture.streams == "all" or (architecture.streams == "last" and index in (last, None))
         return len(self.computed_heads) if parted and len(self.computed_heads) > 1 else None
@@ -171,14 +171,14 @@ class StandardNetwork(Network):
         return self.images[part].reads(architecture) if part in self.images else (self.parts[part].width,)
 
     def _layer_specs(
-        self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, copies: int | None
+        self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, streams: int | None
     ) -> Specs:
         def one(fill: Fill, newborn: Fill | None = None, trained: bool = True) -> ParameterSpec:
-            return ParameterSpec((1,), (group,), fill, newborn, trained, copies)
+            return ParameterSpec((1,), (group,), fill, newborn, trained, streams)
 
         fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         specs = {
-            f"{name}.weight{source}": ParameterSpec(axes, (group,), fill, copies=copies, gain=gain)
+            f"{name}.weight{source}": ParameterSpec(axes, (group,), fill, streams=streams, gain=gain)
             for source, axes in sources.items()
         }
         specs[f"{name}.bias"] = one("zeros")
@@ -210,13 +210,13 @@ class StandardNetwork(Network):
             architecture = layout.architecture
             layers: list[DenseLayer] = []
             for index, depth in enumerate(architecture.residual_layers):
-                name, copies = f"hidden.{index}", self._copies(architecture, index) or 1
+                name, streams = f"hidden.{index}", self._streams(architecture, index) or 1
                 suffixes = ("",) if index else tuple(f".{part}" for part in self.parts)
-                layers.append(DenseLayer(name, suffixes, copies))
-                layers += [DenseLayer(f"{name}.residual.{each}", ("",), copies, True) for each in range(depth)]
+                layers.append(DenseLayer(name, suffixes, streams))
+                layers += [DenseLayer(f"{name}.residual.{each}", ("",), streams, True) for each in range(depth)]
             heads = tuple(head.name for head in self.computed_heads)
-            copies = self._copies(architecture) or 1
-            plan = DensePlan(tuple(layers), heads, copies, layout.spans, architecture.layer_norm, self.bf16)
+            streams = self._streams(architecture) or 1
+            plan = DensePlan(tuple(layers), heads, streams, layout.spans, architecture.layer_norm, self.bf16)
             self._plans[layout] = plan
         return plan
 
@@ -230,7 +230,7 @@ def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
 
 
 def _statistics_specs(name: str, width: int) -> Specs:
-    """Return the specs of a vector's running mean, variance and count."""
+    """Running mean, variance and count of a vector, for normalisation."""
     return {
         f"{name}.mean": ParameterSpec((1,), (width,), "zeros", trained=False),
         f"{name}.variance": ParameterSpec((1,), (width,), "ones", trained=False),
@@ -239,7 +239,7 @@ def _statistics_specs(name: str, width: int) -> Specs:
 
 
 def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
-    """Return the parameter specs of heads that read `source`; constant heads have only a bias."""
+    """A weight and a bias for each head that reads `source`; constant heads have only a bias."""
     specs: Specs = {}
     for head in heads:
         if not head.constant:
@@ -286,7 +286,7 @@ class NoisyNetwork(StandardNetwork):
             inputs = sum(spec.matrix(sizes)[1] for name, spec in own.items() if ".weight" in name)
             gain = self.sigma / math.sqrt(inputs)
             for name, spec in own.items():
-                scales[SIGMA + name] = ParameterSpec(spec.reads, spec.produces, "ones", copies=spec.copies, gain=gain)
+                scales[SIGMA + name] = ParameterSpec(spec.reads, spec.produces, "ones", streams=spec.streams, gain=gain)
         return specs | scales
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
@@ -314,6 +314,6 @@ def standard_network(
     normalized: Collection[str],
     noise: float | None = None,
 ) -> StandardNetwork:
-    """The network that `network.name: standard` configures."""
+    """The standard network that a configuration asks for, noisy if an algorithm asks for `noise`."""
     common = parts, heads, normalized, settings.initialisation or "uniform", bool(settings.bf16)
     return StandardNetwork(*common) if noise is None else NoisyNetwork(*common, sigma=noise)

@@ -23,7 +23,7 @@ from evorl.replay.statistics import Moments
 from evorl.runs.metrics import record_of
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.tracking.wandb import cell
-from evorl.types import Architecture, Head, Loss, UserError
+from evorl.types import Architecture, Head, Loss, Mutation, UserError
 
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,))
 
@@ -229,7 +229,7 @@ def test_all_networks_take_the_new_activation(algorithm):
     names = {name: shape.activation for name, shape in member.architectures.items()}
     assert names["temperature"] is None
     assert names["actor"] == names["critics"] != "relu"
-    assert change == ("activation", "relu", names["actor"])
+    assert change == Mutation("activation", "activation", "relu", names["actor"])
 
 
 def test_noise_is_the_same_for_an_agent_that_comes_from_a_file(algorithm):
