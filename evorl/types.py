@@ -55,6 +55,7 @@ RESTORED = Mutation("none", "archive")
 """The mutation record of an archived elite restored to the population unchanged."""
 
 
+Shape = tuple[int, ...]
 Tensors = dict[str, Tensor]
 Roles = dict[str, Tensors]
 """The tensors of one network of one agent, by role."""

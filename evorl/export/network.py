@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
 from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, choices
-from evorl.networks.layers import shares
+from evorl.networks.dense import shares
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
 from evorl.types import Agent, RecurrentInput
 

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from evorl.config import Network as NetworkSettings
 from evorl.envs.spaces import ObservationSpecs
-from evorl.networks.layers import ACTIVATIONS, CELLS
+from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.module import module_network
+from evorl.networks.recurrent import CELLS
 from evorl.networks.stack import Network
 from evorl.networks.standard import standard_network
 from evorl.types import Architecture, Convolution, Head, Streams

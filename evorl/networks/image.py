@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, as_numbers
-from evorl.networks.layers import Span, activate
+from evorl.networks.dense import Span, activate
 from evorl.networks.parameters import HIDDEN_GAIN, ParameterSpec, Specs
 from evorl.networks.stack import Layout
 from evorl.types import Architecture, UserError

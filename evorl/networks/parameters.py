@@ -1,6 +1,4 @@
-"""Parameter specs of one agent, flat buffers for a stack of agents, and growth that preserves an agent's function.
-
-Axes: P agents, D all values of a stack.
+"""Parameter specs of one agent, and growth that preserves its function.
 
 The tensors of one network of one agent are grouped by role (`types.ROLES`). `exp_avg` and `exp_avg_sq` are Adam's
 first and second moments.
@@ -23,10 +21,9 @@ import torch
 from torch import Tensor
 
 from evorl.config.fields import Initialisation
-from evorl.types import EXP_AVG, EXP_AVG_SQ, Roles, Tensors
+from evorl.types import EXP_AVG, EXP_AVG_SQ, Roles, Shape, Tensors
 
 Fill = Literal["uniform", "orthogonal", "zeros", "ones"] | tuple[float, ...]
-Shape = tuple[int, ...]
 HIDDEN_GAIN: Mapping[Initialisation, float] = {"uniform": 1.0, "orthogonal": math.sqrt(2)}
 """Initialisation gain of layers followed by an activation."""
 NEAR_ZERO_GAIN = 0.01
@@ -110,68 +107,6 @@ def moved_up(name: str, index: int) -> str:
     if kind == "hidden" and int(number) > index:
         return ".".join((kind, str(int(number) - 1), *rest))
     return name
-
-
-class FlatTensors:
-    """Named [P, ...] tensors that share one flat buffer [D], parameter after parameter.
-
-    Each tensor is contiguous, which suits batched products (1.4x over strided rows of a [P, D] matrix at 16 agents),
-    and one operation on `flat` applies to all of them.
-    """
-
-    def __init__(
-        self, shapes: Mapping[str, Shape], agents: int, device: torch.device, memory: Tensor | None = None
-    ) -> None:
-        """Use the beginning of `memory` [...] if given; otherwise allocate zeros."""
-        self.agents = agents
-        self.shapes = dict(shapes)
-        size = agents * sum(math.prod(shape) for shape in shapes.values())
-        self.flat = torch.zeros(size, device=device) if memory is None else memory[:size]
-        self.views: Tensors = {}
-        offset = 0
-        for name, shape in self.shapes.items():
-            size = agents * math.prod(shape)
-            self.views[name] = self.flat[offset : offset + size].view(agents, *shape)
-            offset += size
-
-    def matrices(self, shapes: Mapping[str, Shape]) -> Tensors:
-        """Detached views [P * streams, read, produced], given each tensor's (streams, read, produced)."""
-        return {
-            name: view.detach().view(self.agents * shapes[name][0], *shapes[name][1:])
-            for name, view in self.views.items()
-        }
-
-    def rows(self, flat: Tensor) -> list[Tensor]:
-        """View a tensor [..., D] laid out like `flat` as [..., P, size] for each parameter.
-
-        Copying per-agent numbers [P] into these views broadcasts them over the agents' values: 34 us for 46,000 values
-        where gathering by an index took 135 (4 agents), 68 for 185,000 where it took 768 (16 agents).
-        """
-        sizes = [view.numel() for view in self.views.values()]
-        return [part.unflatten(-1, (self.agents, -1)) for part in flat.split(sizes, -1)] if sizes else []
-
-    def spread(self, numbers: Tensor) -> Tensor:
-        """Broadcast per-agent numbers [P] to all of each agent's values [D]."""
-        spread = torch.empty_like(self.flat)
-        for row in self.rows(spread):
-            row.copy_(numbers.unsqueeze(-1))
-        return spread
-
-    def load(self, agents: Sequence[Tensors]) -> None:
-        """Copy the agents' values into the leading corners of the padded tensors; the padding is zero."""
-        self.flat.zero_()
-        for name, view in self.views.items():
-            for padded, tensors in zip(view, agents, strict=True):
-                if name in tensors:
-                    padded[_corner(tensors[name].shape)] = tensors[name].to(padded)
-
-    def unload(self, agent: int, shapes: Mapping[str, Shape]) -> Tensors:
-        """Copy one agent's values to the CPU, in unpadded shapes."""
-        return {name: self.views[name][agent][_corner(shape)].detach().cpu().clone() for name, shape in shapes.items()}
-
-
-def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(size) for size in shape)
 
 
 MOMENTS = (EXP_AVG, EXP_AVG_SQ)

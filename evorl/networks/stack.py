@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from evorl.networks.dense import Tape
-from evorl.networks.layers import Span, shares
-from evorl.networks.parameters import FlatTensors, Shape, Specs, fresh_roles, initialise
+from evorl.networks.dense import Span, Tape, shares
+from evorl.networks.optimizer import FlatTensors
+from evorl.networks.parameters import Specs, fresh_roles, initialise
 from evorl.system.formats import check_tensors
 from evorl.types import (
     Agent,
@@ -27,6 +27,7 @@ from evorl.types import (
     Observation,
     RecurrentInput,
     Roles,
+    Shape,
     Tensors,
     UserError,
 )

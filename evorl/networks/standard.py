@@ -20,7 +20,6 @@ from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
 from evorl.networks.image import ImageEncoder
-from evorl.networks.layers import CELLS, recur
 from evorl.networks.parameters import (
     HIDDEN_GAIN,
     NEAR_ZERO_GAIN,
@@ -29,6 +28,7 @@ from evorl.networks.parameters import (
     Specs,
     moved_up,
 )
+from evorl.networks.recurrent import CELLS, recur
 from evorl.networks.stack import SIGMA, Layout, Network, layer_of
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 

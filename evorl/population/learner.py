@@ -14,8 +14,7 @@ from torch import Tensor
 
 from evorl.algorithms import Objective
 from evorl.networks.dense import Tape
-from evorl.networks.optimizer import StackedAdam
-from evorl.networks.parameters import FlatTensors
+from evorl.networks.optimizer import FlatTensors, StackedAdam
 from evorl.networks.stack import Stack, StackedNetwork, TargetRule
 from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
-from evorl.networks.layers import ACTIVATIONS, shares
+from evorl.networks.dense import ACTIVATIONS, DenseLayer, DensePlan, Tape, dense, shares
 from evorl.types import Loss
 
 P, B = 3, 7

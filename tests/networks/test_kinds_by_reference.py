@@ -11,7 +11,7 @@ from helpers.kinds import OBSERVATIONS, act, alone, made, rollout_batch, shown
 from helpers.support import agent, batch_of, first_architecture, greedy, population
 from torch.nn import functional
 
-from evorl.networks.layers import ACTIVATIONS
+from evorl.networks.dense import ACTIVATIONS
 from evorl.replay.statistics import Moments
 from evorl.types import RecurrentInput
 

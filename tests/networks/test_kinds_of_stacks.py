@@ -9,7 +9,7 @@ from helpers.kinds import ACTIONS, OBSERVATIONS, act, alone, made, rollout_batch
 from helpers.support import agent, first_architecture, population
 
 from evorl.evolution.mutation import add_layer, enlarge, reduce
-from evorl.networks.layers import CELLS, unroll
+from evorl.networks.recurrent import CELLS, unroll
 from evorl.networks.stack import plan_stacks
 
 CASES = {

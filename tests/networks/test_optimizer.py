@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from evorl.networks.optimizer import StackedAdam
-from evorl.networks.parameters import FlatTensors
+from evorl.networks.optimizer import FlatTensors, StackedAdam
 
 SHAPES = {"weight": (4, 3), "bias": (3,)}
 RATES = torch.tensor([1e-3, 1e-2, 3e-4])

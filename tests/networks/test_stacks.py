@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.support import agent, algorithm, batch, batch_of, fields_of, population, seen
 
-from evorl.networks.layers import ACTIVATIONS
+from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.stack import joint, padded, plan_stacks
 from evorl.types import Architecture
 
