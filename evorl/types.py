@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,13 @@ from torch import Tensor
 Words = Annotated[str, Field(max_length=1_000)]
 
 
-class Change(NamedTuple):
-    """One change of an agent: its `target`, such as a hyperparameter, and its value before and after."""
-
-    target: str = ""
-    before: int | float | str | None = None
-    after: int | float | str | None = None
-
-
 @dataclass(frozen=True)
 class Mutation:
-    """The mutation of an agent at birth: its `kind`, its `target`, and the value before and after."""
+    """A mutation as it is recorded in the lineage.
+
+    `kind` is its name in the registry, `target` what it changed, such as a hyperparameter, with the value before and
+    after.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -36,7 +32,7 @@ class Mutation:
     after: int | float | Words | None = None
 
     def as_used(self, use: Callable[[str, float], float]) -> Mutation:
-        """Return the mutation with hyperparameter values as training uses them, converted by `use(name, value)`."""
+        """Convert hyperparameter values to those that training uses, such as whole numbers, by `use(name, value)`."""
         if self.kind != "hyperparameters":
             return self
         before, after = (
@@ -59,11 +55,14 @@ RESTORED = Mutation("none", "archive")
 """The mutation record of an archived elite restored to the population unchanged."""
 
 
+Shape = tuple[int, ...]
 Tensors = dict[str, Tensor]
 Roles = dict[str, Tensors]
 """The tensors of one network of one agent, by role."""
-ROLES = ("parameters", "buffers", "target", "mean", "square")
-"""Parameters and buffers; for each parameter its target-network copy and Adam's first and second moments."""
+EXP_AVG, EXP_AVG_SQ = "mean", "square"
+"""The roles of Adam's first and second moments, as checkpoints name them."""
+ROLES = ("parameters", "buffers", "target", EXP_AVG, EXP_AVG_SQ)
+"""Parameters and buffers (not trained); for each parameter its copy in the target network and Adam's moments."""
 
 
 class UserError(Exception):
@@ -108,9 +107,9 @@ Streams = Literal["shared", "last", "all"]
 """Which hidden layers each head has for itself."""
 
 
-Size = Annotated[int, Field(ge=1, le=65_536)]
-Few = Annotated[int, Field(ge=0, le=1_000)]
-Total = Annotated[float, Field(ge=0, le=1e15)]
+Width = Annotated[int, Field(ge=1, le=65_536)]
+Depth = Annotated[int, Field(ge=0, le=1_000)]
+Count = Annotated[float, Field(ge=0, le=1e15)]
 """Bounds for agent descriptions, validated before anything is built from them."""
 
 
@@ -124,11 +123,11 @@ class Convolution:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    channels: Size
-    kernel: Size
-    stride: Size
+    channels: Width
+    kernel: Width
+    stride: Width
     padding: Annotated[int, Field(ge=-1_000, le=1_000)] = 0
-    residual_layers: Few = 0
+    residual_layers: Depth = 0
 
 
 @dataclass(frozen=True)
@@ -142,8 +141,8 @@ class Architecture:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    hidden_sizes: tuple[Size, ...] = ()
-    residual_layers: tuple[Few, ...] = ()
+    hidden_sizes: tuple[Width, ...] = ()
+    residual_layers: tuple[Depth, ...] = ()
     activation: str | None = None
     layer_norm: bool = False
     streams: Streams = "shared"
@@ -157,14 +156,14 @@ class Architecture:
         return len(self.hidden_sizes) + sum(self.residual_layers)
 
     def sizes(self) -> dict[str, int]:
-        """Return the width of each group of units and the size of each kernel, by group name."""
+        """Width of each group of units and size of each kernel, by group: `hidden.0`, `kernel.0`, `recurrent`, ..."""
         sizes = {f"hidden.{index}": width for index, width in enumerate(self.hidden_sizes)}
         sizes |= {f"channels.{index}": layer.channels for index, layer in enumerate(self.convolutions)}
         sizes |= {f"kernel.{index}": layer.kernel for index, layer in enumerate(self.convolutions)}
         return sizes | ({"recurrent": self.recurrent_size} if self.recurrent else {})
 
     def resized(self, group: str, size: int) -> Architecture:
-        """Return a copy with another size for one group."""
+        """Give one group another size; a kernel keeps its output's size by padding."""
         kind, _, number = group.partition(".")
         if kind == "recurrent":
             return replace(self, recurrent_size=size)
@@ -179,7 +178,7 @@ class Architecture:
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def deepened(self, group: str, change: int) -> Architecture:
-        """Return a copy with `change` more residual layers after the layer of a group (fewer if negative)."""
+        """Add `change` residual layers after the layer of a group (remove them if negative)."""
         kind, _, number = group.partition(".")
         index = int(number)
         if kind == "hidden":
@@ -190,12 +189,12 @@ class Architecture:
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def depth(self, group: str) -> int:
-        """Return the number of residual layers after the layer of a group."""
+        """How many residual layers follow the layer of a group."""
         kind, _, index = group.partition(".")
         return self.residual_layers[int(index)] if kind == "hidden" else self.convolutions[int(index)].residual_layers
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible dictionary, with lists for tuples."""
+        """The fields as JSON, with lists for tuples."""
         value: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return value
 
@@ -213,7 +212,7 @@ class RewardStats:
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    count: Total = 0.0
+    count: Count = 0.0
     mean: float = 0.0
     variance: Annotated[float, Field(ge=0)] = 0.0
 
@@ -229,12 +228,12 @@ class AgentState:
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     acting: dict[str, float] = field(default_factory=dict)
-    updates: dict[str, Total] = field(default_factory=dict)
+    updates: dict[str, Count] = field(default_factory=dict)
     update_debt: Annotated[float, Field(ge=0, le=1)] = 0.0
     rewards: RewardStats = field(default_factory=RewardStats)
 
     def metrics(self) -> dict[str, float]:
-        """Return all values by name, as in metrics files and curves."""
+        """All values by name, as in metrics files and curves."""
         updates = {f"updates/{network}": count for network, count in self.updates.items()}
         return (
             self.acting
@@ -265,13 +264,13 @@ class Agent:
     fault: str | None = None
 
     def child(self, id: int, generation: int | None = None) -> Agent:
-        """Return a copy made after `generation`, with a new id, its own tensors and no fitness yet."""
+        """Copy the agent after `generation`, with a new id, its own tensors and no fitness yet."""
         born = Mutation("none")
         copied = copy.deepcopy(self)
         return replace(copied, id=id, parent=self.id, parent_generation=generation, mutation=born, fitness=None)
 
     def describe(self) -> dict[str, Any]:
-        """Return everything but the tensors, as JSON."""
+        """Everything but the tensors, as JSON."""
         return {
             "id": self.id,
             "parent": self.parent,

@@ -10,7 +10,6 @@ Axes: P agents, E environments, B batch, A actions, N atoms of an action's value
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 import gymnasium as gym
@@ -34,8 +33,7 @@ from evorl.config.fields import HyperparameterRange, Positive, Section, Size
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.stack import NetworkSpec, Periodic, Polyak, Stack, StackedNetwork, TargetRule
-from evorl.networks.standard import NoisyLayers
-from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
+from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
 
@@ -92,8 +90,6 @@ class DQN(Replayed):
         super().__init__(config, interface)
         if not isinstance(interface.action, gym.spaces.Discrete):
             raise wrong_actions("dqn", interface, "Discrete")
-        if self.settings.noisy is not None and config.network.name == "module":
-            raise UserError("algorithm.noisy: a module has to have noisy layers of its own; leave it out")
         self.actions = int(interface.action.n)
         self.values = VALUES[self.settings.distribution](self.settings)
         self.metrics = self.values.metrics
@@ -103,11 +99,8 @@ class DQN(Replayed):
             heads = [Head("advantage", outputs), Head("value", self.values.atoms)]
         # The streams of a dueling network split before the last hidden layer.
         streams: Streams = "last" if self.settings.dueling else "shared"
-        target = TARGETS[self.settings.target]
-        spec = self.network(interface.parts, heads, streams, target)
-        if self.settings.noisy is not None:
-            names = [head.name for head in heads]
-            spec = replace(spec, network=NoisyLayers(spec.network, names, self.settings.noisy.sigma))
+        target, noisy = TARGETS[self.settings.target], self.settings.noisy
+        spec = self.network(interface.parts, heads, streams, target, None if noisy is None else noisy.sigma)
         self.networks: Mapping[str, NetworkSpec] = {"q": spec}
         self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 
@@ -129,7 +122,7 @@ class DQN(Replayed):
         mean weights are used.
         """
         mask = observation.get("action_mask")
-        network = stack.networks["q"] if deterministic else stack.networks["q"].perturbed(generator)
+        network = stack.networks["q"] if deterministic else stack.networks["q"].with_noise(generator)
         greedy = allowed(self.q_values(network(observation)), mask).max(-1).indices
         if deterministic:
             return greedy, {}, None
@@ -161,7 +154,7 @@ class DQN(Replayed):
         The online and target networks each draw new noise.
         """
         action, gamma = batch.columns["action"], stack.hyperparameters["gamma"]
-        network, target = (networks["q"].perturbed(generator) for networks in (stack.networks, stack.targets))
+        network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.targets))
         outputs, next_outputs = self._outputs_and_next(network, batch)
         with torch.no_grad():
             atoms, target_atoms = self.atoms(outputs), self.atoms(target(batch.next_observation))

@@ -85,12 +85,17 @@ class Replayed:
         self._normalized = vectors if self.settings.normalize_observations else []
 
     def network(
-        self, parts: ObservationSpecs, heads: Sequence[Head], streams: Streams, target: TargetRule | None = None
+        self,
+        parts: ObservationSpecs,
+        heads: Sequence[Head],
+        streams: Streams,
+        target: TargetRule | None = None,
+        noise: float | None = None,
     ) -> NetworkSpec:
         """Return the spec of a network of the configured kind that reads these parts of the observation."""
         settings = self.config.network
         normalized = [name for name in self._normalized if name in parts]
-        network = NETWORKS[settings.name](settings, parts, heads, normalized)
+        network = NETWORKS[settings.name](settings, parts, heads, normalized, noise)
         return NetworkSpec(network, initial_architecture(settings, parts, streams), target)
 
     def objective(

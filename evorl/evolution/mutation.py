@@ -16,17 +16,17 @@ import torch
 from evorl.config import ArchitectureLimits, Evolution
 from evorl.config.fields import HyperparameterRange
 from evorl.networks.parameters import (
-    added_squares,
+    added_exp_avg_sq,
     fresh_roles,
     grow,
     importance,
     initialise,
     joined,
-    newborn_square,
+    newborn_exp_avg_sq,
     shrink,
 )
 from evorl.networks.stack import NetworkSpec
-from evorl.types import Agent, Architecture, Change, Mutation
+from evorl.types import EXP_AVG, EXP_AVG_SQ, Agent, Architecture, Mutation
 
 Networks = Mapping[str, NetworkSpec]
 MAX_CONVOLUTIONS = 6
@@ -39,9 +39,9 @@ MERGED = "merged into the next"
 
 def mutate_layers(
     agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
-) -> Change | None:
+) -> Mutation | None:
     """Add or remove one hidden or convolutional layer of one network; return None if the limits allow neither."""
-    choices: list[Callable[[], Change]] = []
+    choices: list[Callable[[], Mutation]] = []
     for name in networks:
         shape = agent.architectures[name]
         hidden = {f"hidden.{index}": depth for index, depth in enumerate(shape.residual_layers)}
@@ -60,9 +60,9 @@ def mutate_layers(
 
 def mutate_units(
     agent: Agent, networks: Networks, limits: ArchitectureLimits, rng: np.random.Generator
-) -> Change | None:
+) -> Mutation | None:
     """Resize a layer, a recurrent cell or a kernel of one network; return None if the limits allow nothing."""
-    choices: list[Callable[[], Change]] = []
+    choices: list[Callable[[], Mutation]] = []
     rules = {
         "hidden": (int(rng.choice(limits.unit_steps)), limits.min_units, limits.max_units),
         "channels": (int(rng.choice(limits.channel_steps)), limits.min_channels, limits.max_channels),
@@ -80,16 +80,16 @@ def mutate_units(
     return choices[rng.integers(len(choices))]() if choices else None
 
 
-def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, rng: np.random.Generator) -> Change:
+def enlarge(agent: Agent, networks: Networks, name: str, group: str, size: int, rng: np.random.Generator) -> Mutation:
     """Widen a layer or a kernel of network `name`. Nothing reads the new units yet, so the function is preserved."""
     old = agent.architectures[name]
     new = agent.architectures[name] = old.resized(group, size)
     specs = networks[name].network.specs(new)
     agent.tensors[name] = grow(specs, new.sizes(), agent.tensors[name], group, _torch_generator(rng))
-    return Change(f"{_of(name, networks)}{group}", old.sizes()[group], size)
+    return Mutation("architecture", f"{_of(name, networks)}{group}", old.sizes()[group], size)
 
 
-def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> Change:
+def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -> Mutation:
     """Narrow a layer by its units of least importance to their readers, or a kernel by its last rows and columns."""
     old = agent.architectures[name]
     specs = networks[name].network.specs(old)
@@ -100,10 +100,10 @@ def reduce(agent: Agent, networks: Networks, name: str, group: str, size: int) -
         kept = read.argsort(descending=True, stable=True)[:size].sort().values
     agent.tensors[name] = shrink(specs, agent.tensors[name], group, kept)
     agent.architectures[name] = old.resized(group, size)
-    return Change(f"{_of(name, networks)}{group}", old.sizes()[group], size)
+    return Mutation("architecture", f"{_of(name, networks)}{group}", old.sizes()[group], size)
 
 
-def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.random.Generator) -> Change:
+def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.random.Generator) -> Mutation:
     """Add a residual layer after the layer of `group`. Its scale is zero, so the function is preserved."""
     network, old = networks[name].network, agent.architectures[name]
     new = agent.architectures[name] = old.deepened(group, +1)
@@ -111,12 +111,12 @@ def add_layer(agent: Agent, networks: Networks, name: str, group: str, rng: np.r
     added = {key: spec for key, spec in specs.items() if key not in before}
     values = initialise(added, new.sizes(), _torch_generator(rng))
     roles = joined(agent.tensors[name], fresh_roles(added, values))
-    roles["square"] |= added_squares(added, before, roles)
+    roles[EXP_AVG_SQ] |= added_exp_avg_sq(added, before, roles)
     agent.tensors[name] = roles
     return _depth(agent, networks, name, group, +1)
 
 
-def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: str) -> Change:
+def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: str) -> Mutation:
     """Remove the last residual layer after the layer of `group`."""
     new = agent.architectures[name] = agent.architectures[name].deepened(group, -1)
     left = networks[name].network.specs(new)
@@ -127,7 +127,7 @@ def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: st
     return _depth(agent, networks, name, group, -1)
 
 
-def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Change:
+def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Mutation:
     """Remove hidden layer `index`, which must not be the last: the next layer takes the product of both weights.
 
     Only the activation between them is lost. Adam's moments of the product start like those of all new weights, with
@@ -138,27 +138,27 @@ def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Chan
     for role, tensors in agent.tensors[name].items():
         left, merged = network.without_layer(old, index, tensors)
         for key, next_key in merged.items():
-            if role == "mean":
+            if role == EXP_AVG:
                 left[key] = torch.zeros_like(left[key])
-            elif role == "square":
-                left[key] = newborn_square(left[key], [tensors[next_key]], specs[next_key].copies)
+            elif role == EXP_AVG_SQ:
+                left[key] = newborn_exp_avg_sq(left[key], [tensors[next_key]], specs[next_key].streams)
         agent.tensors[name][role] = left
     agent.architectures[name] = replace(
         old,
         hidden_sizes=old.hidden_sizes[:index] + old.hidden_sizes[index + 1 :],
         residual_layers=old.residual_layers[:index] + old.residual_layers[index + 1 :],
     )
-    return Change(f"{_of(name, networks)}hidden.{index}", old.hidden_sizes[index], MERGED)
+    return Mutation("architecture", f"{_of(name, networks)}hidden.{index}", old.hidden_sizes[index], MERGED)
 
 
-def _depth(agent: Agent, networks: Networks, name: str, group: str, change: int) -> Change:
-    """Return the record of a residual layer that was added to or removed from the layer of `group`."""
+def _depth(agent: Agent, networks: Networks, name: str, group: str, change: int) -> Mutation:
+    """Record that `change` residual layers were added after the layer of `group` (removed if negative)."""
     after = agent.architectures[name].depth(group)
-    return Change(f"{_of(name, networks)}{group}.residual_layers", after - change, after)
+    return Mutation("architecture", f"{_of(name, networks)}{group}.residual_layers", after - change, after)
 
 
 def _of(name: str, networks: Networks) -> str:
-    """Return the prefix that names the changed network; empty if the agent has only one."""
+    """Prefix of a target that names the network; empty if the agent has only one."""
     return f"{name}." if len(networks) > 1 else ""
 
 
@@ -169,12 +169,12 @@ def _torch_generator(rng: np.random.Generator) -> torch.Generator:
 def sample_hyperparameters(
     hyperparameters: Mapping[str, float], ranges: Mapping[str, HyperparameterRange], rng: np.random.Generator
 ) -> dict[str, float]:
-    """Return the hyperparameters, with those that have a range sampled uniformly from it on its scale."""
+    """Draw the hyperparameters that have a range, uniformly on its scale; others are kept."""
     return {**hyperparameters, **{name: range.at(rng.random()) for name, range in ranges.items()}}
 
 
 def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
-    """Return an architecture with the same layers, whose units and channels are sampled log-uniformly."""
+    """Draw units and channels log-uniformly, for the same number of layers."""
     bounds = {
         "hidden": (limits.min_units, limits.max_units),
         "recurrent": (limits.min_units, limits.max_units),
@@ -195,16 +195,16 @@ class Context:
     networks: Networks
 
 
-Mutate = Callable[[Agent, Context, np.random.Generator], Change | None]
-"""Mutates the agent in place and returns the change, or None if there is nothing it could change."""
+Mutate = Callable[[Agent, Context, np.random.Generator], Mutation | None]
+"""Mutates the agent in place and returns the record of it, or None if there is nothing it could change."""
 
 
-def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
+def no_mutation(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Leave the child identical to its parent."""
-    return Change()
+    return Mutation("none")
 
 
-def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
+def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Add or remove a layer of one network with probability `new_layer`, else resize a layer."""
     limits = context.settings.architecture
     if rng.random() < context.settings.mutation.new_layer:
@@ -212,11 +212,11 @@ def mutate_architecture(agent: Agent, context: Context, rng: np.random.Generator
     return mutate_units(agent, context.networks, limits, rng)
 
 
-def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
+def mutate_parameters(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Add Gaussian noise to every weight, with a standard deviation of `strength` times the weight's magnitude."""
     strength = context.settings.mutation.strength
     add_noise(agent, context.networks, strength, rng)
-    return Change("noise", None, strength)
+    return Mutation("parameters", "noise", None, strength)
 
 
 def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.Generator) -> None:
@@ -228,7 +228,7 @@ def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.
             parameters[name] = value + strength * value.abs() * torch.randn(value.shape, generator=generator)
 
 
-def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
+def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Change the activation to one shared by all hidden layers of all networks that have one."""
     shapes = {name: shape for name, shape in agent.architectures.items() if shape.activation is not None}
     before = sorted({str(shape.activation) for shape in shapes.values()})
@@ -237,10 +237,10 @@ def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) 
         return None
     after = str(rng.choice(others))
     agent.architectures |= {name: replace(shape, activation=after) for name, shape in shapes.items()}
-    return Change("activation", ", ".join(before), after)
+    return Mutation("activation", "activation", ", ".join(before), after)
 
 
-def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> Change | None:
+def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Perturb one hyperparameter up or down within its range, or resample it; at a bound, perturb it the other way."""
     ranges = context.settings.hyperparameters
     if not ranges:
@@ -249,15 +249,15 @@ def mutate_hyperparameter(agent: Agent, context: Context, rng: np.random.Generat
     before = agent.hyperparameters[name]
     if ranges[name].resample and rng.random() < ranges[name].resample:
         agent.hyperparameters[name] = ranges[name].at(rng.random())
-        return Change(name, before, agent.hyperparameters[name])
+        return Mutation("hyperparameters", name, before, agent.hyperparameters[name])
     up, down = (perturbed(before, ranges[name], factor) for factor in ranges[name].factors)
     first, second = (up, down) if rng.random() < 0.5 else (down, up)
     agent.hyperparameters[name] = second if first == before else first
-    return Change(name, before, agent.hyperparameters[name])
+    return Mutation("hyperparameters", name, before, agent.hyperparameters[name])
 
 
 def perturbed(value: float, range: HyperparameterRange, factor: float) -> float:
-    """Return `value` perturbed by `factor` on the range's scale and clipped to the range.
+    """Perturb `value` by `factor` on the range's scale and clip it to the range (arXiv 1711.09846).
 
     The value stays continuous, so that rounding never pins an integer setting. A value near one, such as a discount, is
     perturbed in its distance from one: on a log scale, 0.99 would forever jump between the ends of its range.
@@ -285,8 +285,5 @@ def mutate(agent: Agent, context: Context, rng: np.random.Generator) -> None:
     weights = context.settings.mutation.weights()
     total = sum(weights.values())
     kind = str(rng.choice(list(weights), p=[weight / total for weight in weights.values()]))
-    change = MUTATIONS[kind](agent, context, rng)
-    if change is None:
-        agent.mutation = Mutation("none", kind, after="nothing to change")
-    else:
-        agent.mutation = Mutation(kind, *change)
+    mutation = MUTATIONS[kind](agent, context, rng)
+    agent.mutation = mutation or Mutation("none", kind, after="nothing to change")

@@ -26,7 +26,7 @@ DEPTH = ".residual_layers"
 
 
 def follow(agent: Agent, context: Context, generation: int, id: int, rng: np.random.Generator) -> Agent:
-    """Return the agent unchanged, or a child with the mutations scheduled after `generation`.
+    """Make a child with the mutations scheduled after `generation`; without any, the agent goes on.
 
     Raises UserError if a mutation does not fit the agent.
     """

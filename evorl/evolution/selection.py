@@ -56,13 +56,13 @@ def truncation(
 
 
 def elite(fitness: NDArray[np.float64]) -> int:
-    """Return the index of the best candidate; ties go to the last, which is the newest."""
+    """Index of the best candidate; ties go to the last, which is the newest."""
     ranked = _ranked(fitness)
     return int(len(ranked) - 1 - np.argmax(ranked[::-1]))
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the fitness with NaN replaced by -inf, so that agents without a fitness rank last."""
+    """Replace NaN by -inf, so that agents without a fitness rank last."""
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 

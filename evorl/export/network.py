@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
 from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs
-from evorl.networks.base import Layout
-from evorl.networks.layers import shares
-from evorl.networks.stack import Shapes, Stack, StackedNetwork
+from evorl.networks.dense import shares
+from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
 from evorl.types import Agent, RecurrentInput
 
 STATE, NEXT_STATE, ACTION = "state", "next_state", "action"

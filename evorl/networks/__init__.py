@@ -1,26 +1,58 @@
-"""Networks with a leading agent axis, and the registry of networks that a configuration can name."""
+"""Networks with a leading agent axis: those that a configuration can name, and their first architectures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from evorl.config import Network as NetworkSettings
 from evorl.envs.spaces import ObservationSpecs
-from evorl.networks.base import Layout, Network, initial_architecture
-from evorl.networks.layers import ACTIVATIONS, CELLS
+from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.module import module_network
-from evorl.networks.standard import StandardNetwork
-from evorl.types import Head
-
-NETWORKS: Mapping[str, Callable[[NetworkSettings, ObservationSpecs, Sequence[Head], Collection[str]], Network]] = {
-    "standard": lambda settings, parts, heads, normalized: StandardNetwork(
-        parts, heads, normalized, settings.initialisation or "uniform", bool(settings.bf16)
-    ),
-    "module": lambda settings, parts, heads, normalized: module_network(
-        settings.factory or "", parts, heads, normalized, bool(settings.bf16)
-    ),
-}
-"""Map (settings, observation parts, heads, names of normalised vectors) to a network."""
+from evorl.networks.recurrent import CELLS
+from evorl.networks.stack import Network
+from evorl.networks.standard import standard_network
+from evorl.types import Architecture, Convolution, Head, Streams
 
 
-__all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Layout", "Network", "initial_architecture"]
+class NetworkFactory(Protocol):
+    """Makes a network that reads `parts`, normalises the vectors named in `normalized`, and has these heads.
+
+    `noise` is the initial noise scale of noisy layers (arXiv 1706.10295), None without them. Raises UserError if the
+    network cannot do that.
+    """
+
+    def __call__(
+        self,
+        settings: NetworkSettings,
+        parts: ObservationSpecs,
+        heads: Sequence[Head],
+        normalized: Collection[str],
+        noise: float | None = None,
+    ) -> Network: ...
+
+
+NETWORKS: Mapping[str, NetworkFactory] = {"standard": standard_network, "module": module_network}
+
+
+def initial_architecture(
+    settings: NetworkSettings, parts: ObservationSpecs, streams: Streams = "shared"
+) -> Architecture:
+    """The architecture that the configuration gives to a network of these observation parts, before any mutation."""
+    if settings.name == "module":
+        return Architecture()
+    images = any(part.kind == "image" for part in parts.values())
+    layers = [Convolution(**layer.model_dump()) for layer in settings.convolutions] if images else []
+    return Architecture(
+        hidden_sizes=settings.hidden_sizes,
+        residual_layers=(0,) * len(settings.hidden_sizes),
+        activation=settings.activation,
+        layer_norm=bool(settings.layer_norm),
+        streams=streams,
+        convolutions=tuple(layers),
+        recurrent=settings.recurrent,
+        recurrent_size=settings.recurrent_size if settings.recurrent else 0,
+    )
+
+
+__all__ = ["ACTIVATIONS", "CELLS", "NETWORKS", "Network", "NetworkFactory", "initial_architecture"]

@@ -51,22 +51,22 @@ class Distribution(Protocol):
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """Return the network heads that parametrise the distribution."""
+        """The network heads whose outputs parametrise the distribution."""
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Sample unclipped actions [P, B, ...]."""
+        """Draw unclipped actions [P, B, ...]."""
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """Return the mode as unclipped actions [P, B, ...]."""
+        """The most likely unclipped actions [P, B, ...]."""
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
-        """Return the log-probability [P, B] of unclipped actions [P, B, ...]; cheaper than `likelihood`, for acting."""
+        """log pi(a | s) [P, B] of unclipped actions [P, B, ...]; cheaper than `likelihood`, for acting."""
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        """Return log-probability and entropy for unclipped actions [P, B, ...], with their gradients."""
+        """Log-probability of unclipped actions [P, B, ...] and entropy, with their gradients, for learning."""
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
-        """Return the environment's actions [P, B, ...]; discrete actions count from 0."""
+        """Clip and reshape unclipped actions to the environment's [P, B, ...]; discrete actions count from 0."""
 
 
 class Categorical:
@@ -115,7 +115,7 @@ class Categorical:
     def _choices(
         self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """Return pairs of logits [P, B, K] and chosen actions [P, B, 1], one for each choice."""
+        """Pairs of logits [P, B, K] and chosen actions [P, B, 1], one for each independent choice."""
         logits = self.logits(outputs, mask)
         if self.single:
             return [(logits, unclipped_action.unsqueeze(-1))]
@@ -128,7 +128,7 @@ class Categorical:
 
 
 def _choice(logits: Tensor, chosen: Tensor) -> Likelihood:
-    """Return the likelihood of one categorical choice over the last axis of `logits`."""
+    """One categorical choice over the last axis of `logits`."""
     logs = logits.log_softmax(-1)
     probability = logs.exp()
     entropy = -(probability * logs).sum(-1, keepdim=True)
@@ -234,7 +234,7 @@ class SquashedGaussian:
         self.heads = (Head("action", self.size, near_zero=True), Head("log_scale", self.size, near_zero=True))
 
     def bounded(self, outputs: Tensors) -> Tensors:
-        """Return the outputs with clamped log-scales.
+        """Clamp the log-scales among the outputs to `LOG_SCALES`.
 
         Use these to differentiate a function of both `sample` and `log_prob`: the sum of both gradients has to point
         back inside the bounds, not each one separately.
@@ -248,20 +248,17 @@ class SquashedGaussian:
         return torch.addcmul(mean, self._log_scale(outputs).exp(), noise)
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """Return the mean, which is the mode before the tanh."""
+        """The mean, which is the mode before the tanh."""
         return outputs["action"]
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
-        """Return the log-density [P, B] of tanh(u) for unclipped actions u [P, B, A]."""
+        """The log-density [P, B] of tanh(u) at unclipped actions u [P, B, A]."""
         log_scale = self._log_scale(outputs)
         z = (unclipped_action - outputs["action"]) * (-log_scale).exp()
         return (_normal_log_prob(z, log_scale) - _log_slope(unclipped_action)).sum(-1)
 
     def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
-        """Return log-density and entropy [P, B].
-
-        The entropy is that before the tanh plus the expected log-derivative of the tanh.
-        """
+        """The entropy [P, B] is that before the tanh plus the expected log-derivative of the tanh."""
         mean, log_scale = outputs["action"], self.bounded(outputs)["log_scale"]
         nodes, weights, shrink = self._nodes.to(mean), self._weights.to(mean), (-log_scale).exp()
         z = (unclipped_action - mean) * shrink
@@ -308,23 +305,23 @@ class _Clamped(torch.autograd.Function):
 
 
 def _leads_away(values: Tensor, gradient: Tensor, low: float, high: float) -> Tensor:
-    """Return a mask of values beyond a bound that a step against their gradient would move further away."""
+    """Mask the values beyond a bound that a step against their gradient would move further away."""
     return ((values < low) & (gradient > 0)) | ((values > high) & (gradient < 0))
 
 
 def _normal_log_prob(z: Tensor, log_scale: Tensor) -> Tensor:
-    """Return the log-density of a normal distribution at standardised values `z`, elementwise."""
+    """The log-density of a normal distribution at standardised values `z`, elementwise."""
     return -0.5 * z.square() - log_scale - 0.5 * math.log(2 * math.pi)
 
 
 def _normal_gradients(z: Tensor, shrink: Tensor, by_log_prob: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients [P, B, A] of the log-density with respect to mean and log-scale; `shrink` is 1 / scale."""
+    """Gradients [P, B, A] of the log-density with respect to mean and log-scale; `shrink` is 1 / scale."""
     each = by_log_prob.unsqueeze(-1)
     return each * z * shrink, each * (z.square() - 1)
 
 
 def _log_slope(unclipped_action: Tensor) -> Tensor:
-    """Return log(1 - tanh(u)^2), elementwise, in a form that stays accurate where tanh(u) rounds to 1."""
+    """log(1 - tanh(u)^2), elementwise, in a form that stays accurate where tanh(u) rounds to 1."""
     return 2 * (math.log(2) - unclipped_action - functional.softplus(-2 * unclipped_action))
 
 

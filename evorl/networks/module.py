@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from evorl.config import Network as NetworkSettings
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.networks.base import Layout, forward_apart
 from evorl.networks.dense import Tape
 from evorl.networks.parameters import ParameterSpec, Specs
+from evorl.networks.stack import Layout, Network
 from evorl.system.plugins import described, import_from_here, place
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError
 
@@ -19,7 +20,7 @@ Inputs = int | tuple[int, ...]
 Factory = Callable[[Inputs, int], nn.Module]
 
 
-class ModuleNetwork:
+class ModuleNetwork(Network):
     """A vmapped user module made by `factory(inputs, outputs)`: [P, B, inputs] -> all heads' outputs.
 
     `inputs` is the width of a vector, or the shape of an image. The module runs in evaluation mode, with the buffers of
@@ -43,7 +44,6 @@ class ModuleNetwork:
         self._forward = vmap(self._forward_one)
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameter specs of one agent, without padding."""
         specs = {
             name: ParameterSpec((), shape, "zeros", trained=name not in self._frozen)
             for name, shape in self._shapes.items()
@@ -52,41 +52,21 @@ class ModuleNetwork:
         return specs | {_constant(head): ParameterSpec((1,), (head.outputs,), "zeros") for head in constants}
 
     def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return newly initialised parameters of one agent, from a new instance of the module."""
+        """The parameters of a new instance of the module."""
         module = self._make(seed=int(torch.randint(2**62, (), generator=generator)))
         values = {name: value.detach().float() for name, value in module.named_parameters()}
         return values | {_constant(head): torch.zeros(1, head.outputs) for head in self.heads if head.constant}
 
-    def cost(self, architecture: Architecture) -> float:
-        """Return 0: all agents have the same shapes and share one stack, so the cost is irrelevant."""
-        return 0.0
-
-    def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return zeros: a user's module is feed-forward."""
-        return 0, 0
-
     def forward(
-        self,
-        layout: Layout,
-        p: Tensors,
-        x: Observation,
-        recurrent: RecurrentInput | None = None,
-        tape: Tape | None = None,
+        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None, tape: Tape | None
     ) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs [P, B, outputs] for the stacked parameters `p`."""
         outputs = self.joined(p, x).split(self.outputs, -1)
         names = [head.name for head in self.heads if not head.constant]
         constants = {head.name: p[_constant(head)] for head in self.heads if head.constant}
         return dict(zip(names, outputs, strict=True)) | constants, None
 
-    def forward_pair(
-        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
-    ) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients for `following`."""
-        return forward_apart(self, layout, p, x, following)
-
     def joined(self, p: Mapping[str, Tensor], x: Observation) -> Tensor:
-        """Return the modules' outputs with all heads concatenated."""
+        """Call each agent's module; its output [P, B, outputs] concatenates all heads."""
         seen = x[self._part_name]
         if self._device != seen.device:
             self._device = seen.device
@@ -97,10 +77,6 @@ class ModuleNetwork:
         own = {name: p[name].view(-1, *shape) for name, shape in self._shapes.items()}
         outputs: Tensor = self._forward(own, seen)
         return outputs
-
-    def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Raise ValueError: a user's module has no removable layer."""
-        raise ValueError("a user's module has no hidden layers to remove")
 
     def _forward_one(self, p: Tensors, x: Tensor) -> Tensor:
         output: Tensor = functional_call(self.module, p, (x,))
@@ -135,14 +111,21 @@ def load_factory(path: str) -> Factory:
 
 
 def module_network(
-    factory: str, parts: ObservationSpecs, heads: Sequence[Head], normalized: Collection[str], bf16: bool = False
+    settings: NetworkSettings,
+    parts: ObservationSpecs,
+    heads: Sequence[Head],
+    normalized: Collection[str],
+    noise: float | None = None,
 ) -> ModuleNetwork:
-    """Return the network of a named factory. Raises UserError if it does not map one part to the heads' outputs."""
-    if bf16:
+    """The network of `network.factory`. Raises UserError if it does not map one part to the heads' outputs."""
+    if settings.bf16:
         raise UserError(
             "network.bf16: a module computes as it is written; take accelerate's `mixed_precision: 'no'` and let the "
             "module compute in bfloat16"
         )
+    if noise is not None:
+        raise UserError("algorithm.noisy: a module has to have noisy layers of its own; leave it out")
+    factory = settings.factory or ""
     make = load_factory(factory)
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):
         raise UserError(f"network.name: a module reads one vector or image; here it is to read {', '.join(parts)}")

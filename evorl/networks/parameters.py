@@ -1,15 +1,13 @@
-"""Parameter specs of one agent, flat buffers for a stack of agents, and growth that preserves an agent's function.
+"""Parameter specs of one agent, and growth that preserves its function.
 
-Axes: P agents, D all values of a stack.
+The tensors of one network of one agent are grouped by role (`types.ROLES`). `exp_avg` and `exp_avg_sq` are Adam's
+first and second moments.
 
-A module's tensors are grouped by `roles`: `parameters`, `buffers` (not trained), and for each trained parameter its
-`target` copy and Adam's first and second moments, `mean` and `square`.
-
-New weights of a trained agent start with a `mean` of zero and the average `square` of comparable older weights. Adam's
-bias correction counts the agent's updates, so weights whose `square` started at zero would step by 3 to 6.5 times the
-learning rate in their first ten updates. Where a first layer grew from 64 to 96 units after 2,000 updates, the first
-update changed Q by 0.0166 on average, compared with 0.0032 without growth. With the average `square` it is 0.0038; with
-an update count per weight it would be 0.0074.
+New weights of a trained agent start with an `exp_avg` of zero and the average `exp_avg_sq` of comparable older weights.
+Adam's bias correction counts the agent's updates, so weights whose `exp_avg_sq` started at zero would step by 3 to 6.5
+times the learning rate in their first ten updates. Where a first layer grew from 64 to 96 units after 2,000 updates,
+the first update changed Q by 0.0166 on average, compared with 0.0032 without growth. With the average `exp_avg_sq` it
+is 0.0038; with an update count per weight it would be 0.0074.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ import torch
 from torch import Tensor
 
 from evorl.config.fields import Initialisation
-from evorl.types import Roles, Tensors
+from evorl.types import EXP_AVG, EXP_AVG_SQ, Roles, Shape, Tensors
 
 Fill = Literal["uniform", "orthogonal", "zeros", "ones"] | tuple[float, ...]
-Shape = tuple[int, ...]
 HIDDEN_GAIN: Mapping[Initialisation, float] = {"uniform": 1.0, "orthogonal": math.sqrt(2)}
 """Initialisation gain of layers followed by an activation."""
 NEAR_ZERO_GAIN = 0.01
@@ -37,8 +34,8 @@ class ParameterSpec:
     """One parameter of one agent: a linear map from the axes that it `reads` to the axes that it `produces`.
 
     Axes are group names, whose widths the architecture gives, or fixed sizes. Growth along an input axis fills with
-    zeros, so it preserves the function. With `copies`, there is a leading copy axis. `fill` is the initialisation:
-    `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with fan-in n (LeCun 1998); `orthogonal` is, per copy, a matrix from all
+    zeros, so it preserves the function. With `streams`, there is a leading axis of them. `fill` is the initialisation:
+    `uniform` is U(-1/sqrt(n), 1/sqrt(n)) with fan-in n (LeCun 1998); `orthogonal` is, per stream, a matrix from all
     inputs to all outputs with orthonormal rows or columns, whichever are fewer (Saxe et al., arXiv 1312.6120). These
     and `ones` are multiplied by `gain`. A tuple of numbers gives one constant per index of the first output axis.
     `newborn` is the initialisation of units added later, if different. A `mask` marks the units that count, and is
@@ -50,36 +47,36 @@ class ParameterSpec:
     fill: Fill
     newborn: Fill | None = None
     trained: bool = True
-    copies: int | None = None
+    streams: int | None = None
     gain: float = 1.0
     mask: bool = False
 
     @property
     def axes(self) -> tuple[str | int, ...]:
-        return (*(() if self.copies is None else (self.copies,)), *self.reads, *self.produces)
+        return (*(() if self.streams is None else (self.streams,)), *self.reads, *self.produces)
 
     def axes_read(self, group: str) -> list[int]:
-        """Return the indices of the axes on which this parameter reads `group`."""
-        first = 0 if self.copies is None else 1
+        """Indices of the axes on which this parameter reads `group`."""
+        first = 0 if self.streams is None else 1
         return [first + position for position, axis in enumerate(self.reads) if axis == group]
 
     def shape(self, sizes: Mapping[str, int]) -> Shape:
         return _sizes(self.axes, sizes)
 
     def matrix(self, sizes: Mapping[str, int]) -> Shape:
-        """Return its shape (copies, inputs, outputs) for batched products."""
-        return self.copies or 1, math.prod(_sizes(self.reads, sizes)), math.prod(_sizes(self.produces, sizes))
+        """The shape (streams, inputs, outputs) for batched products."""
+        return self.streams or 1, math.prod(_sizes(self.reads, sizes)), math.prod(_sizes(self.produces, sizes))
 
     def filled(self, fill: Fill, sizes: Mapping[str, int], generator: torch.Generator) -> Tensor:
-        """Return a new tensor initialised as `fill` says."""
+        """Draw a tensor as `fill` says."""
         shape = self.shape(sizes)
         if isinstance(fill, tuple):
             return torch.tensor(fill).unsqueeze(-1).expand(shape).clone()
         if fill in ("zeros", "ones"):
             return torch.full(shape, float(fill == "ones") * self.gain)
-        copies, read, produced = self.matrix(sizes)
+        streams, read, produced = self.matrix(sizes)
         if fill == "orthogonal":
-            matrices = [_orthogonal(read, produced, generator) for _ in range(copies)]
+            matrices = [_orthogonal(read, produced, generator) for _ in range(streams)]
             return torch.stack(matrices).view(shape).mul_(self.gain)
         bound = self.gain / math.sqrt(read)
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
@@ -100,85 +97,23 @@ def _sizes(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> Shape:
 
 
 def initialise(specs: Specs, sizes: Mapping[str, int], generator: torch.Generator) -> Tensors:
-    """Return newly initialised parameters of one agent."""
+    """Draw the parameters of one agent in the order of their specs."""
     return {name: spec.filled(spec.fill, sizes, generator) for name, spec in specs.items()}
 
 
 def moved_up(name: str, index: int) -> str:
-    """Return the new name of a hidden layer's parameter after the removal of the earlier layer `index`."""
+    """Rename a parameter for the removal of hidden layer `index`: later hidden layers move up."""
     kind, number, *rest = name.split(".")
     if kind == "hidden" and int(number) > index:
         return ".".join((kind, str(int(number) - 1), *rest))
     return name
 
 
-class FlatTensors:
-    """Named [P, ...] tensors that share one flat buffer [D], parameter after parameter.
-
-    Each tensor is contiguous, which suits batched products (1.4x over strided rows of a [P, D] matrix at 16 agents),
-    and one operation on `flat` applies to all of them.
-    """
-
-    def __init__(
-        self, shapes: Mapping[str, Shape], agents: int, device: torch.device, memory: Tensor | None = None
-    ) -> None:
-        """Use the beginning of `memory` [...] if given; otherwise allocate zeros."""
-        self.agents = agents
-        self.shapes = dict(shapes)
-        size = agents * sum(math.prod(shape) for shape in shapes.values())
-        self.flat = torch.zeros(size, device=device) if memory is None else memory[:size]
-        self.views: Tensors = {}
-        offset = 0
-        for name, shape in self.shapes.items():
-            size = agents * math.prod(shape)
-            self.views[name] = self.flat[offset : offset + size].view(agents, *shape)
-            offset += size
-
-    def matrices(self, shapes: Mapping[str, Shape]) -> Tensors:
-        """Return detached views [P * copies, read, produced], given each tensor's (copies, read, produced)."""
-        return {
-            name: view.detach().view(self.agents * shapes[name][0], *shapes[name][1:])
-            for name, view in self.views.items()
-        }
-
-    def rows(self, flat: Tensor) -> list[Tensor]:
-        """Return for each parameter a view [..., P, size] of a tensor [..., D] laid out like `flat`.
-
-        Copying per-agent numbers [P] into these views broadcasts them over the agents' values: 34 us for 46,000 values
-        where gathering by an index took 135 (4 agents), 68 for 185,000 where it took 768 (16 agents).
-        """
-        sizes = [view.numel() for view in self.views.values()]
-        return [part.unflatten(-1, (self.agents, -1)) for part in flat.split(sizes, -1)] if sizes else []
-
-    def spread(self, numbers: Tensor) -> Tensor:
-        """Broadcast per-agent numbers [P] to all of each agent's values [D]."""
-        spread = torch.empty_like(self.flat)
-        for row in self.rows(spread):
-            row.copy_(numbers.unsqueeze(-1))
-        return spread
-
-    def load(self, agents: Sequence[Tensors]) -> None:
-        """Copy the agents' values into the leading corners of the padded tensors; the padding is zero."""
-        self.flat.zero_()
-        for name, view in self.views.items():
-            for room, tensors in zip(view, agents, strict=True):
-                if name in tensors:
-                    room[_corner(tensors[name].shape)] = tensors[name].to(room)
-
-    def unload(self, agent: int, shapes: Mapping[str, Shape]) -> Tensors:
-        """Return a CPU copy of one agent's values in unpadded shapes."""
-        return {name: self.views[name][agent][_corner(shape)].detach().cpu().clone() for name, shape in shapes.items()}
-
-
-def _corner(shape: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(size) for size in shape)
-
-
-MOMENTS = ("mean", "square")
+MOMENTS = (EXP_AVG, EXP_AVG_SQ)
 
 
 def fresh_roles(specs: Specs, values: Tensors) -> Roles:
-    """Return the roles for new `values`: targets equal to the parameters, zero moments."""
+    """Group new `values` by role, with targets equal to the parameters and zero moments."""
     parameters = {name: value for name, value in values.items() if specs[name].trained}
     return {
         "parameters": parameters,
@@ -193,30 +128,30 @@ def joined(roles: Roles, more: Roles) -> Roles:
     return {role: tensors | more[role] for role, tensors in roles.items()}
 
 
-def newborn_square(value: Tensor, older: Sequence[Tensor], copies: int | None) -> Tensor:
-    """Return Adam's second moment for a new parameter `value`: per copy, the mean over `older` weights.
+def newborn_exp_avg_sq(value: Tensor, older: Sequence[Tensor], streams: int | None) -> Tensor:
+    """Adam's second moment for a new parameter `value`: per stream, the mean over `older` weights.
 
-    Copies are averaged separately because policy and value gradients differ by orders of magnitude. An agent that was
+    Streams are averaged separately because policy and value gradients differ by orders of magnitude. An agent that was
     never updated has zeros there, and so have its new weights.
     """
-    means = torch.cat([square.reshape(copies or 1, -1) for square in older], 1).mean(1)
+    means = torch.cat([exp_avg_sq.reshape(streams or 1, -1) for exp_avg_sq in older], 1).mean(1)
     return means.view(-1, *(1 for _ in value.shape[1:])).expand_as(value).clone()
 
 
-def added_squares(added: Specs, specs: Specs, roles: Roles) -> Tensors:
-    """Return the second moments of entirely new parameters `added` to those of `specs`.
+def added_exp_avg_sq(added: Specs, specs: Specs, roles: Roles) -> Tensors:
+    """Second moments for entirely new parameters `added` to those of `specs`.
 
     Weights take the mean over weights that produce the same units; biases and scales take that over biases and scales.
     """
     return {
-        name: newborn_square(
+        name: newborn_exp_avg_sq(
             roles["parameters"][name],
             [
-                roles["square"][other]
+                roles[EXP_AVG_SQ][other]
                 for other, old in specs.items()
                 if old.trained and old.produces == new.produces and (old.reads == (1,)) == (new.reads == (1,))
             ],
-            new.copies,
+            new.streams,
         )
         for name, new in added.items()
         if new.trained
@@ -224,7 +159,7 @@ def added_squares(added: Specs, specs: Specs, roles: Roles) -> Tensors:
 
 
 def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, generator: torch.Generator) -> Roles:
-    """Return `roles` with `group` widened to its entry in `sizes`.
+    """Widen `group` to its entry in `sizes`, in the tensors of all roles.
 
     New units have random incoming and zero outgoing weights. This preserves the function, which is the goal of Net2Net
     (arXiv 1511.05641), in a simpler way, and the first gradient step can use the new units.
@@ -236,9 +171,9 @@ def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, gener
         for tensors in (roles["parameters"] if spec.trained else roles["buffers"],)
     }
     moments = {
-        "mean": {name: torch.zeros_like(template) for name, template in templates.items()},
-        "square": {
-            name: newborn_square(template, [roles["square"][name]], specs[name].copies)
+        EXP_AVG: {name: torch.zeros_like(template) for name, template in templates.items()},
+        EXP_AVG_SQ: {
+            name: newborn_exp_avg_sq(template, [roles[EXP_AVG_SQ][name]], specs[name].streams)
             for name, template in templates.items()
             if specs[name].trained
         },
@@ -247,7 +182,7 @@ def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, gener
 
 
 def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
-    """Return `roles` with only the `kept` units of `group`; layer norm statistics then include all remaining units."""
+    """Keep only the `kept` units of `group`; layer norm statistics then include all remaining units."""
     shrunk = {role: dict(tensors) for role, tensors in roles.items()}
     for tensors in shrunk.values():
         for name in tensors:
@@ -261,7 +196,7 @@ def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
 
 
 def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
-    """Return the importance [N] of each unit of `group`: the sum of absolute outgoing weights."""
+    """The sum [N] of each unit's absolute outgoing weights, for the units of `group`."""
     read = [
         parameters[name].abs().movedim(axis, 0).flatten(1).sum(1)
         for name, spec in specs.items()
@@ -274,7 +209,7 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
 def _template(
     spec: ParameterSpec, sizes: Mapping[str, int], group: str, old: torch.Size, generator: torch.Generator
 ) -> Tensor:
-    """Return a grown parameter with the new units' values; the caller overwrites the leading corner with old values."""
+    """Draw a grown parameter for its new units; the caller overwrites the leading corner with the old values."""
     template = spec.filled(spec.newborn or spec.fill, sizes, generator)
     for axis in spec.axes_read(group):
         template.narrow(axis, old[axis], template.shape[axis] - old[axis]).zero_()

@@ -1,7 +1,6 @@
-"""The default network: encoders, hidden layers, an optional recurrent cell, heads, and optionally noisy weights.
+"""The default network: encoders, hidden layers, an optional recurrent cell and heads; and the same with noisy weights.
 
-Noisy weights have noise of learned scale (arXiv 1706.10295).
-Axes: P agents, times copies of layers; B observations (T * S of them for S sequences of T steps), K numbers per
+Axes: P agents, times streams; B observations (T * S of them for S sequences of T steps), K numbers per
 recurrent unit, N units.
 """
 
@@ -16,22 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evorl.config import Network as NetworkSettings
 from evorl.config.fields import Initialisation
 from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
-from evorl.networks.base import Layout, Network, forward_apart
 from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
 from evorl.networks.image import ImageEncoder
-from evorl.networks.layers import CELLS, recur
 from evorl.networks.parameters import (
     HIDDEN_GAIN,
     NEAR_ZERO_GAIN,
     Fill,
     ParameterSpec,
-    Shape,
     Specs,
-    initialise,
     moved_up,
 )
+from evorl.networks.recurrent import CELLS, recur
+from evorl.networks.stack import SIGMA, Layout, Network, layer_of
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]
@@ -39,10 +37,10 @@ CLIP = 10.0
 """Normalised observations are clipped to this many standard deviations."""
 
 
-class StandardNetwork:
+class StandardNetwork(Network):
     """Encodes and concatenates the observation parts, followed by hidden layers, a recurrent cell and heads.
 
-    With separate streams, heads have their own hidden layers, as copies of the same shape: the last one (`last`, as in
+    With separate streams, heads have hidden layers of their own, of the same shape: the last one (`last`, as in
     a dueling network, arXiv 1511.06581) or all of them (`all`). Biases and other vectors are stored as [1, N] per
     agent, so that they broadcast over the batch: unsqueezing them took 3.6 % of a profile.
     """
@@ -55,7 +53,7 @@ class StandardNetwork:
         initialisation: Initialisation,
         bf16: bool = False,
     ) -> None:
-        """Create a network that reads these parts; without parts it has constant heads only.
+        """Without `parts` there are constant heads only.
 
         Vectors in `normalized` are standardised by each agent's running statistics. With `bf16`, convolutions and
         hidden layers multiply in bfloat16; recurrent cells do not, because rounding errors accumulate in their state.
@@ -65,7 +63,7 @@ class StandardNetwork:
         """
         self.parts = parts
         self.heads = heads
-        self.streams = [head for head in heads if not head.constant]
+        self.computed_heads = [head for head in heads if not head.constant]
         self.initialisation = initialisation
         images = {name: part for name, part in parts.items() if part.kind == "image"}
         self.bf16 = bf16
@@ -74,7 +72,6 @@ class StandardNetwork:
         self.normalized = normalized
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameter specs of one agent with this architecture."""
         specs: Specs = {}
         for name in self.normalized:
             specs |= _statistics_specs(f"normal.{name}", self.parts[name].width)
@@ -82,75 +79,61 @@ class StandardNetwork:
             specs |= image.specs(architecture)
         sources = {f".{name}": self._reads(architecture, name) for name in self.parts}
         for index in range(len(architecture.hidden_sizes)):
-            group, copies = f"hidden.{index}", self._copies(architecture, index)
-            specs |= self._layer_specs(group, sources, group, architecture, copies)
+            group, streams = f"hidden.{index}", self._streams(architecture, index)
+            specs |= self._layer_specs(group, sources, group, architecture, streams)
             sources = {"": (group,)}
             for depth in range(architecture.residual_layers[index]):
                 inner = f"{group}.residual.{depth}"
-                specs |= self._layer_specs(inner, sources, group, architecture, copies)
-                specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros", copies=copies)
+                specs |= self._layer_specs(inner, sources, group, architecture, streams)
+                specs[f"{inner}.scale"] = ParameterSpec((1,), (group,), "zeros", streams=streams)
         if architecture.recurrent:
-            copies, biases = self._copies(architecture), CELLS[architecture.recurrent].biases
+            streams, biases = self._streams(architecture), CELLS[architecture.recurrent].biases
             gates = (len(biases), "recurrent")
-            specs["recurrent.input"] = ParameterSpec(sources[""], gates, self.initialisation, copies=copies)
-            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, copies=copies)
-            specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, copies=copies)
+            specs["recurrent.input"] = ParameterSpec(sources[""], gates, self.initialisation, streams=streams)
+            specs["recurrent.weight"] = ParameterSpec(("recurrent",), gates, self.initialisation, streams=streams)
+            specs["recurrent.bias"] = ParameterSpec((1,), gates, biases, streams=streams)
             sources = {"": ("recurrent",)}
         return specs | _head_specs(self.heads, sources.get("", ()), self.initialisation)
 
-    def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return newly initialised parameters of one agent."""
-        return initialise(self.specs(architecture), architecture.sizes(), generator)
-
     def cost(self, architecture: Architecture) -> float:
-        """Return the multiplications of one forward pass per observation."""
-        sizes = architecture.sizes()
+        # Convolutions multiply each weight many times, and noise scales multiply weights instead of observations.
+        sizes, apart = architecture.sizes(), ("encoder.", SIGMA)
         specs = self.specs(architecture)
-        dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith("encoder.")]
+        dense = [spec for name, spec in specs.items() if spec.trained and not name.startswith(apart)]
         matrices = [spec.matrix(sizes) for spec in dense]
         return sum(image.cost(architecture) for image in self.images.values()) + sum(
-            copies * read * produced for copies, read, produced in matrices
+            streams * read * produced for streams, read, produced in matrices
         )
 
     def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return the numbers per recurrent unit over all copies, and the number of units; zeros if feed-forward."""
         if not architecture.recurrent:
             return 0, 0
-        copies = self._copies(architecture) or 1
-        return copies * CELLS[architecture.recurrent].slots, architecture.recurrent_size
+        streams = self._streams(architecture) or 1
+        return streams * CELLS[architecture.recurrent].slots, architecture.recurrent_size
 
     def forward(
-        self,
-        layout: Layout,
-        p: Tensors,
-        x: Observation,
-        recurrent: RecurrentInput | None = None,
-        tape: Tape | None = None,
+        self, layout: Layout, p: Tensors, x: Observation, recurrent: RecurrentInput | None, tape: Tape | None
     ) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs [P, B, ...] for observations [P, B, ...], and the next state [P, S, K, N]."""
-        if not self.streams:
+        if not self.computed_heads:
             return self._constants(p), None
         plan, state = self._plan(layout), None
         sources = [self._encoded(layout, p, name, x[name]) for name in self.parts]
         if recurrent is not None and layout.architecture.recurrent:
             (hidden,) = dense(replace(plan, heads=()), p, sources)
-            cell, copies = CELLS[layout.architecture.recurrent], plan.copies
-            hidden, state = recur(cell, copies, p, hidden, recurrent)
+            cell, streams = CELLS[layout.architecture.recurrent], plan.streams
+            hidden, state = recur(cell, streams, p, hidden, recurrent)
             plan, sources = replace(plan, layers=()), [hidden]
         outputs = dense(plan, p, sources, None, tape)
         return dict(zip(plan.heads, outputs, strict=True)) | self._constants(p), state
 
     def forward_pair(
-        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
+        self, layout: Layout, p: Tensors, x: Observation, next_x: Observation, tape: Tape | None
     ) -> tuple[Tensors, Tensors]:
-        """Return outputs for `x`, and without gradients for `following`.
-
-        Networks without images or recurrence compute both in one forward pass.
-        """
+        """Networks without images or recurrence compute both in one pass."""
         if self.images or layout.architecture.recurrent:
-            return forward_apart(self, layout, p, x, following, tape)
+            return super().forward_pair(layout, p, x, next_x, tape)
         plan = self._plan(layout)
-        sources = [self._encoded(layout, p, name, torch.cat((x[name], following[name]), 1)) for name in self.parts]
+        sources = [self._encoded(layout, p, name, torch.cat((x[name], next_x[name]), 1)) for name in self.parts]
         rows = sources[0].shape[1] // 2
         outputs = dense(plan, p, sources, rows, tape)
         first, second = (dict(zip(plan.heads, outputs[half::2], strict=True)) for half in (0, 1))
@@ -158,12 +141,9 @@ class StandardNetwork:
         return first | constants, second | {name: value.detach() for name, value in constants.items()}
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Return one agent's `tensors` without hidden layer `index`, which must not be the last.
+        """The layer and the next one are merged into their product, a single linear map.
 
-        Also return a mapping from each new tensor to the tensor of the next layer that it replaces, by name.
-
-        The layer and the next one are merged into their product, a single linear map; only the activation between them
-        is lost.
+        Only the activation between them is lost.
         """
         gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
         kept = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
@@ -174,31 +154,31 @@ class StandardNetwork:
             second = weight.view(specs[f"{follower}.weight"].matrix(sizes))
             for name in (name for name in tensors if name.startswith(f"{gone}.weight")):
                 product = tensors[name].reshape(specs[name].matrix(sizes)) @ second
-                reads = specs[name].shape(sizes)[specs[name].copies is not None : -1]
+                reads = specs[name].shape(sizes)[specs[name].streams is not None : -1]
                 new[name] = product.view(*weight.shape[:-2], *reads, -1)
             first_bias = tensors[f"{gone}.bias"].reshape(specs[f"{gone}.bias"].matrix(sizes))
             new[f"{gone}.bias"] = (first_bias @ second).view_as(bias) + bias
         replaced = {name: f"{follower}.{name.split('.')[2]}" for name in new}
         return {moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
-    def _copies(self, architecture: Architecture, index: int | None = None) -> int | None:
-        """Return the copies of hidden layer `index`, or if None of the recurrent cell; None if all heads share it."""
+    def _streams(self, architecture: Architecture, index: int | None = None) -> int | None:
+        """How many streams hidden layer `index` has, or the recurrent cell if None; None if all heads share it."""
         last = len(architecture.hidden_sizes) - 1
         parted = architecture.streams == "all" or (architecture.streams == "last" and index in (last, None))
-        return len(self.streams) if parted and len(self.streams) > 1 else None
+        return len(self.computed_heads) if parted and len(self.computed_heads) > 1 else None
 
     def _reads(self, architecture: Architecture, part: str) -> Axes:
         return self.images[part].reads(architecture) if part in self.images else (self.parts[part].width,)
 
     def _layer_specs(
-        self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, copies: int | None
+        self, name: str, sources: Mapping[str, Axes], group: str, architecture: Architecture, streams: int | None
     ) -> Specs:
         def one(fill: Fill, newborn: Fill | None = None, trained: bool = True) -> ParameterSpec:
-            return ParameterSpec((1,), (group,), fill, newborn, trained, copies)
+            return ParameterSpec((1,), (group,), fill, newborn, trained, streams)
 
         fill, gain = self.initialisation, HIDDEN_GAIN[self.initialisation]
         specs = {
-            f"{name}.weight{source}": ParameterSpec(axes, (group,), fill, copies=copies, gain=gain)
+            f"{name}.weight{source}": ParameterSpec(axes, (group,), fill, streams=streams, gain=gain)
             for source, axes in sources.items()
         }
         specs[f"{name}.bias"] = one("zeros")
@@ -230,13 +210,13 @@ class StandardNetwork:
             architecture = layout.architecture
             layers: list[DenseLayer] = []
             for index, depth in enumerate(architecture.residual_layers):
-                name, copies = f"hidden.{index}", self._copies(architecture, index) or 1
+                name, streams = f"hidden.{index}", self._streams(architecture, index) or 1
                 suffixes = ("",) if index else tuple(f".{part}" for part in self.parts)
-                layers.append(DenseLayer(name, suffixes, copies))
-                layers += [DenseLayer(f"{name}.residual.{each}", ("",), copies, True) for each in range(depth)]
-            heads = tuple(head.name for head in self.streams)
-            copies = self._copies(architecture) or 1
-            plan = DensePlan(tuple(layers), heads, copies, layout.spans, architecture.layer_norm, self.bf16)
+                layers.append(DenseLayer(name, suffixes, streams))
+                layers += [DenseLayer(f"{name}.residual.{each}", ("",), streams, True) for each in range(depth)]
+            heads = tuple(head.name for head in self.computed_heads)
+            streams = self._streams(architecture) or 1
+            plan = DensePlan(tuple(layers), heads, streams, layout.spans, architecture.layer_norm, self.bf16)
             self._plans[layout] = plan
         return plan
 
@@ -250,7 +230,7 @@ def _one_hot(part: ObservationSpec, x: Tensor) -> Tensor:
 
 
 def _statistics_specs(name: str, width: int) -> Specs:
-    """Return the specs of a vector's running mean, variance and count."""
+    """Running mean, variance and count of a vector, for normalisation."""
     return {
         f"{name}.mean": ParameterSpec((1,), (width,), "zeros", trained=False),
         f"{name}.variance": ParameterSpec((1,), (width,), "ones", trained=False),
@@ -259,7 +239,7 @@ def _statistics_specs(name: str, width: int) -> Specs:
 
 
 def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
-    """Return the parameter specs of heads that read `source`; constant heads have only a bias."""
+    """A weight and a bias for each head that reads `source`; constant heads have only a bias."""
     specs: Specs = {}
     for head in heads:
         if not head.constant:
@@ -269,127 +249,71 @@ def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
     return specs
 
 
-SIGMA = "sigma."
-"""Name prefix of the parameter that holds another parameter's noise scale."""
-
-
-class NoisyLayers:
-    """A network with noisy heads and a noisy last hidden layer, including that layer's residual layers.
+class NoisyNetwork(StandardNetwork):
+    """A standard network with noisy heads and a noisy last hidden layer, with its residual layers (arXiv 1706.10295).
 
     For networks on images these are the fully connected layers, as in the paper, unless there are several. Noise scales
     are ordinary parameters: they are padded, grown and trained as the weights are, and outgoing weights of new units
-    start with a scale of zero. `perturbed` applies the noise to the weights before a call; without it the network
-    computes with the mean weights.
+    start with a scale of zero. `StackedNetwork.with_noise` adds the noise to the weights before a call; without it the
+    network computes with the mean weights.
     """
 
-    def __init__(self, network: Network, heads: Collection[str], sigma: float) -> None:
-        """Wrap `network`; noise is factorised, and its initial scale is `sigma` / sqrt(number of inputs)."""
-        self.network = network
-        self.heads = heads
+    def __init__(
+        self,
+        parts: ObservationSpecs,
+        heads: Sequence[Head],
+        normalized: Collection[str],
+        initialisation: Initialisation,
+        bf16: bool = False,
+        *,
+        sigma: float,
+    ) -> None:
+        """Noise is factorised, and its initial scale is `sigma` / sqrt(number of inputs)."""
+        super().__init__(parts, heads, normalized, initialisation, bf16)
         self.sigma = sigma
 
     def specs(self, architecture: Architecture) -> Specs:
-        """Return the parameter specs of one agent with this architecture."""
-        specs, sizes = self.network.specs(architecture), architecture.sizes()
+        """The parameters of a standard network, followed by the noise scales of its noisy layers."""
+        specs, sizes = super().specs(architecture), architecture.sizes()
+        last, heads = f"hidden.{len(architecture.hidden_sizes) - 1}", {head.name for head in self.computed_heads}
         layers: dict[str, Specs] = defaultdict(dict)
         for name, spec in specs.items():
-            layer = _layer(name)
-            last = f"hidden.{len(architecture.hidden_sizes) - 1}"
-            if layer is not None and (layer in self.heads or layer == last or layer.startswith(f"{last}.")):
+            layer = layer_of(name)
+            if layer is not None and (layer in heads or layer == last or layer.startswith(f"{last}.")):
                 layers[layer][name] = spec
         scales: Specs = {}
         for own in layers.values():
             inputs = sum(spec.matrix(sizes)[1] for name, spec in own.items() if ".weight" in name)
             gain = self.sigma / math.sqrt(inputs)
             for name, spec in own.items():
-                scales[SIGMA + name] = ParameterSpec(spec.reads, spec.produces, "ones", copies=spec.copies, gain=gain)
+                scales[SIGMA + name] = ParameterSpec(spec.reads, spec.produces, "ones", streams=spec.streams, gain=gain)
         return specs | scales
 
-    def initialise(self, architecture: Architecture, generator: torch.Generator) -> Tensors:
-        """Return newly initialised parameters of one agent."""
-        return initialise(self.specs(architecture), architecture.sizes(), generator)
-
-    def cost(self, architecture: Architecture) -> float:
-        """Return the multiplications of one forward pass per observation."""
-        return self.network.cost(architecture)
-
-    def recurrent_shape(self, architecture: Architecture) -> tuple[int, int]:
-        """Return the recurrent shape of the wrapped network."""
-        return self.network.recurrent_shape(architecture)
-
-    def forward(
-        self,
-        layout: Layout,
-        p: Tensors,
-        x: Observation,
-        recurrent: RecurrentInput | None = None,
-        tape: Tape | None = None,
-    ) -> tuple[Tensors, Tensor | None]:
-        """Return the heads' outputs [P, B, ...] computed with the weights in `p`."""
-        return self.network.forward(layout, p, x, recurrent, tape)
-
-    def forward_pair(
-        self, layout: Layout, p: Tensors, x: Observation, following: Observation, tape: Tape | None = None
-    ) -> tuple[Tensors, Tensors]:
-        """Return the outputs for `x`, and without gradients for `following`."""
-        return self.network.forward_pair(layout, p, x, following, tape)
-
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-        """Return one agent's `tensors` without hidden layer `index`.
+        """If the next layer is noisy, the product of the two weights keeps the variance due to that noise.
 
-        If the next layer is noisy, the product of the two weights keeps the variance due to that noise: the variances
-        are the product of the squared weights and the squared scales.
+        The variances are the product of the squared weights and the squared scales.
         """
         means = {name: value for name, value in tensors.items() if not name.startswith(SIGMA)}
         scales = {name.removeprefix(SIGMA): value for name, value in tensors.items() if name.startswith(SIGMA)}
-        left, replaced = self.network.without_layer(architecture, index, means)
+        left, replaced = super().without_layer(architecture, index, means)
         gone = set(replaced.values())
         left |= {SIGMA + moved_up(name, index): value for name, value in scales.items() if name not in gone}
         if gone & scales.keys():
             squares = {name: scales.get(name, value).square() for name, value in means.items()}
-            variances, _ = self.network.without_layer(architecture, index, squares)
+            variances, _ = super().without_layer(architecture, index, squares)
             left |= {SIGMA + name: variances[name].sqrt() for name in replaced}
             replaced |= {SIGMA + name: SIGMA + old for name, old in replaced.items()}
         return left, replaced
 
 
-class WeightNoise:
-    """Samples factorised weight noise for a stack, independently per agent (arXiv 1706.10295, eq. 10 and 11).
-
-    With f(x) = sgn(x) sqrt |x|, the noise of a weight is f(x_in) f(x_out), and that of a bias is f(x_out).
-    """
-
-    def __init__(self, matrices: Mapping[str, Shape], agents: int) -> None:
-        """Prepare shapes; `matrices` holds (copies, inputs, outputs) of each parameter of a network."""
-        self.agents = agents
-        self.matrices = {name: matrices[name] for name in matrices if SIGMA + name in matrices}
-        self._shapes: dict[str, Shape] = {}
-        for name, (copies, read, produced) in self.matrices.items():
-            self._shapes[_layer(name) or name] = agents * copies, 1, produced
-            if ".weight" in name:
-                self._shapes[name] = agents * copies, read, 1
-        self._sizes = [math.prod(shape) for shape in self._shapes.values()]
-
-    def draw(self, generator: torch.Generator) -> Tensors:
-        """Sample noise [P, read, produced] for each weight and [P, 1, produced] for each bias, by name."""
-        x = torch.randn(sum(self._sizes), generator=generator, device=generator.device)
-        parts = (x.sign() * x.abs().sqrt()).split(self._sizes)
-        values = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
-        found: Tensors = {}
-        for name in self.matrices:
-            outputs = values[_layer(name) or name]
-            found[name] = values[name] * outputs if name in values else outputs
-        return found
-
-
-def perturbed(p: Tensors, scales: Tensors, noise: Tensors) -> Tensors:
-    """Return parameters `p` with `noise` added to the weights, multiplied by the noise scales in `scales`."""
-    return p | {name: torch.addcmul(p[name], scales[SIGMA + name], value) for name, value in noise.items()}
-
-
-def _layer(name: str) -> str | None:
-    """Return the layer to which a weight or bias belongs, by its name; None for other parameters."""
-    layer, weight, _ = name.partition(".weight")
-    if weight:
-        return layer
-    return name.removesuffix(".bias") if name.endswith(".bias") else None
+def standard_network(
+    settings: NetworkSettings,
+    parts: ObservationSpecs,
+    heads: Sequence[Head],
+    normalized: Collection[str],
+    noise: float | None = None,
+) -> StandardNetwork:
+    """The standard network that a configuration asks for, noisy if an algorithm asks for `noise`."""
+    common = parts, heads, normalized, settings.initialisation or "uniform", bool(settings.bf16)
+    return StandardNetwork(*common) if noise is None else NoisyNetwork(*common, sigma=noise)

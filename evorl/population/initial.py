@@ -15,7 +15,7 @@ from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
-from evorl.types import ROLES, Agent, AgentState, Architecture, UserError
+from evorl.types import EXP_AVG, EXP_AVG_SQ, ROLES, Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
 """Upper bound on every counter of an agent."""
@@ -185,10 +185,10 @@ def _impossible(agent: Agent) -> str | None:
         if not value.is_integer():
             return f"has made {value:g} updates of {name}, which is no whole number"
     for module, roles in agent.tensors.items():
-        for name, square in roles["square"].items():
-            if (square < 0).any():
+        for name, exp_avg_sq in roles[EXP_AVG_SQ].items():
+            if (exp_avg_sq < 0).any():
                 return f"square of {module}.{name} is below 0"
-            if (roles["mean"][name].abs() > MOMENTS_RATIO * square.sqrt() + TINY).any():
+            if (roles[EXP_AVG][name].abs() > MOMENTS_RATIO * exp_avg_sq.sqrt() + TINY).any():
                 return f"mean of {module}.{name} is larger than its square allows"
         for name, buffer in roles["buffers"].items():
             if name.startswith(STATISTICS) and not name.endswith(".mean") and (buffer < 0).any():

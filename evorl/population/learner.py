@@ -14,8 +14,7 @@ from torch import Tensor
 
 from evorl.algorithms import Objective
 from evorl.networks.dense import Tape
-from evorl.networks.optimizer import StackedAdam
-from evorl.networks.parameters import FlatTensors
+from evorl.networks.optimizer import FlatTensors, StackedAdam
 from evorl.networks.stack import Stack, StackedNetwork, TargetRule
 from evorl.population.compiled import CompiledLoss, Compiler
 from evorl.population.initial import not_finite
@@ -23,7 +22,18 @@ from evorl.population.policy import Policy
 from evorl.replay.received import gradient_batch
 from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, load_like
-from evorl.types import Agent, Batch, Loss, Roles, Tensors, UpdateMetrics, UpdateResult, UserError
+from evorl.types import (
+    EXP_AVG,
+    EXP_AVG_SQ,
+    Agent,
+    Batch,
+    Loss,
+    Roles,
+    Tensors,
+    UpdateMetrics,
+    UpdateResult,
+    UserError,
+)
 
 COMMON = ("loss", "gradient_norm")
 """Metrics reported for every objective."""
@@ -60,8 +70,8 @@ class NetworkLearner:
     def load(self, name: str, agents: Sequence[Agent]) -> None:
         """Load the agents' Adam moments and target parameters, or zeros if only a remote learner has them."""
         roles: list[Roles] = [agent.tensors.get(name, {}) for agent in agents]
-        self.adam.mean.load([each.get("mean", {}) for each in roles])
-        self.adam.square.load([each.get("square", {}) for each in roles])
+        self.adam.exp_avg.load([each.get(EXP_AVG, {}) for each in roles])
+        self.adam.exp_avg_sq.load([each.get(EXP_AVG_SQ, {}) for each in roles])
         if self.target is not None:
             self.target.parameters.load([each.get("target", {}) for each in roles])
         self.adam.load(torch.tensor([agent.state.updates[name] for agent in agents], dtype=torch.float64))
@@ -71,8 +81,8 @@ class NetworkLearner:
         flats = {
             "parameters": self.network.parameters,
             "buffers": self.network.buffers,
-            "mean": self.adam.mean,
-            "square": self.adam.square,
+            EXP_AVG: self.adam.exp_avg,
+            EXP_AVG_SQ: self.adam.exp_avg_sq,
         }
         if self.target is not None:
             flats["target"] = self.target.parameters
@@ -497,4 +507,7 @@ def read_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
 def _flats(learner: Learner) -> list[Tensor]:
     """Return the flat parameters and observation statistics, followed by Adam's moments of every network."""
     adams = [network.adam for own in learner.networks for network in own.values()]
-    return [learner.policy.flat.detach(), *(moments.flat for adam in adams for moments in (adam.mean, adam.square))]
+    return [
+        learner.policy.flat.detach(),
+        *(moments.flat for adam in adams for moments in (adam.exp_avg, adam.exp_avg_sq)),
+    ]

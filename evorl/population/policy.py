@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import Algorithm
-from evorl.networks.base import Architectures, Layout, plan_stacks
-from evorl.networks.stack import Shapes, Stack, StackedNetwork
+from evorl.networks.stack import Architectures, Layout, Shapes, Stack, StackedNetwork, plan_stacks
 from evorl.replay import Population
 from evorl.replay.statistics import Moments
 from evorl.system.formats import check_numbers, load_like, set_generator

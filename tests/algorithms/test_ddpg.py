@@ -44,7 +44,7 @@ def test_an_agent_learns_as_the_paper_says():
 def test_stacks_learn_as_their_agents_do_alone(monkeypatch):
     ddpg = made()
     for overhead in (0, 10**9):
-        monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+        monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
         check_stack_equals_singles(ddpg, [replayed_batch(ddpg, 4, seed=seed) for seed in range(3)])
 
 
@@ -95,7 +95,7 @@ def test_agents_are_evaluated_without_noise():
 
 
 def test_agents_in_several_stacks_have_noise_of_their_own(monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 0)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 0)
     ddpg = made("exploration: {noise: ornstein_uhlenbeck, scale: 0.02, random_steps: 0}")
     agents = [agent(id=id, dqn=ddpg) for id in range(3)]
     operations.enlarge(agents[1], ddpg.networks, "actor", "hidden.0", 40, np.random.default_rng(0))

@@ -15,7 +15,7 @@ from evorl.algorithms.functional import (
     of_action_gradient,
     quantile_huber,
 )
-from evorl.networks.standard import WeightNoise
+from evorl.networks.stack import WeightNoise
 from evorl.types import EvorlWarning
 
 STEPS = torch.tensor([[1, 3, 2, 1, 3, 3, 2, 1], [3, 3, 1, 2, 2, 1, 1, 3]])
@@ -101,7 +101,7 @@ def test_gradients_by_hand_are_those_of_autograd(options):
 @pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("options", DQNS.values(), ids=DQNS)
 def test_stacks_learn_as_their_agents_do_alone(options, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     monkeypatch.setattr(WeightNoise, "draw", same_noise)
     dqn = algorithm(*options)
     agents = family(dqn)

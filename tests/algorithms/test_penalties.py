@@ -39,7 +39,7 @@ def test_the_gradient_is_that_of_autograd_of_the_whole_loss(options):
         loss = learner.networks[0]["q"].loss(objective, stack, some, generator)
         gradients[kind] = loss.elements.detach(), learner.networks[0]["q"].gradient.clone()
     network = stack.networks["q"]
-    outputs, _ = network.network.forward(network.layout, network.tensors | network.leaves, some.observation)
+    outputs, _ = network.network.forward(network.layout, network.tensors | network.leaves, some.observation, None, None)
     q_values = cql.q_values(outputs)
     penalty = ALPHA * (q_values.exp().sum(-1).log() - q_values.gather(-1, some.columns["action"][..., None])[..., 0])
     torch.testing.assert_close(gradients[cql][0], gradients[dqn][0] + penalty)

@@ -128,7 +128,7 @@ def test_stacks_learn_as_their_agents_do_alone(actions, monkeypatch):
     chosen = None if actions is BOX else torch.randint(3, (4, 8), generator=torch.Generator().manual_seed(0))
     batches = [replayed_batch(sac, 4, seed=seed, actions=chosen) for seed in range(3)]
     for overhead in (0, 10**9):
-        monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+        monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
         together = check_stack_equals_singles(sac, batches)
         assert (len(together.policy.stacks) == 1) == (overhead > 0)
 

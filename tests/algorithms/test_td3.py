@@ -71,7 +71,7 @@ def test_stacks_learn_as_their_agents_do_alone(monkeypatch):
     td3 = made("target_noise: 0, policy_delay: 2")
     batches = [replayed_batch(td3, 4, seed=seed) for seed in range(4)]
     for overhead in (0, 10**9):
-        monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+        monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
         together = check_stack_equals_singles(td3, batches)
         assert (len(together.policy.stacks) == 1) == (overhead > 0)
 
@@ -86,7 +86,7 @@ def some_due(td3, update):
 @pytest.mark.parametrize("delay", [2, 3])
 @pytest.mark.parametrize("overhead", [0, 10**9], ids=["stacks of one", "one stack"])
 def test_each_agents_delay_is_counted_by_its_own_updates(delay, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     td3 = made(f"target_noise: 0, policy_delay: {delay}, tau: 0.1")
     agents = [agent(id=id, dqn=td3) for id in range(3)]
     together, alone = population(agents, td3), [population([each], td3) for each in agents]

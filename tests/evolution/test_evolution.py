@@ -100,8 +100,9 @@ def test_every_mutation_changes_what_it_says_and_nothing_else(kind):
     here, rng = context(*EVERY_MUTATION), np.random.default_rng(1)
     parent = agent()
     child = parent.child(5)
-    change = MUTATIONS[kind](child, here, rng)
-    assert change is not None
+    mutation = MUTATIONS[kind](child, here, rng)
+    assert mutation is not None
+    assert mutation.kind == kind
     tensors_differ = any(
         not torch.equal(value, child.tensors["q"]["parameters"].get(name, torch.zeros(0)))
         for name, value in parent.tensors["q"]["parameters"].items()

@@ -9,7 +9,7 @@ from helpers.support import agent, algorithm, batch, check_tensors, population, 
 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import mutation as operations
-from evorl.networks.layers import ACTIVATIONS
+from evorl.networks.dense import ACTIVATIONS
 from evorl.types import Architecture
 
 KINDS = list(itertools.product(ACTIVATIONS, (False, True), (False, True)))

@@ -10,7 +10,7 @@ from helpers.support import agent, check_tensors, first_architecture, population
 
 from evorl.config import ArchitectureLimits
 from evorl.evolution import mutation as operations
-from evorl.networks import layers
+from evorl.networks import dense
 from evorl.networks.parameters import MOMENTS
 
 CRITICS = pytest.mark.parametrize("critic", ["separate", "shared"])
@@ -136,7 +136,7 @@ def test_a_long_chain_of_mutations_stays_inside_the_limits_and_consistent(critic
 @CRITICS
 @pytest.mark.parametrize("index", [0, 1])
 def test_two_layers_with_the_identity_between_them_become_their_product(index, critic, monkeypatch):
-    monkeypatch.setitem(layers.ACTIVATIONS, "relu", layers.Activation(lambda x: x, lambda g, x, y: g))
+    monkeypatch.setitem(dense.ACTIVATIONS, "relu", dense.Activation(lambda x: x, lambda g, x, y: g))
     algorithm = made("ppo", f"algorithm.critic={critic}", observations=OBSERVATIONS["dict"])
     shape = replace(
         first_architecture(algorithm), hidden_sizes=(16, 12, 10), residual_layers=(index, 0, 1), activation="relu"

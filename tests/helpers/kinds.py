@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from evorl.envs.spaces import choices
-from evorl.networks.base import padded
+from evorl.networks.stack import padded
 from evorl.types import RecurrentInput
 from helpers.support import algorithm, batch_of
 

@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from evorl.networks.dense import DenseLayer, DensePlan, Tape, dense
-from evorl.networks.layers import ACTIVATIONS, shares
+from evorl.networks.dense import ACTIVATIONS, DenseLayer, DensePlan, Tape, dense, shares
 from evorl.types import Loss
 
 P, B = 3, 7
 LAYERS = {
     "one": (DenseLayer("a", (".x", ".y")),),
     "deep": (DenseLayer("a", (".x", ".y")), DenseLayer("b"), DenseLayer("b.r", residual=True), DenseLayer("c")),
-    "last": (DenseLayer("a", (".x", ".y")), DenseLayer("b", copies=2), DenseLayer("b.r", copies=2, residual=True)),
-    "all": (DenseLayer("a", (".x", ".y"), copies=2), DenseLayer("b", copies=2)),
+    "last": (DenseLayer("a", (".x", ".y")), DenseLayer("b", streams=2), DenseLayer("b.r", streams=2, residual=True)),
+    "all": (DenseLayer("a", (".x", ".y"), streams=2), DenseLayer("b", streams=2)),
 }
 SPANS = {"relu": (("relu", 0, P),), "silu": (("silu", 0, P),), "mixed": (("elu", 0, 1), ("gelu", 1, 2), ("tanh", 2, P))}
 
@@ -24,10 +23,10 @@ SPANS = {"relu": (("relu", 0, P),), "silu": (("silu", 0, P),), "mixed": (("elu",
 def made(layers, spans, layer_norm, counted, units=6, outputs=(3, 1)):
     """A plan, its parameters and two sources."""
     generator = torch.Generator().manual_seed(1)
-    plan = DensePlan(LAYERS[layers], ("first", "second"), LAYERS[layers][-1].copies, SPANS[spans], layer_norm)
+    plan = DensePlan(LAYERS[layers], ("first", "second"), LAYERS[layers][-1].streams, SPANS[spans], layer_norm)
     p = {}
     for layer in plan.layers:
-        rows = P * layer.copies
+        rows = P * layer.streams
         widths = {".x": 4, ".y": 2}
         for suffix in layer.suffixes:
             p[f"{layer.name}.weight{suffix}"] = torch.randn(
@@ -55,7 +54,7 @@ def plainly(plan, p, sources):
         for head in range(2):
             x = torch.cat([source[agent] for source in sources], -1)
             for layer in plan.layers:
-                row = agent * layer.copies + (head if layer.copies == 2 else 0)
+                row = agent * layer.streams + (head if layer.streams == 2 else 0)
                 weight = torch.cat([p[f"{layer.name}.weight{suffix}"][row] for suffix in layer.suffixes])
                 y = x @ weight + p[f"{layer.name}.bias"][row]
                 if plan.layer_norm:

@@ -11,7 +11,7 @@ from helpers.kinds import OBSERVATIONS, act, alone, made, rollout_batch, shown
 from helpers.support import agent, batch_of, first_architecture, greedy, population
 from torch.nn import functional
 
-from evorl.networks.layers import ACTIVATIONS
+from evorl.networks.dense import ACTIVATIONS
 from evorl.replay.statistics import Moments
 from evorl.types import RecurrentInput
 
@@ -20,7 +20,7 @@ CELLS = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
 
 @pytest.fixture
 def one_stack(monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 10**9)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
 
 
 def varied(algorithm, kernels=True):
@@ -161,7 +161,7 @@ def test_a_stack_normalises_by_each_agents_own_statistics(one_stack):
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
 def test_each_agent_takes_over_the_statistics_of_what_it_saw_itself(overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     algorithm = made("ppo", "algorithm.normalize_observations=true")
     agents, rng = varied(algorithm), np.random.default_rng(0)
     together = population(agents, algorithm)
@@ -245,7 +245,7 @@ def replay_batch(algorithm, agents, seed):
 @pytest.mark.parametrize("seen", ["image", "dict"])
 @pytest.mark.parametrize("dueling", ["true", "false"])
 def test_stacks_of_dqn_agents_with_images_and_masks_learn_as_they_do_alone(seen, dueling, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     algorithm = made("dqn", f"algorithm.dueling={dueling}", observations=OBSERVATIONS[seen], masked=True)
     agents = varied(algorithm)
     together = population(agents, algorithm)

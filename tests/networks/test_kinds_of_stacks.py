@@ -9,8 +9,8 @@ from helpers.kinds import ACTIONS, OBSERVATIONS, act, alone, made, rollout_batch
 from helpers.support import agent, first_architecture, population
 
 from evorl.evolution.mutation import add_layer, enlarge, reduce
-from evorl.networks.base import plan_stacks
-from evorl.networks.layers import CELLS, unroll
+from evorl.networks.recurrent import CELLS, unroll
+from evorl.networks.stack import plan_stacks
 
 CASES = {
     **{f"seen: {name}": ((), {"observations": space}) for name, space in OBSERVATIONS.items()},
@@ -64,7 +64,7 @@ def one_of(state, index, units):
 @pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("case", CASES)
 def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     overrides, spaces = CASES[case]
     algorithm = made("ppo", "algorithm.normalize_advantage=true", *overrides, **spaces)
     agents = family(algorithm)
@@ -102,7 +102,7 @@ def test_stacks_act_learn_and_unroll_as_their_agents_do_alone(case, overhead, mo
 
 @pytest.mark.parametrize("case", ["gru on images", "lstm", "seen: dict", "normalised"])
 def test_the_padding_stays_zero(case, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 10**9)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
     overrides, spaces = CASES[case]
     algorithm = made("ppo", *overrides, **spaces)
     agents = family(algorithm)[:3]

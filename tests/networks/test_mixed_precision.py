@@ -76,7 +76,7 @@ def test_convolutions_multiply_in_bfloat16_too():
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
 def test_agents_of_a_stack_learn_as_they_do_alone(overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     dqn = algorithm(BF16, "algorithm.dueling=true")
     shapes = [replace(support.first_architecture(dqn), hidden_sizes=sizes) for sizes in ((64, 33), (48, 64), (16, 16))]
     agents = [agent(shape, id=id, dqn=dqn) for id, shape in enumerate(shapes)]

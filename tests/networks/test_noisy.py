@@ -23,7 +23,7 @@ from evorl.algorithms import SETTINGS
 from evorl.config import ArchitectureLimits, validate
 from evorl.evolution import mutation as operations
 from evorl.networks.dense import Tape
-from evorl.networks.standard import SIGMA, WeightNoise
+from evorl.networks.stack import SIGMA, WeightNoise
 from evorl.types import Loss, UserError
 
 NOISY = "algorithm.noisy={sigma: 0.4}"
@@ -84,7 +84,7 @@ def test_a_call_with_noise_has_the_weights_with_noise(monkeypatch):
     network, drawn = stack.networks["q"], {}
     draw = WeightNoise.draw
     monkeypatch.setattr(WeightNoise, "draw", lambda noise, given: drawn.setdefault("noise", draw(noise, given)))
-    found, means = network.perturbed(generator())(seen(x))["q_values"], network(seen(x))["q_values"]
+    found, means = network.with_noise(generator())(seen(x))["q_values"], network(seen(x))["q_values"]
     for p, member in enumerate(agents):
         values = member.tensors["q"]["parameters"]
 
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_autograd_through_the_noise(kind, dueling):
         return dqn.q_values(outputs).square().sum(-1)
 
     tape = network.tape = Tape()
-    value = elements(network.perturbed(generator())(x))
+    value = elements(network.with_noise(generator())(x))
     found = {name: torch.full_like(leaf, torch.nan) for name, leaf in network.leaves.items()}
     tape.gradient(Loss(value), torch.ones(2, 4), network.leaves, found)
     noise = dict(tape.scaled.values())
@@ -126,7 +126,7 @@ def test_gradients_are_those_of_autograd_through_the_noise(kind, dueling):
     weights = network.tensors | leaves
     weights |= {name: leaves[name] + leaves[SIGMA + name] * factor for name, factor in noise.items()}
     network.tape = None
-    outputs, _ = network.network.forward(network.layout, weights, x)
+    outputs, _ = network.network.forward(network.layout, weights, x, None, None)
     expected = torch.autograd.grad(elements(outputs).sum(), list(leaves.values()), allow_unused=True)
     for name, one in zip(leaves, expected, strict=True):
         expected_one = torch.zeros_like(leaves[name]) if one is None else one
@@ -138,9 +138,9 @@ def test_one_gradient_knows_one_noise():
     dqn = algorithm(NOISY)
     network = population([agent(dqn=dqn)], dqn).policy.stacks[0].networks["q"]
     network.tape = Tape()
-    network.perturbed(generator())
+    network.with_noise(generator())
     with pytest.raises(AssertionError):
-        network.perturbed(generator())
+        network.with_noise(generator())
 
 
 def test_noise_is_off_in_evaluation_and_new_in_every_step():
@@ -160,7 +160,7 @@ def test_noise_is_off_in_evaluation_and_new_in_every_step():
     plain = algorithm()
     assert plain.networks["q"].network is not None
     stack = population([agent(dqn=plain)], plain).policy.stacks[0]
-    assert stack.networks["q"].perturbed(generator()) is stack.networks["q"]
+    assert stack.networks["q"].with_noise(generator()) is stack.networks["q"]
 
 
 def test_noisy_layers_leave_out_random_actions_unless_they_are_configured():
@@ -245,7 +245,7 @@ def test_a_merged_layer_varies_as_its_follower_did(options, index):
 
 
 def test_the_padding_stays_zero(monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 10**9)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
     dqn = algorithm(NOISY, DUELING)
     shape = first_architecture(dqn)
     agents = [agent(replace(shape, hidden_sizes=sizes), id=i, dqn=dqn) for i, sizes in enumerate(((9, 40), (33, 5)))]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from evorl.networks.optimizer import StackedAdam
-from evorl.networks.parameters import FlatTensors
+from evorl.networks.optimizer import FlatTensors, StackedAdam
 
 SHAPES = {"weight": (4, 3), "bias": (3,)}
 RATES = torch.tensor([1e-3, 1e-2, 3e-4])
@@ -83,8 +82,8 @@ def test_steps_go_on_from_those_that_were_taken():
     for step in range(10):
         whole.step(one.flat, gradients(step).flat, RATES)
     other.flat.copy_(one.flat)
-    later.mean.flat.copy_(whole.mean.flat)
-    later.square.flat.copy_(whole.square.flat)
+    later.exp_avg.flat.copy_(whole.exp_avg.flat)
+    later.exp_avg_sq.flat.copy_(whole.exp_avg_sq.flat)
     later.load(whole.updates)
     for step in range(10, 20):
         whole.step(one.flat, gradients(step).flat, RATES)

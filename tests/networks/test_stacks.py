@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers.support import agent, algorithm, batch, batch_of, fields_of, population, seen
 
-from evorl.networks.base import joint, padded, plan_stacks
-from evorl.networks.layers import ACTIVATIONS
+from evorl.networks.dense import ACTIVATIONS
+from evorl.networks.stack import joint, padded, plan_stacks
 from evorl.types import Architecture
 
 MIXED = [
@@ -53,13 +53,13 @@ def only(whole, index):
 
 @pytest.fixture
 def one_stack(monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 10**9)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
 
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
 @pytest.mark.parametrize("architectures", variants())
 def test_stacks_act_learn_and_update_as_their_agents_do_alone(architectures, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     dqn = dqn_for(architectures, "algorithm.max_grad_norm=1.0")
     agents = family(architectures, dqn)
     together = population(agents, dqn)

@@ -107,7 +107,7 @@ def test_agents_keep_their_order_whatever_the_packing(monkeypatch):
     agents = [agent(shape, id=index, dqn=dqn) for index, shape in enumerate(MIXED)]
     look, found = seen(torch.randn(4, 6, *OBSERVATIONS.shape)), []
     for overhead in (0, 10**9):
-        monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+        monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
         learner = population(agents, dqn)
         for seed in range(3):
             learner.update(batch(agents, seed=seed))
@@ -131,7 +131,7 @@ def test_a_batch_stays_as_it_is_and_the_result_says_what_became_of_it():
 
 @pytest.mark.parametrize("overhead", [0, 10**9], ids=["stacks of one", "one stack"])
 def test_importance_weights_scale_gradients_and_not_what_is_reported(overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     agents = [agent(id=id) for id in range(2)]
     plain, weighed = batch(agents), batch(agents)
     # The second agent's batch has two elements that only fill it up.

@@ -23,7 +23,7 @@ from evorl.replay.statistics import Moments
 from evorl.runs.metrics import record_of
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.tracking.wandb import cell
-from evorl.types import Architecture, Head, Loss, UserError
+from evorl.types import Architecture, Head, Loss, Mutation, UserError
 
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,))
 
@@ -143,7 +143,7 @@ def outputs(member, algorithm):
 
 @pytest.mark.parametrize("overhead", [0, 10**9])
 def test_stacks_act_and_learn_as_their_agents_do_alone(algorithm, overhead, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", overhead)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", overhead)
     agents = family(algorithm)
     together = population(agents, algorithm)
     assert (len(together.policy.stacks) == 1) == (overhead > 0)
@@ -229,7 +229,7 @@ def test_all_networks_take_the_new_activation(algorithm):
     names = {name: shape.activation for name, shape in member.architectures.items()}
     assert names["temperature"] is None
     assert names["actor"] == names["critics"] != "relu"
-    assert change == ("activation", "relu", names["actor"])
+    assert change == Mutation("activation", "activation", "relu", names["actor"])
 
 
 def test_noise_is_the_same_for_an_agent_that_comes_from_a_file(algorithm):
@@ -278,7 +278,7 @@ def test_agents_of_other_networks_are_refused(algorithm, problem):
 
 
 def test_agents_share_a_stack_where_all_their_networks_are_of_one_kind(algorithm, monkeypatch):
-    monkeypatch.setattr("evorl.networks.base.STACK_OVERHEAD", 10**9)
+    monkeypatch.setattr("evorl.networks.stack.STACK_OVERHEAD", 10**9)
     agents = family(algorithm)
     for member in agents[1:3]:
         operations.merge_layer(member, algorithm.networks, "critics", 0)

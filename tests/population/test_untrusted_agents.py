@@ -250,6 +250,6 @@ def test_what_adam_has_after_every_kind_of_gradient_is_not_refused():
     for step in range(400):
         gradient = torch.tensor([1e-20, 0.0, 1.0, 10.0 ** (step / 20 - 10)])
         adam.step(values, gradient, torch.full((1,), 1e-3))
-        worst = max(worst, float((adam.mean.flat / adam.square.flat.sqrt()).max()))
-        assert not (adam.mean.flat.abs() > MOMENTS_RATIO * adam.square.flat.sqrt() + TINY).any()
+        worst = max(worst, float((adam.exp_avg.flat / adam.exp_avg_sq.flat.sqrt()).max()))
+        assert not (adam.exp_avg.flat.abs() > MOMENTS_RATIO * adam.exp_avg_sq.flat.sqrt() + TINY).any()
     assert worst > 3
