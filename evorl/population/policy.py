@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import Algorithm
+from evorl.algorithms.base import ActInput
 from evorl.networks.base import Architectures, Layout, plan_stacks
 from evorl.networks.stack import Shapes, Stack, StackedNetwork
 from evorl.replay.statistics import Moments
@@ -85,10 +86,10 @@ class Policy:
         for stack in self.stacks:
             recurrent = _recurrent(stack, state, started)
             seen = observation if self._is_one_stack else _part(observation, stack)
-            action, more, next_state = self.algorithm.act(stack, seen, recurrent, self.generator, deterministic)
-            actions.append(action)
-            extras.append(more)
-            if next_state is not None:
+            output = self.algorithm.act(stack, ActInput(seen, recurrent, self.generator, deterministic))
+            actions.append(output.action)
+            extras.append(output.extras)
+            if (next_state := output.recurrent_state) is not None:
                 after[stack.members, :, :, : next_state.shape[-1]] = next_state
         joined = {name: self.joined([each[name] for each in extras]) for name in extras[0]}
         return PolicyOutput(self.joined(actions), joined, state, after), after
