@@ -158,16 +158,16 @@ class A2C(Algorithm):
             stopwatch=stopwatch,
         )
 
-    def act(self, stack: Stack, given: ActInput) -> ActOutput:
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Sample actions, or take the mode if `deterministic`.
 
         The extra `unclipped_action` is the sample before it is mapped into the environment's bounds.
         """
-        outputs, state = stack.networks["policy"].forward_recurrent(given.observation, given.recurrent)
-        mask, distribution = given.action_mask, self.distribution
-        if given.deterministic:
+        outputs, state = stack.networks["policy"].forward_recurrent(inputs.observation, inputs.recurrent)
+        mask, distribution = inputs.action_mask, self.distribution
+        if inputs.deterministic:
             return ActOutput(distribution.to_environment(distribution.mode(outputs, mask)), recurrent_state=state)
-        action = distribution.sample(outputs, mask, given.generator)
+        action = distribution.sample(outputs, mask, inputs.generator)
         extras = {
             "unclipped_action": action,
             "log_prob": distribution.log_prob(outputs, mask, action),

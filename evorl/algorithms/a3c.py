@@ -41,7 +41,7 @@ class AsynchronousSettings(A2CSettings):
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
     """Rollouts that make a batch, on each rank, whichever of its actors they are from."""
     passes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Updates with each batch."""
+    """Epochs over each batch, of one update each."""
     sequence_length: Size | None = None  # type: ignore[assignment]
     """Gradients of recurrent agents flow through whole rollouts, so there is nothing to set here."""
     normalize_rewards: Literal[False] = False
@@ -67,7 +67,7 @@ class Asynchronous(A2C):
     Settings = AsynchronousSettings
 
     def pace(self, copies: int) -> Pace:
-        """Return the batch size and update-to-data ratio of a new agent."""
+        """Pace of `passes` updates with each batch of `rollouts`."""
         settings: AsynchronousSettings = self.settings
         batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
         return Pace(batch, updates=float(settings.passes), steps=float(batch))
@@ -160,10 +160,10 @@ class A3CDataParallel(Asynchronous):
         scales = self.settings.entropy_scales
         return {SCALE: scales[index % len(scales)]}
 
-    def act(self, stack: Stack, given: ActInput) -> ActOutput:
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Act as A2C does, and also store the actor's entropy scale [P, E]."""
-        output = super().act(stack, given)
-        if not given.deterministic:
+        output = super().act(stack, inputs)
+        if not inputs.deterministic:
             scale = stack.state[SCALE].float().unsqueeze(-1)
             output.extras[SCALE] = scale.expand_as(output.extras["value"])
         return output
@@ -187,7 +187,7 @@ class A3C(A3CDataParallel):
     Settings = A3CSettings
 
     def pace(self, copies: int) -> Pace:
-        """Return the batch size and update-to-data ratio of a new agent."""
+        """Pace of one update for each averaged gradient, of `grad_sync_steps` rollouts."""
         pace, together = super().pace(copies), self.settings.grad_sync_steps
         return Pace(pace.batch * together, pace.updates, pace.steps * together)
 

@@ -217,7 +217,7 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def act(self, stack: Stack, given: ActInput) -> ActOutput:
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Choose actions [P, E, ...] for observations [P, E, ...]."""
 
     @abstractmethod

@@ -85,12 +85,12 @@ class DDPG(OffPolicy):
         """The policy delay: critic updates for each update of the actor and of the critics' target networks."""
         return 1
 
-    def act(self, stack: Stack, given: ActInput) -> ActOutput:
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Take the actor's actions, with exploration noise unless `deterministic`."""
-        action, state = actor_action(stack.networks["actor"], given.observation), None
-        if not given.deterministic:
-            generator = given.generator
-            noise, state = self.exploration.draw(action, given.recurrent, generator)
+        action, state = actor_action(stack.networks["actor"], inputs.observation), None
+        if not inputs.deterministic:
+            generator = inputs.generator
+            noise, state = self.exploration.draw(action, inputs.recurrent, generator)
             action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
             action = self.exploration.random_at_first(
                 action, stack.state["steps"], lambda: random_numbers(action, generator)

@@ -117,16 +117,16 @@ class DQN(OffPolicy):
         """A new agent's exploration rate epsilon."""
         return {"epsilon": self.settings.exploration.start}
 
-    def act(self, stack: Stack, given: ActInput) -> ActOutput:
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Choose epsilon-greedy actions, or greedy ones if `deterministic`.
 
         Noisy layers draw new noise in each step, shared by all of an agent's environments. With `deterministic`, the
         mean weights are used.
         """
-        mask, generator = given.action_mask, given.generator
-        network = stack.networks["q"] if given.deterministic else stack.networks["q"].perturbed(generator)
-        greedy = allowed(self.q_values(network(given.observation)), mask).max(-1).indices
-        if given.deterministic:
+        mask, generator = inputs.action_mask, inputs.generator
+        network = stack.networks["q"] if inputs.deterministic else stack.networks["q"].perturbed(generator)
+        greedy = allowed(self.q_values(network(inputs.observation)), mask).max(-1).indices
+        if inputs.deterministic:
             return ActOutput(greedy)
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
         random = random_choices(self.actions, greedy.shape, mask, generator)

@@ -130,7 +130,7 @@ class APPO(IMPALA):
     def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
         """The target network's log-probabilities of the actions and its values, both [P, B].
 
-        Online values, once fitted to a batch in earlier passes, would leave no advantages in later ones.
+        Online values, once fitted to a batch in earlier epochs, would leave no advantages in later ones.
         """
         outputs = stack.targets["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")

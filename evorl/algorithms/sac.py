@@ -266,13 +266,13 @@ class SAC(OffPolicy):
             self.objective("temperature", self.temperature_loss, rate),
         ]
 
-    def act(self, stack: Stack, given: ActInput) -> ActOutput:
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Sample actions, or take the most likely ones if `deterministic`."""
-        mask, generator = given.action_mask, given.generator
-        outputs = stack.networks["actor"](given.observation)
-        if given.deterministic:
+        mask, generator = inputs.action_mask, inputs.generator
+        outputs = stack.networks["actor"](inputs.observation)
+        if inputs.deterministic:
             return ActOutput(self.actions.best(outputs, mask))
-        action, noise = self.actions.explored(outputs, mask, given.recurrent, generator)
+        action, noise = self.actions.explored(outputs, mask, inputs.recurrent, generator)
         action = self.settings.exploration.random_at_first(
             action, stack.state["steps"], lambda: self.actions.random(action, mask, generator)
         )

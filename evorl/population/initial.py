@@ -25,7 +25,7 @@ STATISTICS = "normal."
 
 
 def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
-    """Return the initial population.
+    """Create the first generation.
 
     Agents differ only in their random weights or, with `evolution.initial: sampled`, also in whatever evolution may
     change.
@@ -84,7 +84,7 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
 
 
 def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
-    """Return the largest architecture that mutations may reach: the maximum of layers, units and channels."""
+    """The largest architecture that mutations may reach: the maximum of layers, units and channels."""
     limits, mutation = evolution.architecture, evolution.mutation
     if not mutation.architecture:
         return shape
@@ -100,7 +100,7 @@ def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
 
 
 def not_finite(agent: Agent) -> str | None:
-    """Return a message naming the first non-finite tensor or statistic, or None."""
+    """Name the first non-finite tensor or statistic, or None."""
     for module, roles in agent.tensors.items():
         for role, named in roles.items():
             for name, value in named.items():
@@ -111,7 +111,7 @@ def not_finite(agent: Agent) -> str | None:
 
 
 def _kind(shape: Architecture) -> tuple[object, ...]:
-    """Return the attributes of an architecture that mutations never change."""
+    """The attributes of an architecture that mutations never change."""
     counts = bool(shape.hidden_sizes), len(shape.convolutions)
     return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, *counts
 
@@ -168,7 +168,7 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
 
 
 def _impossible(agent: Agent, state_limits: Mapping[str, float]) -> str | None:
-    """Return a message naming the first value of valid type and shape that no training could produce, or None."""
+    """Name the first value of valid type and shape that no training could produce, or None."""
     if agent.parent is not None and agent.parent >= agent.id:
         return f"its parent {agent.parent} is not older than itself"
     if agent.parent is None and agent.parent_generation is not None:
