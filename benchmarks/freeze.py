@@ -24,7 +24,6 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from evorl.algorithms.off_policy import ReplayedSettings
 from evorl.config.yaml import shipped_names
 from evorl.runs.launch import load_config, run_program
 
@@ -45,7 +44,7 @@ def short_run(name: str) -> list[str]:
     settings = [f"evolution.steps={steps}", f"training.max_steps={2 * steps}", "training.target_fitness=null"]
     settings += ["evaluation.episodes=2", "evaluation.confirmation_episodes=2", "evaluation.max_steps=200"]
     settings += ["tracking.backends=[]", "run.timeout=100"]
-    if isinstance(config.algorithm, ReplayedSettings):
+    if config.algorithm.replayed:
         settings += ["replay.learning_starts=300", "replay.capacity=4000"]
     if config.actors is not None:
         settings.append("actors.lockstep=true")

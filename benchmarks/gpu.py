@@ -41,7 +41,6 @@ from freeze import short_run
 from throughput import Trainer
 
 from evorl.algorithms import Algorithm
-from evorl.algorithms.off_policy import ReplayedSettings
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.compiled import Compiler
@@ -229,7 +228,7 @@ def losses(name: str) -> Row:
     if config.actors is not None:
         return {"case": name, "skipped": "its batches come from actors"}
     settings = ["population.size=2", "evolution.selection.size=1", "environment.num_envs=2"]
-    settings += SMALL_REPLAY if isinstance(config.algorithm, ReplayedSettings) else []
+    settings += SMALL_REPLAY if config.algorithm.replayed else []
     trainer, batches = recorded(name, settings, UPDATES)
     algorithm, seen = trainer.policy.algorithm, {}
     for device in ("cpu", trainer.ranks.device.type):
@@ -295,7 +294,7 @@ def compiled(name: str) -> Row:
     """Time updates of four agents, eager and compiled, and compare the parameters after four updates."""
     config = load_config([], CONFIGS / f"{name}.yaml")
     settings = ["population.size=1", "evolution.selection.size=1", "environment.num_envs=2"]
-    settings += SMALL_REPLAY if isinstance(config.algorithm, ReplayedSettings) else []
+    settings += SMALL_REPLAY if config.algorithm.replayed else []
     trainer, (batch, *_) = recorded(name, settings, 1)
     device, algorithm, own = trainer.ranks.device, trainer.policy.algorithm, tiled(batch, 4)
     population = trainer.config.population.model_copy(update={"size": 4})

@@ -53,7 +53,7 @@ def configurations(monkeypatch, tmp_path):
             exec(compile(code, file, "exec", dont_inherit=True), namespace)
             names += [(namespace, each) for each in set(namespace) - known]
     for key in ALGORITHMS.keys() - SETTINGS.keys():
-        monkeypatch.setitem(SETTINGS, key, ALGORITHMS[key][0])
+        monkeypatch.setitem(SETTINGS, key, ALGORITHMS[key].Settings)
     yield found
     for namespace, each in names:
         del namespace[each]

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.base import Objective, hyperparameter
+from evorl.algorithms.base import ActInput, ActOutput, Algorithm, Experience
 from evorl.algorithms.functional import (
     LossAndGradient,
     explained_variance,
@@ -27,9 +27,8 @@ from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, wrong_actions
-from evorl.networks import NETWORKS, initial_architecture
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
-from evorl.networks.stack import NetworkSpec, Stack, TargetRule
+from evorl.networks.stack import Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
 from evorl.system.console import Stopwatch
@@ -55,7 +54,6 @@ class A2CSettings(AlgorithmSettings):
     value_coefficient: Weight = 0.5
     """The weight of the value's error in the loss."""
     max_grad_norm: Positive | None = 0.5
-    """The norm to which an agent's gradient is clipped; null leaves it as it is."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     normalize_advantage: bool = False
     """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
@@ -64,8 +62,6 @@ class A2CSettings(AlgorithmSettings):
     the bound; `squashed` by a tanh, with a scale for each state, as in SAC."""
     critic: Literal["separate", "shared"] = "separate"
     """Give the value hidden layers of its own. Encoders of images are always shared."""
-    normalize_observations: bool = False
-    """Shift and scale vectors by each agent's running mean and variance."""
     normalize_rewards: bool = False
     """Divide rewards by the standard deviation of their running discounted sum, and clip them to ±10."""
 
@@ -90,37 +86,27 @@ class A2CSettings(AlgorithmSettings):
         return ("training.max_steps",) if self.annealing else ()
 
 
-class A2C:
+class A2C(Algorithm):
     """Advantage actor-critic for a stack of agents, with one update for each on-policy rollout."""
 
-    report_every = 1
-    """See `Objective`. With many minibatches it is a prime, so that reports come from all parts of an epoch."""
+    Settings = A2CSettings
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
-    noise_shape = 0, 0
     target_rule: TargetRule | None = None
     """How the target network follows the online network, for losses that need one."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
-        self.config = config
-        self.settings = config.algorithm
-        self.interface = interface
+        super().__init__(config, interface)
         self.distribution = self._distribution()
         heads = (*self.distribution.heads, Head("value", 1))
-        vectors = (name for name, part in interface.parts.items() if part.kind == "vector")
-        self._normalized = tuple(vectors) if self.settings.normalize_observations else ()
-        network = NETWORKS[config.network.name](config.network, interface.parts, heads, self._normalized)
         streams: Streams = "all" if self.settings.critic == "separate" else "shared"
-        architecture = initial_architecture(config.network, interface.parts, streams)
-        self.networks: Mapping[str, NetworkSpec] = {"policy": NetworkSpec(network, architecture, self.target_rule)}
-        clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
-        self.objectives = [
-            Objective("policy", self.loss, self.learning_rate, max_grad_norm=clip, report_every=self.report_every)
-        ]
-        self._sequence = self.settings.sequence_length if architecture.recurrent else 1
+        policy = self.network(interface.parts, heads, streams, self.target_rule)
+        self.networks = {"policy": policy}
+        self.objectives = [self.objective("policy", self.loss, self.learning_rate)]
+        self._sequence = self.settings.sequence_length if policy.architecture.recurrent else 1
         self.pace(copies=1)
 
     def _distribution(self) -> Distribution:
-        """Return the action distribution. Raises UserError if the action space is not supported."""
+        """The action distribution. Raises UserError if the action space is not supported."""
         interface, space, wanted = self.interface, self.interface.action, self.settings.distribution
         if type(space) not in DISTRIBUTIONS:
             known = ", ".join(sorted(kind.__name__ for kind in DISTRIBUTIONS))
@@ -133,16 +119,8 @@ class A2C:
         kinds = {**DISTRIBUTIONS, gym.spaces.Box: BOX_DISTRIBUTIONS[wanted]}
         return kinds[type(space)](space)
 
-    def initial_state(self) -> dict[str, float]:
-        """Return a new agent's acting state: its step count, which drives the learning rate schedule."""
-        return {"steps": 0.0}
-
-    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return {}: all actors are alike."""
-        return {}
-
     def pace(self, copies: int) -> Pace:
-        """Return the batch size and update-to-data ratio of a new agent.
+        """Pace of `epochs` over each rollout.
 
         Raises UserError if a rollout cannot be cut into sequences and minibatches over that many ranks.
         """
@@ -157,7 +135,7 @@ class A2C:
         return Pace(batch * ranks, updates=hparams.get("epochs", 1.0) * rollout / batch, steps=float(rollout * ranks))
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """Return this rank's rollout buffer."""
+        """The storage of this rank's rollouts."""
         settings, ranks = self.settings, placement.ranks
         shared = placement.copies if settings.split_batches else 1
         return RolloutExperience(
@@ -168,7 +146,7 @@ class A2C:
                 reward_clip=settings.reward_clip,
                 normalize_advantage=settings.normalize_advantage,
                 normalize_rewards=settings.normalize_rewards,
-                normalized=self._normalized,
+                normalized=self.normalized_parts,
                 copies=shared,
             ),
             self.interface.parts,
@@ -180,33 +158,24 @@ class A2C:
             stopwatch=stopwatch,
         )
 
-    def act(
-        self,
-        stack: Stack,
-        observation: Observation,
-        recurrent: RecurrentInput | None,
-        generator: torch.Generator,
-        deterministic: bool,
-    ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return actions for observations [P, E, ...], extras to store, and the next recurrent state.
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
+        """Sample actions, or take the mode if `deterministic`.
 
-        Actions are the mode if `deterministic`, else samples. The extra `unclipped_action` is the sample before it is
-        mapped into the environment's bounds.
+        The extra `unclipped_action` is the sample before it is mapped into the environment's bounds.
         """
-        outputs, state = stack.networks["policy"].forward_recurrent(observation, recurrent)
-        mask, distribution = observation.get("action_mask"), self.distribution
-        if deterministic:
-            return distribution.to_environment(distribution.mode(outputs, mask)), {}, state
-        action = distribution.sample(outputs, mask, generator)
+        outputs, state = stack.networks["policy"].forward_recurrent(inputs.observation, inputs.recurrent)
+        mask, distribution = inputs.action_mask, self.distribution
+        if inputs.deterministic:
+            return ActOutput(distribution.to_environment(distribution.mode(outputs, mask)), recurrent_state=state)
+        action = distribution.sample(outputs, mask, inputs.generator)
         extras = {
             "unclipped_action": action,
             "log_prob": distribution.log_prob(outputs, mask, action),
             "value": outputs["value"].squeeze(-1),
         }
-        return distribution.to_environment(action), extras, state
+        return ActOutput(distribution.to_environment(action), extras, state)
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return state values V(s) [P, E] of observations [P, E, ...]."""
         return stack.networks["policy"](observation, recurrent)["value"].squeeze(-1)
 
     @staticmethod
@@ -221,12 +190,8 @@ class A2C:
         advantage = gae(reward, value, next_value, terminated, ended, discount, gae_lambda)
         return {"advantage": advantage, "return": advantage + value}
 
-    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Count `steps` further transitions over all ranks, given for each agent [P] or as one number for all."""
-        stack.state["steps"] += steps
-
     def learning_rate(self, stack: Stack) -> Tensor:
-        """Return the current learning rate [P], annealed linearly to 0 if that is configured."""
+        """The current learning rate [P], annealed linearly to 0 if that is configured."""
         rate = stack.hyperparameters["learning_rate"]
         if not self.settings.annealing:
             return rate
@@ -261,7 +226,7 @@ class A2C:
         return Loss(elements, metrics, gradients=[(outputs[name], each) for name, each in gradients.items()])
 
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Return the batch with columns `advantage` and `return` [P, B], which rollouts made here already have."""
+        """Add the columns `advantage` and `return` [P, B] to a batch; rollouts made here already have them."""
         return batch
 
     def value_coefficient(self, stack: Stack) -> Tensor:
@@ -281,5 +246,5 @@ class A2C:
         return half_squared_error(value - batch.columns["return"])
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return additional metrics, each [P, B]."""
+        """Further metrics, each [P, B]."""
         return {}

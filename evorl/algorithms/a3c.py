@@ -1,7 +1,8 @@
 """Asynchronous advantage actor-critic, A3C (arXiv 1602.01783).
 
 There are three variants: actors send rollouts, send gradients, or update shared parameters themselves. The losses are
-A2C's. Each actor may scale the entropy coefficient differently, so that some explore more than others.
+A2C's. Each actor may scale the entropy coefficient differently, so that some explore more than others. `Asynchronous`
+is also the base class of IMPALA and APPO (`impala.py`).
 
 Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S steps of a batch.
 """
@@ -9,24 +10,99 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, in_batch, in_time
+from evorl.algorithms.a2c import A2C, A2CSettings
+from evorl.algorithms.base import ActInput, ActOutput, Experience
 from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay import Experience, Pace
-from evorl.replay.received import GradientSettings, ReceivedGradients
+from evorl.replay.received import GradientSettings, ReceivedGradients, ReceivedRollouts, ReceivedSettings
+from evorl.replay.statistics import normalized
 from evorl.system.console import Stopwatch
-from evorl.types import Batch, Observation, RecurrentInput, Segment, Tensors, UserError
+from evorl.types import Batch, Segment, Tensors, UserError
 
 SCALE = "entropy_scale"
 """Name of a column and of an acting state: the factor by which an actor scales the entropy coefficients."""
+
+
+class AsynchronousSettings(A2CSettings):
+    """The settings of actor-critics that learn from actor processes."""
+
+    rollout_steps: Size = 32
+    """Steps of each environment that an actor makes with one set of parameters and sends together."""
+    rollouts: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Rollouts that make a batch, on each rank, whichever of its actors they are from."""
+    passes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Epochs over each batch, of one update each."""
+    sequence_length: Size | None = None  # type: ignore[assignment]
+    """Gradients of recurrent agents flow through whole rollouts, so there is nothing to set here."""
+    normalize_rewards: Literal[False] = False
+    split_batches: Literal[False] = False
+
+    sends: ClassVar[str | None] = "rollouts"
+
+    @property
+    def sent_steps(self) -> int:
+        """Steps of each environment in one message of an actor."""
+        return self.rollout_steps
+
+    @model_validator(mode="after")
+    def _has_whole_sequences(self) -> Self:
+        if self.sequence_length not in (None, self.rollout_steps):
+            raise ValueError("sequence_length: actors send whole rollouts; leave it out, or set rollout_steps")
+        return self
+
+
+class Asynchronous(A2C):
+    """A2C on rollouts collected by actor processes."""
+
+    Settings = AsynchronousSettings
+
+    def pace(self, copies: int) -> Pace:
+        """Pace of `passes` updates with each batch of `rollouts`."""
+        settings: AsynchronousSettings = self.settings
+        batch = settings.rollouts * settings.rollout_steps * self.config.environment.num_envs * copies
+        return Pace(batch, updates=float(settings.passes), steps=float(batch))
+
+    def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
+        """The buffer that joins the rollouts this rank receives into batches."""
+        return ReceivedRollouts(
+            self.received_settings(placement),
+            self.interface.parts,
+            gather=placement.gather_copies,
+            device=placement.ranks.device,
+            stopwatch=stopwatch,
+        )
+
+    def received_settings(self, placement: Placement) -> ReceivedSettings:
+        """How many received rollouts make a batch on this rank, and how many updates are made with each."""
+        settings: AsynchronousSettings = self.settings
+        return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self.normalized_parts)
+
+    def with_columns(self, batch: Batch, found: Tensors) -> Batch:
+        """The batch with `found` as further columns [P, B]; advantages are normalised if that is configured."""
+        if self.settings.normalize_advantage:
+            found = {**found, "advantage": normalized(found["advantage"], batch.weight)}
+        return replace(batch, columns={**batch.columns, **found})
+
+
+def in_time(values: Tensor, steps: int) -> Tensor:
+    """Reshape values [P, B] of rollouts of T = `steps` to [T, P, S]."""
+    by_time: Tensor = values.unflatten(1, (steps, -1))
+    return by_time.transpose(0, 1)
+
+
+def in_batch(values: Tensor) -> Tensor:
+    """Reshape values [T, P, S] to [P, B]."""
+    return values.transpose(0, 1).flatten(1, 2)
 
 
 class A3CDataParallelSettings(AsynchronousSettings):
@@ -72,37 +148,33 @@ class A3CSharedSettings(A3CSettings):
 class A3CDataParallel(Asynchronous):
     """A2C on rollouts of several actors, which one learner joins into batches, without off-policy correction."""
 
+    Settings = A3CDataParallelSettings
+    state_limits: ClassVar[Mapping[str, float]] = {SCALE: 1e9}
+
     def initial_state(self) -> dict[str, float]:
-        """Return a new agent's acting state: its step count and the entropy scale."""
+        """A new agent's step count and entropy scale."""
         return {**super().initial_state(), SCALE: 1.0}
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return the entropy scale of actor `index` of `count`."""
+        """The entropy scale of actor `index` of `count`."""
         scales = self.settings.entropy_scales
         return {SCALE: scales[index % len(scales)]}
 
-    def act(
-        self,
-        stack: Stack,
-        observation: Observation,
-        recurrent: RecurrentInput | None,
-        generator: torch.Generator,
-        deterministic: bool,
-    ) -> tuple[Tensor, Tensors, Tensor | None]:
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Act as A2C does, and also store the actor's entropy scale [P, E]."""
-        action, extras, state = super().act(stack, observation, recurrent, generator, deterministic)
-        if not deterministic:
+        output = super().act(stack, inputs)
+        if not inputs.deterministic:
             scale = stack.state[SCALE].float().unsqueeze(-1)
-            extras[SCALE] = scale.expand_as(extras["value"])
-        return action, extras, state
+            output.extras[SCALE] = scale.expand_as(output.extras["value"])
+        return output
 
     def entropy_coefficient(self, stack: Stack, batch: Batch) -> Tensor:
-        """Return the entropy coefficient [P, B], scaled by each step's actor."""
+        """The entropy coefficient [P, B], scaled by each step's actor."""
         return super().entropy_coefficient(stack, batch) * batch.columns[SCALE]
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Return the batch with advantages and returns [P, B] computed from the actor's own values."""
+        """Add advantages and returns [P, B], computed from the actor's own values."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
         segment = Segment(*(in_time(batch.columns[name], self.settings.rollout_steps) for name in names))
         targets = self.targets(segment, stack.hyperparameters)
@@ -112,13 +184,15 @@ class A3CDataParallel(Asynchronous):
 class A3C(A3CDataParallel):
     """A2C whose actors compute gradients with the parameters they act by; the learner applies them as they arrive."""
 
+    Settings = A3CSettings
+
     def pace(self, copies: int) -> Pace:
-        """Return the batch size and update-to-data ratio of a new agent."""
+        """Pace of one update for each averaged gradient, of `grad_sync_steps` rollouts."""
         pace, together = super().pace(copies), self.settings.grad_sync_steps
         return Pace(pace.batch * together, pace.updates, pace.steps * together)
 
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """Return the buffer of the gradients that this rank receives."""
+        """The buffer of the gradients that this rank receives."""
         settings: A3CSettings = self.settings
         steps = settings.rollout_steps * settings.grad_sync_steps
         return ReceivedGradients(
@@ -136,8 +210,10 @@ class A3CShared(A3C):
     it loads the actors' parameters.
     """
 
+    Settings = A3CSharedSettings
+
     def pace(self, copies: int) -> Pace:
-        """Return the batch size and update-to-data ratio of a new agent. Raises UserError if several ranks hold it."""
+        """Pace of `A3C`. Raises UserError if several ranks hold an agent."""
         if copies > 1:
             raise UserError(
                 f"population.placement: actors of a3c_shared update parameters in their host's memory, which {copies} "

@@ -34,7 +34,7 @@ class EpsilonLadder(Section):
     """How fast it falls from actor to actor."""
 
     def rung(self, index: int, count: int) -> float:
-        """Return the exploration rate of actor `index` of `count`."""
+        """The exploration rate of actor `index` of `count`."""
         return float(self.base ** (1 + index / max(1, count - 1) * self.exponent))
 
 
@@ -47,7 +47,7 @@ class NoiseLadder(Section):
     """The factor of the last actor."""
 
     def rung(self, index: int, count: int) -> float:
-        """Return the factor on the noise scale of actor `index` of `count`."""
+        """The factor on the noise scale of actor `index` of `count`."""
         return 1.0 if count == 1 else float(self.low * (self.high / self.low) ** (index / (count - 1)))
 
 
@@ -63,7 +63,7 @@ class ApeXDQNSettings(DQNSettings):
 
     @property
     def sent_steps(self) -> int:
-        """Return the steps of each environment in one message of an actor."""
+        """Steps of each environment in one message of an actor."""
         return self.rollout_steps
 
     @model_validator(mode="after")
@@ -83,39 +83,44 @@ class ApeXDDPGSettings(DDPGSettings):
 
     @property
     def sent_steps(self) -> int:
-        """Return the steps of each environment in one message of an actor."""
+        """Steps of each environment in one message of an actor."""
         return self.rollout_steps
 
 
 class ApeXDQN(DQN):
     """DQN whose actors each have their own exploration rate."""
 
+    Settings = ApeXDQNSettings
+
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
         check_replay(config)
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return the exploration rate of actor `index` of `count`."""
+        """The exploration rate of actor `index` of `count`."""
         return {"epsilon": self.settings.ladder.rung(index, count)}
 
 
 class ApeXDDPG(DDPG):
     """DDPG whose actors each have their own noise scale."""
 
+    Settings = ApeXDDPGSettings
+    state_limits: ClassVar[Mapping[str, float]] = {NOISE_SCALE: 1e9}
+
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
         check_replay(config)
 
     def initial_state(self) -> dict[str, float]:
-        """Return a new agent's acting state: its step count and the noise scale."""
+        """A new agent's step count and noise scale."""
         return {**super().initial_state(), NOISE_SCALE: 1.0}
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return the noise scale of actor `index` of `count`."""
+        """The noise scale of actor `index` of `count`."""
         return {NOISE_SCALE: self.settings.ladder.rung(index, count)}
 
     def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        """Return the noise [P, E, A] multiplied by the actor's noise scale."""
+        """The noise [P, E, A], multiplied by the actor's noise scale."""
         return noise * stack.state[NOISE_SCALE].float().view(-1, 1, 1)
 
 

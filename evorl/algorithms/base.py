@@ -1,42 +1,55 @@
-"""The interface of algorithms, and the objectives that an algorithm minimises.
+"""The base class of algorithms, and the objectives that they minimise.
 
 Axes: P agents, E environments, B batch.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
-from evorl.envs.spaces import EnvSpec
-from evorl.networks.stack import NetworkSpec, Stack
+from evorl.envs.spaces import EnvSpec, ObservationSpecs
+from evorl.networks import NETWORKS, initial_architecture
+from evorl.networks.stack import NetworkSpec, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.system.console import Stopwatch
-from evorl.types import Batch, Loss, Observation, RecurrentInput, Tensors
+from evorl.types import (
+    Batch,
+    Head,
+    Loss,
+    Observation,
+    RecurrentInput,
+    Streams,
+    Tensors,
+)
 
 PerAgent = Callable[[Stack], Tensor]
 """Maps a stack to one number per agent [P]."""
+LossFunction = Callable[[Stack, Batch, torch.Generator], Loss]
+"""The loss of a batch; it may draw from the generator."""
 
 
 @dataclass(frozen=True)
 class Objective:
     """The loss and optimiser settings of one network in an update.
 
-    `loss` may draw from the generator. `learning_rate` includes the learning rate schedule. `max_grad_norm` clips each
-    agent's gradient by its own norm. Metrics of the loss are computed in every `report_every`-th of its updates.
+    `learning_rate` includes the learning rate schedule. `max_grad_norm` clips each agent's gradient by its own norm.
+    Metrics of the loss are computed in every `report_every`-th of its updates.
 
     An agent's network is updated in the first of every `every` updates of that agent (TD3's policy delay, arXiv
     1802.09477). The optimiser steps of the first objective's network count the agent's updates; its `every` is 1.
     """
 
     network: str
-    loss: Callable[[Stack, Batch, torch.Generator], Loss]
+    loss: LossFunction
     learning_rate: PerAgent
     every: int = 1
     max_grad_norm: PerAgent | None = None
@@ -44,71 +57,124 @@ class Objective:
 
 
 def hyperparameter(name: str) -> PerAgent:
-    """Return the function that reads a hyperparameter [P] of a stack."""
+    """The function that reads a hyperparameter [P] of a stack."""
     return lambda stack: stack.hyperparameters[name]
 
 
-class Algorithm(Protocol):
-    """How stacks of agents act, what they store, and their losses. It holds no state of any agent."""
+class ActInput(NamedTuple):
+    """What a stack of agents acts on.
+
+    `observation` [P, E, ...]; `recurrent` is the state of recurrent networks or of exploration noise, where there is
+    any. With `deterministic`, actions are the mode or greedy, and nothing is drawn from the generator.
+    """
+
+    observation: Observation
+    recurrent: RecurrentInput | None
+    generator: torch.Generator
+    deterministic: bool = False
 
     @property
-    def settings(self) -> AlgorithmSettings:
-        """Return the algorithm's section of the configuration."""
+    def action_mask(self) -> Tensor | None:
+        """The allowed actions [P, E, A], if the environment masks any."""
+        return self.observation.get("action_mask")
 
-    @property
-    def interface(self) -> EnvSpec:
-        """Return the environment's observation and action spaces."""
 
-    @property
-    def networks(self) -> Mapping[str, NetworkSpec]:
-        """Return each agent's networks by name."""
+@dataclass(slots=True)
+class ActOutput:
+    """Actions [P, E, ...] for the environment, `extras` to store with them, and the next recurrent or noise state."""
 
-    @property
-    def objectives(self) -> Sequence[Objective]:
-        """Return the objectives of an update, in the order in which they are minimised."""
+    action: Tensor
+    extras: Tensors = field(default_factory=dict)
+    recurrent_state: Tensor | None = None
 
-    @property
-    def metrics(self) -> Sequence[str]:
-        """Return the names of the metrics that the losses report."""
 
-    @property
-    def noise_shape(self) -> tuple[int, int]:
-        """Return the shape [K, N] of exploration noise that carries over from step to step, or (0, 0) without any.
+class Algorithm(ABC):
+    """How stacks of agents act, what they learn from, and their losses. It holds no state of any agent.
 
-        There is one such noise per environment. `act` carries it as the recurrent state, which is zero where episodes
-        start.
+    A subclass names its `Settings` and `metrics`, builds `networks` and `objectives` in its constructor, and implements
+    `pace`, `experience`, `act` and `value`. The rest are defaults: acting counts environment steps, all actors act
+    alike, and no exploration noise carries over from step to step.
+    """
+
+    Settings: ClassVar[type[AlgorithmSettings]]
+    """The algorithm's section of the configuration, with all its defaults."""
+    metrics: tuple[str, ...]
+    """Names of the metrics that the losses report."""
+    noise_shape: tuple[int, int] = 0, 0
+    """The shape [K, N] of exploration noise that carries over from step to step, for each environment; (0, 0) is none.
+
+    `act` receives and returns it as the recurrent state, which is zero where episodes start.
+    """
+    state_limits: ClassVar[Mapping[str, float]] = {}
+    """Upper bounds of the acting states that are not counters; agents in files are checked against them."""
+    report_every: ClassVar[int] = 1
+    """See `Objective`; with small networks, metrics cost a tenth of an update. A prime reports from all parts of an
+    epoch, and about agents that are due in every second or fourth update only."""
+    networks: Mapping[str, NetworkSpec]
+    """Each agent's networks by name. Parameters are drawn and laid out in memory in this order."""
+    objectives: Sequence[Objective]
+    """The objectives of an update, in the order in which they are minimised."""
+
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
+        """Raises UserError if the algorithm does not support the environment's spaces or the settings."""
+        self.config = config
+        self.settings = config.algorithm
+        self.interface = interface
+        vectors = (name for name, part in interface.parts.items() if part.kind == "vector")
+        self.normalized_parts = tuple(vectors) if self.settings.normalize_observations else ()
+
+    def network(
+        self,
+        parts: ObservationSpecs,
+        heads: Sequence[Head],
+        streams: Streams,
+        target: TargetRule | None = None,
+        noise: float | None = None,
+    ) -> NetworkSpec:
+        """A network of the configured kind that reads these parts of the observation.
+
+        `target` updates its copy. `noise` is the initial scale of noisy layers, None for layers without noise.
         """
+        settings = self.config.network
+        normalized = [name for name in self.normalized_parts if name in parts]
+        network = NETWORKS[settings.name](settings, parts, heads, normalized, noise)
+        return NetworkSpec(network, initial_architecture(settings, parts, streams), target)
+
+    def objective(self, network: str, loss: LossFunction, rate: PerAgent, every: int = 1) -> Objective:
+        """The objective of a network, with gradient clipping if `max_grad_norm` is set."""
+        clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
+        return Objective(network, loss, rate, every, clip, self.report_every)
 
     def initial_state(self) -> dict[str, float]:
-        """Return a new agent's acting state by name: non-negative numbers that acting changes, such as epsilon."""
+        """A new agent's acting state by name: non-negative numbers that acting changes, such as epsilon."""
+        return {"steps": 0.0}
+
+    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
+        """Update the acting state by `steps` transitions over all ranks, given for each agent [P] or as one number."""
+        stack.state["steps"] += steps
 
     def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """Return the acting states in which actor `index` of `count`, over all ranks, differs from the learner."""
+        """The acting states in which actor `index` of `count`, over all ranks, differs from the learner."""
+        return {}
 
+    @abstractmethod
     def pace(self, copies: int) -> Pace:
-        """Return the batch size and update-to-data ratio of a new agent that `copies` ranks hold.
+        """The batch size and update-to-data ratio of a new agent that `copies` ranks hold.
 
         Raises UserError if they cannot share its batches.
         """
 
+    @abstractmethod
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
-        """Return this rank's replay or rollouts.
+        """This rank's experience buffer.
 
         `always_valid` says that every step of every environment is a transition.
         """
 
-    def act(
-        self,
-        stack: Stack,
-        observation: Observation,
-        recurrent: RecurrentInput | None,
-        generator: torch.Generator,
-        deterministic: bool,
-    ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return actions [P, E, ...] for observations [P, E, ...], extras to store, and the next recurrent state."""
+    @abstractmethod
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
+        """Choose actions [P, E, ...] for observations [P, E, ...]."""
 
+    @abstractmethod
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return state values V(s) [P, E] of observations [P, E, ...]."""
-
-    def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Count `steps` further transitions over all ranks, given for each agent [P] or as one number for all."""
+        """State values V(s) [P, E] of observations [P, E, ...]."""

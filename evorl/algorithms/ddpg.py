@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from evorl.algorithms.base import hyperparameter
+from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
 from evorl.algorithms.exploration import ActionNoise, random_numbers
 from evorl.algorithms.functional import bootstrapped_return
 from evorl.algorithms.off_policy import (
     TWIN_CRITICS,
+    OffPolicy,
+    OffPolicySettings,
     Rate,
-    ReplayedSettings,
-    StepCounting,
     actor_learning_rate,
     critic_loss,
 )
@@ -29,8 +29,8 @@ from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
-from evorl.networks.stack import NetworkSpec, Polyak, Stack, StackedNetwork
-from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Tensors
+from evorl.networks.stack import Polyak, Stack, StackedNetwork
+from evorl.types import Batch, Head, Loss, Observation, RecurrentInput
 
 
 class DDPGExploration(ActionNoise):
@@ -40,13 +40,13 @@ class DDPGExploration(ActionNoise):
     scale: Weight = 0.2
 
 
-class DDPGSettings(ReplayedSettings):
+class DDPGSettings(OffPolicySettings):
     name: str = "ddpg"
     actor_learning_rate: Rate | None = None
     """Null is the critics' `learning_rate`."""
     exploration: DDPGExploration = DDPGExploration()
 
-    hyperparameters: ClassVar[tuple[str, ...]] = (*ReplayedSettings.hyperparameters, "actor_learning_rate")
+    hyperparameters: ClassVar[tuple[str, ...]] = (*OffPolicySettings.hyperparameters, "actor_learning_rate")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
         "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
         "actor_learning_rate": HyperparameterRange(min=1e-5, max=3e-3),
@@ -54,10 +54,11 @@ class DDPGSettings(ReplayedSettings):
     }
 
 
-class DDPG(StepCounting):
+class DDPG(OffPolicy):
     """DDPG for a stack of agents: an actor and critics, each with a target network."""
 
-    metrics: tuple[str, ...] = ("td_error", "q_values")
+    Settings = DDPGSettings
+    metrics = ("td_error", "q_values")
     critics: ClassVar[tuple[str, ...]] = ("value",)
     """The heads of the critics' network, one per critic."""
 
@@ -70,7 +71,7 @@ class DDPG(StepCounting):
         self.exploration: ActionNoise = self.settings.exploration
         self.noise_shape = (1, size) if self.exploration.kept else (0, 0)
         heads = [Head(name, 1) for name in self.critics]
-        self.networks: Mapping[str, NetworkSpec] = {
+        self.networks = {
             "actor": self.network(interface.parts, [Head("action", size, near_zero=True)], "shared", Polyak("tau")),
             "critics": self.network(reads, heads, "all", Polyak("tau", every=self.delay)),
         }
@@ -81,31 +82,27 @@ class DDPG(StepCounting):
 
     @property
     def delay(self) -> int:
-        """Return the policy delay: critic updates for each update of the actor and of the critics' target networks."""
+        """The policy delay: critic updates for each update of the actor and of the critics' target networks."""
         return 1
 
-    def act(
-        self,
-        stack: Stack,
-        observation: Observation,
-        recurrent: RecurrentInput | None,
-        generator: torch.Generator,
-        deterministic: bool,
-    ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return the actor's actions [P, E, ...] for observations [P, E, ...], with noise unless `deterministic`."""
-        action, state = actor_action(stack.networks["actor"], observation), None
-        if not deterministic:
-            noise, state = self.exploration.draw(action, recurrent, generator)
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
+        """Take the actor's actions, with exploration noise unless `deterministic`."""
+        action, state = actor_action(stack.networks["actor"], inputs.observation), None
+        if not inputs.deterministic:
+            generator = inputs.generator
+            noise, state = self.exploration.draw(action, inputs.recurrent, generator)
             action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
-            action = self.random_at_first(stack, action, lambda: random_numbers(action, generator))
-        return self.bounds.to_environment(action), {}, state
+            action = self.exploration.random_at_first(
+                action, stack.state["steps"], lambda: random_numbers(action, generator)
+            )
+        return ActOutput(self.bounds.to_environment(action), recurrent_state=state)
 
     def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        """Return the noise [P, E, A] to add to actions; subclasses may scale it."""
+        """The noise [P, E, A] to add to actions; subclasses may scale it."""
         return noise
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return the minimum over critics of Q(s, actor(s)) [P, E] for observations [P, E, ...]."""
+        """The minimum over critics of Q(s, actor(s)) [P, E]."""
         action = actor_action(stack.networks["actor"], observation)
         return q_values(stack.networks["critics"], observation, action).amin(0)
 
@@ -123,7 +120,7 @@ class DDPG(StepCounting):
         return critic_loss(q_values(stack.networks["critics"], batch.observation, action), target)
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
-        """Return the next actions [P, B, A] of the critics' targets for next observations [P, B, ...]."""
+        """The next actions [P, B, A] of the critics' targets for next observations [P, B, ...]."""
         return actor_action(stack.targets["actor"], observation)
 
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
@@ -162,6 +159,7 @@ class TD3Settings(DDPGSettings):
 class TD3(DDPG):
     """DDPG with clipped double Q-learning, target policy smoothing and delayed policy updates."""
 
+    Settings = TD3Settings
     critics = TWIN_CRITICS
 
     @property

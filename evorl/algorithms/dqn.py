@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.algorithms.base import hyperparameter
+from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
 from evorl.algorithms.exploration import EpsilonGreedy, random_choices
 from evorl.algorithms.functional import (
     LossAndGradient,
@@ -26,13 +26,13 @@ from evorl.algorithms.functional import (
     of_action,
     of_action_gradient,
 )
-from evorl.algorithms.off_policy import Rate, Replayed, UpdatePeriod
+from evorl.algorithms.off_policy import OffPolicy, Rate, UpdatePeriod
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Section, Size
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import FORBIDDEN
-from evorl.networks.stack import NetworkSpec, Periodic, Polyak, Stack, StackedNetwork, TargetRule
+from evorl.networks.stack import Periodic, Polyak, Stack, StackedNetwork, TargetRule
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
@@ -81,9 +81,11 @@ class DQNSettings(ValueSettings):
         return self
 
 
-class DQN(Replayed):
+class DQN(OffPolicy):
     """Deep Q-learning for a stack of agents."""
 
+    Settings = DQNSettings
+    state_limits: ClassVar[Mapping[str, float]] = {"epsilon": 1.0}
     stored_action = (), torch.int64
 
     def __init__(self, config: Config[DQNSettings], interface: EnvSpec) -> None:
@@ -101,51 +103,44 @@ class DQN(Replayed):
         streams: Streams = "last" if self.settings.dueling else "shared"
         target, noisy = TARGETS[self.settings.target], self.settings.noisy
         spec = self.network(interface.parts, heads, streams, target, None if noisy is None else noisy.sigma)
-        self.networks: Mapping[str, NetworkSpec] = {"q": spec}
+        self.networks = {"q": spec}
         self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 
     def initial_state(self) -> dict[str, float]:
-        """Return a new agent's acting state: its exploration rate epsilon."""
+        """A new agent's exploration rate epsilon."""
         return {"epsilon": self.settings.exploration.start}
 
-    def act(
-        self,
-        stack: Stack,
-        observation: Observation,
-        recurrent: RecurrentInput | None,
-        generator: torch.Generator,
-        deterministic: bool,
-    ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return epsilon-greedy actions [P, E] for observations [P, E, ...], or greedy ones if `deterministic`.
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
+        """Choose epsilon-greedy actions, or greedy ones if `deterministic`.
 
         Noisy layers draw new noise in each step, shared by all of an agent's environments. With `deterministic`, the
         mean weights are used.
         """
-        mask = observation.get("action_mask")
-        network = stack.networks["q"] if deterministic else stack.networks["q"].with_noise(generator)
-        greedy = allowed(self.q_values(network(observation)), mask).max(-1).indices
-        if deterministic:
-            return greedy, {}, None
+        mask, generator = inputs.action_mask, inputs.generator
+        network = stack.networks["q"] if inputs.deterministic else stack.networks["q"].with_noise(generator)
+        greedy = allowed(self.q_values(network(inputs.observation)), mask).max(-1).indices
+        if inputs.deterministic:
+            return ActOutput(greedy)
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
         random = random_choices(self.actions, greedy.shape, mask, generator)
-        return torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy), {}, None
+        return ActOutput(torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy))
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return the largest Q(s, a) [P, E] over allowed actions for observations [P, E, ...]."""
+        """The largest Q(s, a) [P, E] over allowed actions."""
         return allowed(self.q_values(stack.networks["q"](observation)), observation.get("action_mask")).amax(-1)
 
     def q_values(self, outputs: Tensors) -> Tensor:
-        """Return Q(s, a) of all actions [P, B, A] from the heads' outputs."""
+        """Q(s, a) of all actions [P, B, A] from the heads' outputs."""
         return self.values.mean(self.atoms(outputs))
 
     def atoms(self, outputs: Tensors) -> Tensor:
-        """Return the value atoms (scalar, logits or quantiles) of all actions [P, B, A, N] from the heads' outputs."""
+        """The value atoms (scalar, logits or quantiles) of all actions [P, B, A, N] from the heads' outputs."""
         head = "advantage" if self.settings.dueling else "q_values"
         atoms = outputs[head].unflatten(-1, (self.actions, self.values.atoms))
         return dueling(outputs["value"], atoms) if self.settings.dueling else atoms
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
-        """Decay epsilon by `steps` further transitions over all ranks, given for each agent [P] or as one number."""
+        """Decay epsilon."""
         stack.state["epsilon"] = self.settings.exploration.after(stack.state["epsilon"], steps)
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
@@ -180,13 +175,13 @@ class DQN(Replayed):
         return None
 
     def _outputs_and_next(self, network: StackedNetwork, batch: Batch) -> tuple[Tensors, Tensors | None]:
-        """Return the heads' outputs and, for double Q-learning, those of the next observation without gradients."""
+        """The heads' outputs and, for double Q-learning, those of the next observation without gradients."""
         if not self.settings.double:
             return network(batch.observation), None
         return network.forward_pair(batch.observation, batch.next_observation)
 
     def _output_gradients(self, outputs: Tensors, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each head's output with its gradient, from the `gradient` [P, B, A, N] at all actions' atoms."""
+        """Each head's output with its gradient, from the `gradient` [P, B, A, N] at all actions' atoms."""
         if not self.settings.dueling:
             return [(outputs["q_values"], gradient.flatten(-2))]
         value, advantage = dueling_gradient(gradient)
@@ -194,5 +189,5 @@ class DQN(Replayed):
 
 
 def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the values [P, B, A] with those of masked actions below all others."""
+    """The Q-values [P, B, A], with those of masked actions below all others."""
     return q_values if mask is None else q_values.masked_fill(~mask, FORBIDDEN)

@@ -34,7 +34,7 @@ class EpsilonGreedy(Section):
         return self
 
     def after(self, epsilon: Tensor, steps: Tensor | float) -> Tensor:
-        """Return epsilon [P] after `steps` ([P] or one number) further steps, not below `end`."""
+        """Epsilon [P] after `steps` ([P] or one number) further steps, not below `end`."""
         return SCHEDULES[self.schedule](self, epsilon, steps).clamp(min=self.end)
 
 
@@ -61,13 +61,20 @@ class ActionNoise(Section):
 
     @property
     def kept(self) -> float:
-        """Return the share of the noise that carries over to the next step."""
+        """The share of the noise that carries over to the next step."""
         return 1 - self.reversion if self.noise == "ornstein_uhlenbeck" else 0.0
+
+    def random_at_first(self, action: Tensor, steps: Tensor, random: Callable[[], Tensor]) -> Tensor:
+        """Replace actions [P, E, ...] by `random` ones for agents with fewer than `random_steps` `steps` [P]."""
+        if not self.random_steps:
+            return action
+        first = (steps < self.random_steps).view(-1, *[1] * (action.dim() - 1))
+        return torch.where(first, random(), action)
 
     def draw(
         self, action: Tensor, recurrent: RecurrentInput | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """Return noise for actions [P, E, A], and its state [P, E, 1, A] if it carries over from step to step.
+        """Draw noise for actions [P, E, A], and its state [P, E, 1, A] if it carries over from step to step.
 
         With dt = 1 step, the Ornstein-Uhlenbeck process is x' = (1 - reversion) x + scale n. It starts at 0 (Uhlenbeck
         & Ornstein 1930; arXiv 1509.02971, section 7).
@@ -83,12 +90,12 @@ class ActionNoise(Section):
 
 
 def random_numbers(action: Tensor, generator: torch.Generator) -> Tensor:
-    """Return uniform samples between -1 and 1, of the shape of `action` [P, E, A]."""
+    """Uniform samples between -1 and 1, of the shape of `action` [P, E, A]."""
     return 2 * torch.rand(action.shape, generator=generator, device=action.device) - 1
 
 
 def random_choices(actions: int, shape: torch.Size, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-    """Return uniformly random choices of `shape` [P, E] from all `actions`, or from those `mask` [P, E, A] allows."""
+    """Uniformly random choices of `shape` [P, E] from all `actions`, or from those `mask` [P, E, A] allows."""
     if mask is None:
         return torch.randint(actions, shape, generator=generator, device=generator.device)
     scores = torch.rand(mask.shape, generator=generator, device=mask.device)

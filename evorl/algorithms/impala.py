@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, in_batch, in_time
+from evorl.algorithms.a3c import Asynchronous, AsynchronousSettings, in_batch, in_time
 from evorl.algorithms.functional import (
     LossAndGradient,
     approximate_kl,
@@ -57,10 +57,11 @@ class IMPALASettings(AsynchronousSettings):
 class IMPALA(Asynchronous):
     """A2C with V-trace advantages and value targets, computed with the current parameters."""
 
-    metrics = (*Asynchronous.metrics, "importance_weight")
+    Settings = IMPALASettings
+    metrics: tuple[str, ...] = (*Asynchronous.metrics, "importance_weight")
 
     def received_settings(self, placement: Placement) -> ReceivedSettings:
-        """Extend the settings by the replay of older rollouts."""
+        """Received rollouts, and older ones that are replayed beside them."""
         settings: IMPALASettings = self.settings
         return replace(
             super().received_settings(placement),
@@ -72,7 +73,7 @@ class IMPALA(Asynchronous):
 
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
-        """Return the batch with V-trace's `advantage`, `return` and `log_ratio` as columns [P, B]."""
+        """Add V-trace's `advantage`, `return` and `log_ratio` as columns [P, B]."""
         hparams, steps = stack.hyperparameters, self.settings.rollout_steps
         log_prob, value = self.targets_of(stack, batch, likelihood, value)
         log_ratio = log_prob - batch.columns["log_prob"]
@@ -96,11 +97,11 @@ class IMPALA(Asynchronous):
         return self.with_columns(batch, targets)
 
     def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of the actions and the values, both [P, B], of V-trace's target policy."""
+        """The log-probabilities of the actions and the values, both [P, B], of V-trace's target policy."""
         return likelihood.log_prob.detach(), value
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return the importance weight [P, B] of each action, which is 1 for on-policy actions."""
+        """The importance weight [P, B] of each action, which is 1 for on-policy actions."""
         return {"importance_weight": batch.columns["log_ratio"].exp()}
 
 
@@ -122,13 +123,14 @@ class APPOSettings(IMPALASettings):
 class APPO(IMPALA):
     """IMPALA with V-trace towards a target network, near which the clipped surrogate keeps the policy."""
 
+    Settings = APPOSettings
     metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")
     target_rule = Periodic("target_period")
 
     def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the target network's log-probabilities of the actions and its values, both [P, B].
+        """The target network's log-probabilities of the actions and its values, both [P, B].
 
-        Online values, once fitted to a batch in earlier passes, would leave no advantages in later ones.
+        Online values, once fitted to a batch in earlier epochs, would leave no advantages in later ones.
         """
         outputs = stack.targets["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
@@ -147,7 +149,7 @@ class APPO(IMPALA):
 
     @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return the approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
+        """The approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
         return super().more_metrics(stack, batch, likelihood) | {
             "approx_kl": approximate_kl(likelihood.log_prob - batch.columns["log_prob"]),
             "clip_fraction": clip_fraction(self.log_ratio(batch, likelihood), stack.hyperparameters["clip"]),

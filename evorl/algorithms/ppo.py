@@ -48,7 +48,7 @@ class PPOSettings(A2CSettings):
     """The divergence from the policy that made a rollout at which an agent stops learning from it; null is none."""
 
     def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
-        """Return an agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""
+        """An agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""
         if name != "batch_size" or value <= 0:
             return super().as_used(name, value, num_envs, recurrent=recurrent)
         rollout = self.rollout_steps * num_envs
@@ -74,11 +74,12 @@ class PPOSettings(A2CSettings):
 class PPO(A2C):
     """A2C with the clipped surrogate instead of the policy gradient."""
 
+    Settings = PPOSettings
     report_every = 7
     metrics = (*A2C.metrics, "approx_kl", "clip_fraction")
 
     def loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
-        """Return the loss of a minibatch, with the KL limit for early stopping if `target_kl` is set."""
+        """Actor-critic loss of a minibatch, with the KL limit of early stopping if `target_kl` is set."""
         loss, limit = super().loss(stack, batch, generator), stack.hyperparameters.get("target_kl")
         if limit is not None:
             loss.divergence, loss.limit = "approx_kl", KL_MARGIN * limit
@@ -98,7 +99,7 @@ class PPO(A2C):
 
     @torch.no_grad()
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
-        """Return the approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
+        """The approximate KL from the behaviour policy and whether the ratio is clipped, each [P, B]."""
         log_ratio = likelihood.log_prob - batch.columns["log_prob"]
         fraction = clip_fraction(log_ratio, stack.hyperparameters["clip"])
         return {"approx_kl": approximate_kl(log_ratio), "clip_fraction": fraction}

@@ -7,22 +7,23 @@ Axes: P agents, E environments, B batch, A action dimensions or choices, C criti
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import gymnasium as gym
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.base import hyperparameter
+from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
 from evorl.algorithms.exploration import ActionNoise, random_choices, random_numbers
 from evorl.algorithms.functional import bootstrapped_return, soft_value, temperature_loss
 from evorl.algorithms.off_policy import (
     TWIN_CRITICS,
+    OffPolicy,
+    OffPolicySettings,
     Rate,
-    ReplayedSettings,
-    StepCounting,
     actor_learning_rate,
     critic_loss,
 )
@@ -44,7 +45,7 @@ class SACExploration(ActionNoise):
     """The policy explores by itself; noise that goes on from step to step, on numbers of a `Box`, reaches further."""
 
 
-class SACSettings(ReplayedSettings):
+class SACSettings(OffPolicySettings):
     name: str = "sac"
     learning_rate: Rate = 3e-4
     """That of the critics and the temperature."""
@@ -61,7 +62,7 @@ class SACSettings(ReplayedSettings):
     exploration: SACExploration = SACExploration()
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
-        *ReplayedSettings.hyperparameters,
+        *OffPolicySettings.hyperparameters,
         "actor_learning_rate",
         "target_entropy",
         "target_entropy_share",
@@ -84,7 +85,7 @@ class Expectation(NamedTuple):
     action: Tensor | None
 
     def of(self, values: Tensor) -> Tensor:
-        """Return the expectation [P, B] of values [P, B, K]."""
+        """The expectation [P, B] of values [P, B, K]."""
         return (self.probability * values).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -92,43 +93,55 @@ class Expectation(NamedTuple):
         return -self.of(self.log_prob)
 
 
-class Actions(Protocol):
+class Actions(ABC):
     """SAC's policy and critics for one kind of action space."""
 
     heads: tuple[Head, ...]
+    """The actor's heads."""
     reads: ObservationSpecs
+    """What the critics read: the observation, and a continuous action."""
     values: int
+    """The outputs of each critic: one, or one for each choice."""
     stored: StoredField
-    noise_shape: tuple[int, int]
+    """The shape and type of an action in the replay."""
+    noise_shape: tuple[int, int] = 0, 0
+    """See `Algorithm`."""
 
+    @abstractmethod
     def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        """Return the actor's most likely actions [P, E, ...], in the environment's action space."""
+        """The actor's most likely actions [P, E, ...], in the environment's action space."""
 
+    @abstractmethod
     def explored(
         self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """Return sampled actions [P, E, ...] with noise, and the noise if it carries over from step to step."""
+        """Sampled actions [P, E, ...] with noise, and the noise if it carries over from step to step."""
 
+    @abstractmethod
     def random(self, action: Tensor, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return uniformly random actions in the shape of `action` [P, E, ...]."""
+        """Uniformly random actions in the shape of `action` [P, E, ...]."""
 
+    @abstractmethod
     def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
-        """Return an expectation under the policy; without a generator, the mean before tanh replaces the sample."""
+        """An expectation under the policy; without a generator, the mean before tanh replaces the sample."""
 
+    @abstractmethod
     def q_values(self, critics: StackedNetwork, observation: Observation, action: Tensor | None) -> Tensor:
         """Critics' values Q(s, a) [C, P, B, K] of the K actions of an expectation."""
 
+    @abstractmethod
     def q_of_action(self, critics: StackedNetwork, observation: Observation, action: Tensor) -> Tensor:
         """Critics' values Q(s, a) [C, P, B] of actions [P, B, ...] in the environment's action space."""
 
+    @abstractmethod
     def target_entropy(self, given: Tensor | None, share: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions.
+        """The target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions.
 
         `given` [P] is the configured target, if any, and `share` [P] the configured share of the maximum entropy.
         """
 
 
-class SampledActions:
+class SampledActions(Actions):
     """Bounded continuous actions from a squashed Gaussian; an expectation is over one sample."""
 
     values = 1
@@ -136,8 +149,8 @@ class SampledActions:
     def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
         self.reads = with_action(interface, "sac", TAKES)
         self.distribution = SquashedGaussian(interface.action)
-        self.heads: tuple[Head, ...] = self.distribution.heads
-        self.stored: StoredField = (interface.action.shape or (), torch.float32)
+        self.heads = self.distribution.heads
+        self.stored = (interface.action.shape or (), torch.float32)
         self.exploration = exploration
         self.noise_shape = (1, self.distribution.size) if exploration.kept else (0, 0)
 
@@ -173,11 +186,10 @@ class SampledActions:
         return target.unsqueeze(-1)
 
 
-class AllActions:
+class AllActions(Actions):
     """Discrete actions (arXiv 1910.07207); an expectation is over all actions, exactly."""
 
-    stored: StoredField = (), torch.int64
-    noise_shape = 0, 0
+    stored = (), torch.int64
 
     def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
         """Raises UserError if action noise is configured, which discrete actions do not support."""
@@ -186,10 +198,10 @@ class AllActions:
                 f"algorithm.exploration.noise: {exploration.noise} noise is for a Box, and {interface.environment} has "
                 f"{interface.action}; leave it out"
             )
-        self.reads: ObservationSpecs = interface.parts
+        self.reads = interface.parts
         (self.values,) = choices(interface.action)
         self.distribution = Categorical((self.values,))
-        self.heads: tuple[Head, ...] = self.distribution.heads
+        self.heads = self.distribution.heads
 
     def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return self.distribution.mode(outputs, mask)
@@ -226,9 +238,10 @@ ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise], Actions]] = {
 }
 
 
-class SAC(StepCounting):
+class SAC(OffPolicy):
     """SAC for a stack of agents: an actor, two critics with target networks, and a temperature."""
 
+    Settings = SACSettings
     metrics = ("td_error", "q_values", "entropy", "temperature")
 
     def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
@@ -241,7 +254,7 @@ class SAC(StepCounting):
         self.stored_action = self.actions.stored
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
         critics = [Head(name, self.actions.values) for name in TWIN_CRITICS]
-        self.networks: Mapping[str, NetworkSpec] = {
+        self.networks = {
             "actor": self.network(interface.parts, self.actions.heads, "shared"),
             "critics": self.network(self.actions.reads, critics, "all", Polyak("tau")),
             "temperature": NetworkSpec(temperature, Architecture()),
@@ -253,24 +266,20 @@ class SAC(StepCounting):
             self.objective("temperature", self.temperature_loss, rate),
         ]
 
-    def act(
-        self,
-        stack: Stack,
-        observation: Observation,
-        recurrent: RecurrentInput | None,
-        generator: torch.Generator,
-        deterministic: bool,
-    ) -> tuple[Tensor, Tensors, Tensor | None]:
-        """Return sampled actions [P, E, ...] for observations [P, E, ...], or the most likely if `deterministic`."""
-        mask, outputs = observation.get("action_mask"), stack.networks["actor"](observation)
-        if deterministic:
-            return self.actions.best(outputs, mask), {}, None
-        action, noise = self.actions.explored(outputs, mask, recurrent, generator)
-        action = self.random_at_first(stack, action, lambda: self.actions.random(action, mask, generator))
-        return action, {}, noise
+    def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
+        """Sample actions, or take the most likely ones if `deterministic`."""
+        mask, generator = inputs.action_mask, inputs.generator
+        outputs = stack.networks["actor"](inputs.observation)
+        if inputs.deterministic:
+            return ActOutput(self.actions.best(outputs, mask))
+        action, noise = self.actions.explored(outputs, mask, inputs.recurrent, generator)
+        action = self.settings.exploration.random_at_first(
+            action, stack.state["steps"], lambda: self.actions.random(action, mask, generator)
+        )
+        return ActOutput(action, recurrent_state=noise)
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
-        """Return the policy's expected minimum over critics [P, E], without entropy, for observations."""
+        """The policy's expected minimum over critics [P, E], without entropy."""
         policy = self.expectation(stack, observation, None)
         return policy.of(self.actions.q_values(stack.networks["critics"], observation, policy.action).amin(0))
 
@@ -312,10 +321,10 @@ class SAC(StepCounting):
         return self.actions.expectation(outputs, observation.get("action_mask"), generator)
 
     def log_temperature(self, stack: Stack) -> Tensor:
-        """Return the log-temperature [P, 1, 1] of each agent."""
+        """The log-temperature [P, 1, 1] of each agent."""
         return stack.networks["temperature"]({})["log_temperature"] + math.log(self.settings.initial_temperature)
 
     def target_entropy(self, stack: Stack, mask: Tensor | None) -> Tensor:
-        """Return the target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions."""
+        """The target entropy [P, 1], or [P, B] if `mask` [P, B, A] forbids actions."""
         hparams = stack.hyperparameters
         return self.actions.target_entropy(hparams.get("target_entropy"), hparams["target_entropy_share"], mask)

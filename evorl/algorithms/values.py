@@ -5,8 +5,9 @@ Axes: P agents, B batch, A actions, N atoms (network outputs per action).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from evorl.algorithms.functional import (
     cross_entropy,
     quantile_huber,
 )
-from evorl.algorithms.off_policy import ReplayedSettings
+from evorl.algorithms.off_policy import OffPolicySettings
 from evorl.config.fields import Finite, Section, Weight
 from evorl.types import Loss
 
@@ -58,7 +59,7 @@ class QuantileSettings(Section):
     """The error up to which the loss is quadratic; with 0 it is linear everywhere."""
 
 
-class ValueSettings(ReplayedSettings):
+class ValueSettings(OffPolicySettings):
     """The settings of an algorithm that says which representation it takes."""
 
     distribution: Literal["none", "categorical", "quantile"] = "none"
@@ -69,7 +70,7 @@ class ValueSettings(ReplayedSettings):
     quantile: QuantileSettings = QuantileSettings()
 
     def warning(self, metrics: Mapping[str, NDArray[np.float64]]) -> str | None:
-        """Return a warning if some returns lay outside the support, else None."""
+        """Warn if some returns lay outside the support."""
         shares = metrics.get("outside_support", np.zeros(1))
         share = shares[np.isfinite(shares)].max(initial=0.0)
         if not share:
@@ -81,20 +82,19 @@ class ValueSettings(ReplayedSettings):
         )
 
 
-class Values(Protocol):
+class Values(ABC):
     """A representation of action values by N `atoms` for each action."""
 
-    @property
-    def atoms(self) -> int:
-        """Return N, the number of network outputs per action."""
+    atoms: int = 1
+    """N, the number of network outputs per action."""
+    metrics: tuple[str, ...] = ("td_error", "q_values")
+    """Names of the metrics that the loss reports."""
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Return the names of the metrics that the loss reports."""
-
+    @abstractmethod
     def mean(self, atoms: Tensor) -> Tensor:
-        """Return the expected returns [...] represented by atoms [..., N]."""
+        """The expected returns [...] represented by atoms [..., N]."""
 
+    @abstractmethod
     def loss(self, atoms: Tensor, next_atoms: Tensor, columns: Columns, discount: Tensor) -> tuple[Loss, Tensor]:
         """Temporal-difference loss [P, B] of the chosen actions' `atoms` [P, B, N], and its derivative [P, B, N].
 
@@ -103,11 +103,8 @@ class Values(Protocol):
         """
 
 
-class MeanValues:
+class MeanValues(Values):
     """Represents an action value by its mean."""
-
-    atoms = 1
-    metrics = ("td_error", "q_values")
 
     def __init__(self, settings: ValueSettings) -> None:
         self._loss = REGRESSION_LOSSES[settings.loss]
@@ -123,13 +120,13 @@ class MeanValues:
         return loss, gradient.unsqueeze(-1)
 
 
-class CategoricalValues:
+class CategoricalValues(Values):
     """Represents returns by logits on a fixed support (C51, arXiv 1707.06887). Priorities use the cross-entropy.
 
     Rainbow (arXiv 1710.02298) uses the KL divergence, which is the cross-entropy minus the entropy of the target.
     """
 
-    metrics = ("td_error", "q_values", "outside_support")
+    metrics = (*Values.metrics, "outside_support")
 
     def __init__(self, settings: ValueSettings) -> None:
         self.atoms = settings.categorical.atoms
@@ -156,10 +153,8 @@ class CategoricalValues:
         return torch.linspace(*self._ends, self.atoms, device=like.device)
 
 
-class QuantileValues:
+class QuantileValues(Values):
     """Represents returns by quantiles (QR-DQN, arXiv 1710.10044). Priorities use the loss."""
-
-    metrics = ("td_error", "q_values")
 
     def __init__(self, settings: ValueSettings) -> None:
         self.atoms = settings.quantile.quantiles

@@ -148,6 +148,10 @@ class AlgorithmSettings(Section):
 
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """The epsilon that Adam adds to the root of the second moment."""
+    max_grad_norm: Positive | None = None
+    """The norm to which an agent's gradient is clipped; null leaves it as it is."""
+    normalize_observations: bool = False
+    """Shift and scale vectors by each agent's running mean and variance; agents that share a replay share those too."""
 
     sends: ClassVar[str | None] = None
     """What its actor processes send to the learner (`evorl.actors.collectors`); null collects in the learner's own."""

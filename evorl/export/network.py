@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
+from evorl.algorithms.base import ActInput
 from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs
 from evorl.networks.dense import shares
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
@@ -89,9 +90,9 @@ class ActingAgent(nn.Module):
         if self.state_shape[0]:
             state = given[STATE].unsqueeze(0)
             recurrent = RecurrentInput(state, torch.zeros_like(state[:, :, 0, 0], dtype=torch.bool).unsqueeze(1))
-        generator = torch.Generator()
-        action, _, after = self.algorithm.act(self.stack, observation, recurrent, generator, True)
-        acted = self._to_environment(action.squeeze(0))
+        seen = ActInput(observation, recurrent, torch.Generator(), deterministic=True)
+        output = self.algorithm.act(self.stack, seen)
+        acted, after = self._to_environment(output.action.squeeze(0)), output.recurrent_state
         return (acted, after.squeeze(0)) if after is not None and self.state_shape[0] else (acted,)
 
     def _read(self, name: str, x: Tensor) -> Tensor:

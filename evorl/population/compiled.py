@@ -35,11 +35,14 @@ class Compiler:
         self._functions: dict[object, Function | None] = {}
 
     def bind(self, objective: Objective, stack: Stack) -> CompiledLoss:
-        """Return a callable that computes the compiled loss of a stack."""
+        """Bind the loss of an objective to a stack, to be compiled for each batch layout it is called with."""
         return CompiledLoss(self, objective, stack)
 
     def function(self, objective: Objective, stack: Stack, batch: Batch) -> Function | None:
-        """Return the compiled function, or None if the loss samples random numbers or this machine cannot compile."""
+        """Compile the loss for this stack and batch, or look it up.
+
+        None if it samples random numbers or this machine cannot compile.
+        """
         inputs = [*_of_batch(batch), *_of_stack(stack)]
         names = [name for group in inputs for name in group]
         values = [value for group in inputs for value in group.values()]
@@ -128,7 +131,7 @@ def _of_stack(stack: Stack) -> list[Mapping[str, Tensor]]:
 
 
 def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stack, Batch]:
-    """Return the stack and the batch with their tensors replaced by `values`, in order."""
+    """Rebuild the stack and the batch around `values`, in order."""
 
     def taken(groups: list[Mapping[str, Tensor]]) -> list[Tensors]:
         return [{name: next(values) for name in group} for group in groups]
@@ -147,7 +150,7 @@ def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stac
 
 
 def _gradient(objective: Objective, stack: Stack, batch: Batch, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Return the flat gradient [D] of the loss of a batch, and its errors [P, B] for priorities if it has any."""
+    """The flat gradient [D] of the loss of a batch, and its errors [P, B] for priorities if it has any."""
     network, found = stack.networks[objective.network], Tensors()
     with torch.enable_grad():
         network.tape = Tape()

@@ -44,15 +44,15 @@ class EpisodeResults:
         return cls(returns, steps, dict(zip(keys, reports, strict=True)))
 
     def stacked(self) -> NDArray[np.float64]:
-        """Return all values as one array [2 + keys, P, episodes]."""
+        """All values in one array [2 + keys, P, episodes], to be gathered in one collective."""
         return np.stack([self.returns, self.steps, *self.reports.values()])
 
     def terms(self) -> dict[str, NDArray[np.float64]]:
-        """Return the possible fitness terms [P, episodes] by their names in the configuration."""
+        """The possible fitness terms [P, episodes] by their names in the configuration."""
         return {RETURN: self.returns, **{f"{INFO}{key}": values for key, values in self.reports.items()}}
 
     def fitness(self, weights: Mapping[str, float]) -> NDArray[np.float64]:
-        """Return the fitness [P, episodes] as the weighted sum of terms."""
+        """Fitness [P, episodes], the weighted sum of terms."""
         terms, total = self.terms(), np.zeros_like(self.returns)
         for name, weight in weights.items():
             total += weight * terms[name]
@@ -60,7 +60,7 @@ class EpisodeResults:
 
 
 def reported_keys(weights: Mapping[str, float]) -> list[str]:
-    """Return the info keys that the fitness uses."""
+    """The info keys that the fitness uses."""
     return [name.removeprefix(INFO) for name in weights if name != RETURN]
 
 
@@ -71,7 +71,7 @@ def evaluate(
     max_steps: int | None,
     keys: Sequence[str] = (),
 ) -> EpisodeResults:
-    """Return the results [P, episodes] of one fresh episode per seed for every agent, cut after `max_steps`.
+    """Play one fresh episode per seed with every agent, cut after `max_steps`; results are [P, episodes].
 
     Each environment plays one episode at a time, and every started episode counts: taking the first ones to end would
     be biased towards short episodes. Reports are the values of `keys` in the info of each episode's last step. Raises
@@ -90,7 +90,7 @@ def evaluate(
 def _one_episode_each(
     policy: Policy, environments: Environments, counted: int, max_steps: int | None, keys: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Return stacked results [2 + keys, P, E] of one episode per environment; columns beyond `counted` are zero."""
+    """Stacked results [2 + keys, P, E] of one episode per environment; columns beyond `counted` are zero."""
     results = np.zeros((2 + len(keys), environments.agents, environments.num_envs))
     returns, steps = results[:2]
     state = policy.initial_state(environments.num_envs)
@@ -145,12 +145,12 @@ class Evaluator:
             environments.close()
 
     def pop_steps(self) -> int:
-        """Return the steps of all agents in evaluation episodes since the last call, over all ranks."""
+        """Steps of all agents in evaluation episodes since the last call, over all ranks."""
         steps, self._steps = self._steps, 0
         return steps
 
     def evaluate(self, policy: Policy, generation: int) -> EpisodeResults:
-        """Return the results [P, episodes] of every agent on the generation's episodes, with agents in rank order."""
+        """Play the generation's episodes with every agent; results [P, episodes] have agents in rank order."""
         seeds = self._seeds(generation, "generation", 0, self._config.evaluation.episodes)
         results = self._play(policy, self._environments, seeds[self._mine])
         everyones = self._gathered(results, len(seeds), self._placement.copies)
@@ -161,7 +161,7 @@ class Evaluator:
     def remeasure(
         self, agents: Sequence[Agent], generation: int, purpose: Purpose, first: int, episodes: int
     ) -> NDArray[np.float64]:
-        """Return the fitness [P, episodes] of one or two agents that every rank holds; all ranks share the episodes.
+        """Fitness [P, episodes] of one or two agents that every rank holds; all ranks share the episodes.
 
         The agents play the generation's episodes, or fresh ones for another purpose, starting at episode number
         `first`.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from evorl.algorithms import Algorithm
-from evorl.algorithms.a3c import SCALE
-from evorl.algorithms.apex import NOISE_SCALE
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
 from evorl.evolution.mutation import MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
@@ -18,9 +16,7 @@ from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
 from evorl.types import EXP_AVG, EXP_AVG_SQ, ROLES, Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
-"""Upper bound on every counter of an agent."""
-ACTING = {"epsilon": 1.0, SCALE: 1e9, NOISE_SCALE: 1e9}
-"""Upper bounds of acting states that are not counters; all acting states are at least 0."""
+"""Upper bound on every counter of an agent; no counter and no acting state is negative."""
 MOMENTS_RATIO, TINY = 10.0, 1e-12
 """Adam's first moment is at most 7.3 times the square root of its second: (1 - b1) / sqrt((1 - b2) (1 - b1**2 / b2)),
 by the Cauchy-Schwarz inequality."""
@@ -29,7 +25,7 @@ STATISTICS = "normal."
 
 
 def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
-    """Return the initial population.
+    """Create the first generation.
 
     Agents differ only in their random weights or, with `evolution.initial: sampled`, also in whatever evolution may
     change.
@@ -88,7 +84,7 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
 
 
 def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
-    """Return the largest architecture that mutations may reach: the maximum of layers, units and channels."""
+    """The largest architecture that mutations may reach: the maximum of layers, units and channels."""
     limits, mutation = evolution.architecture, evolution.mutation
     if not mutation.architecture:
         return shape
@@ -104,7 +100,7 @@ def _grown(shape: Architecture, evolution: Evolution) -> Architecture:
 
 
 def not_finite(agent: Agent) -> str | None:
-    """Return a message naming the first non-finite tensor or statistic, or None."""
+    """Name the first non-finite tensor or statistic, or None."""
     for module, roles in agent.tensors.items():
         for role, named in roles.items():
             for name, value in named.items():
@@ -115,7 +111,7 @@ def not_finite(agent: Agent) -> str | None:
 
 
 def _kind(shape: Architecture) -> tuple[object, ...]:
-    """Return the attributes of an architecture that mutations never change."""
+    """The attributes of an architecture that mutations never change."""
     counts = bool(shape.hidden_sizes), len(shape.convolutions)
     return shape.activation is None, shape.recurrent, shape.layer_norm, shape.streams, *counts
 
@@ -167,18 +163,18 @@ def check_agents(agents: Sequence[Agent], algorithm: Algorithm, where: str) -> N
             raise UserError(f"{here}: its state is {sorted(agent.state.metrics())[:20]}, which is another algorithm's")
         for name, spec in algorithm.networks.items():
             check_network(agent, name, spec, here)
-        if fault := not_finite(agent) or _impossible(agent):
+        if fault := not_finite(agent) or _impossible(agent, algorithm.state_limits):
             raise UserError(f"{here}: {fault}")
 
 
-def _impossible(agent: Agent) -> str | None:
-    """Return a message naming the first value of valid type and shape that no training could produce, or None."""
+def _impossible(agent: Agent, state_limits: Mapping[str, float]) -> str | None:
+    """Name the first value of valid type and shape that no training could produce, or None."""
     if agent.parent is not None and agent.parent >= agent.id:
         return f"its parent {agent.parent} is not older than itself"
     if agent.parent is None and agent.parent_generation is not None:
         return f"has no parent, but one of generation {agent.parent_generation}"
     for name, value in agent.state.acting.items():
-        most = ACTING.get(name, MAX_COUNT)
+        most = state_limits.get(name, MAX_COUNT)
         if not 0 <= value <= most:
             return f"state {name} is {value:g}; it must be 0 to {most:g}"
     for name, value in agent.state.updates.items():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evorl.algorithms import Objective
+from evorl.algorithms import Algorithm, Objective
 from evorl.networks.dense import Tape
 from evorl.networks.optimizer import FlatTensors, StackedAdam
 from evorl.networks.stack import Stack, StackedNetwork, TargetRule
@@ -111,7 +111,7 @@ class NetworkLearner:
         return loss
 
     def norms(self) -> Tensor:
-        """Return each agent's gradient norm [P]."""
+        """Each agent's gradient norm [P]."""
         parts = [torch.linalg.vector_norm(row, dim=1) for row in self._rows]
         norms: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         return norms
@@ -152,6 +152,31 @@ class Learner:
     A `compiler` may compile the gradient computation.
     """
 
+    policy: Policy
+    """The stacks that learn; their parameters change in place."""
+    networks: list[dict[str, NetworkLearner]]
+    """Optimiser and target of each network, for each stack."""
+    gradients: Tensors
+    """Each network's flat gradient in all stacks, then every agent's divergence, so one collective averages both."""
+    _algorithm: Algorithm
+    _divergences: dict[str, Sequence[Tensor]]
+    """Views of `gradients`: the divergences [P] of each stack, by network."""
+    _sums: list[dict[tuple[str, tuple[str, ...]], Tensor]]
+    """For each stack, by network and names of metrics: their sums and the count of agents, [metrics + 1, P]."""
+    _healthy: list[Tensor]
+    """For each stack, 1 or 0 [P]: an agent with non-finite values stops learning."""
+    _faults: list[Tensor]
+    """For each stack, the first update [P] at which an agent's values were non-finite; 0 for healthy agents."""
+    _suspicious: bool
+    """Whether any agent may have non-finite values."""
+    _count: int
+    """Calls of `update`."""
+    _common: int
+    """Updates that all agents made; `_updates` [P] are those that only some did."""
+    _updates: Tensor
+    _phase: int | None
+    """Number of previous updates modulo the period of delayed objectives; None if agents differ."""
+
     def __init__(
         self,
         policy: Policy,
@@ -165,7 +190,6 @@ class Learner:
         self._stopwatch = stopwatch or Stopwatch()
         self._compiler = compiler
         device, count = policy.generator.device, len(policy.agents)
-        # The end of each buffer holds every agent's divergence, so one collective averages both.
         sizes = {
             name: [stack.networks[name].parameters.flat.numel() for stack in policy.stacks]
             for name in self._algorithm.networks
@@ -178,31 +202,26 @@ class Learner:
             self._network_learners(stack, {name: parts[index] for name, parts in gradients.items()})
             for index, stack in enumerate(policy.stacks)
         ]
-        self._sums: list[dict[tuple[str, tuple[str, ...]], Tensor]] = [{} for _ in policy.stacks]
+        self._sums = [{} for _ in policy.stacks]
         self._healthy = [torch.ones(size, device=device) for size in members]
-        # First update at which an agent's values were non-finite; 0 for healthy agents.
-        self._faults = [torch.zeros(size, dtype=torch.float64, device=device) for size in members]
         self._suspicious = False
-        """Whether any agent may have non-finite values."""
-        self._count = 0
-        # Updates common to all agents, plus per-agent updates. Counters are float64 because float32 stops counting at
-        # 17 million.
-        self._common = 0
+        self._count = self._common = 0
+        # Counters are float64 because float32 stops counting at 17 million.
+        self._faults = [torch.zeros(size, dtype=torch.float64, device=device) for size in members]
         self._updates = torch.zeros(count, dtype=torch.float64, device=device)
         # While all agents have the same phase, the host knows when a delayed objective is due without reading from the
         # device.
         counter, period = self._counter, math.lcm(*(each.every for each in self._algorithm.objectives))
         phases = {agent.state.updates[counter] % period for agent in policy.agents}
-        self._phase = phases.pop() if len(phases) == 1 else None
-        """Number of previous updates modulo the period of delayed objectives; None if agents differ."""
+        self._phase = int(phases.pop()) if len(phases) == 1 else None
 
     @property
     def _counter(self) -> str:
-        """Return the network whose optimiser steps count as an agent's updates: that of the first objective."""
+        """The network whose optimiser steps count as an agent's updates: that of the first objective."""
         return self._algorithm.objectives[0].network
 
     def _network_learners(self, stack: Stack, gradients: Tensors) -> dict[str, NetworkLearner]:
-        """Return a stack's NetworkLearners by network name, with the agents' moments and targets loaded."""
+        """A stack's NetworkLearners by network, with the agents' moments and targets loaded."""
         agents = [self.policy.agents[place] for place in self.policy.places(stack)]
         epsilon, learners = self._algorithm.settings.adam_epsilon, {}
         for name, spec in self._algorithm.networks.items():
@@ -253,7 +272,7 @@ class Learner:
             return UpdateResult(joined, joined_errors)
 
     def metrics(self) -> UpdateMetrics:
-        """Return the metrics accumulated over this generation's updates.
+        """The metrics accumulated over this generation's updates.
 
         With several objectives, loss and gradient norm are prefixed with the network's name.
         """
@@ -275,7 +294,7 @@ class Learner:
         return name if len(self._algorithm.objectives) == 1 else f"{network}_{name}"
 
     def to_agents(self) -> list[Agent]:
-        """Return the agents with their learned parameters, optimiser states and faults."""
+        """Write parameters, optimiser states and faults back into the agents."""
         agents = self.policy.agents
         for stack, networks, faults in zip(self.policy.stacks, self.networks, self._faults, strict=True):
             for index, place in enumerate(self.policy.places(stack)):
@@ -289,7 +308,7 @@ class Learner:
         return agents
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return what a generation has changed so far: targets, optimisers, faults and metrics."""
+        """What a generation has changed so far: targets, optimisers, faults and metrics."""
         tensors, numbers = self._changing()
         for index, own in enumerate(self._sums):
             tensors |= {f"{SUMS}{index}/{network}/{','.join(names)}": sums for (network, names), sums in own.items()}
@@ -312,13 +331,13 @@ class Learner:
         self._phase = None if numbers["phase"] < 0 else numbers["phase"]
 
     def _changing(self) -> tuple[Tensors, dict[str, int]]:
-        """Return the tensors and numbers that updates change, without the metrics, whose names the losses decide."""
+        """The tensors and numbers that updates change, without the metrics, whose names the losses decide."""
         tensors: Tensors = {"updates": self._updates}
         numbers: dict[str, int] = {
             "count": self._count,
             "common": self._common,
             "suspicious": int(self._suspicious),
-            "phase": -1 if self._phase is None else int(self._phase),
+            "phase": -1 if self._phase is None else self._phase,
         }
         for index, stack in enumerate(self.networks):
             tensors |= {f"{index}/healthy": self._healthy[index], f"{index}/faults": self._faults[index]}
@@ -343,7 +362,7 @@ class Learner:
         self._sums[stacks[index]][network, names] = sums
 
     def _turns(self, objective: Objective, active: list[Tensor | None]) -> list[Tensor | None] | None:
-        """Return the `active` agents [P] of each stack that take a delayed step now, or None if none does.
+        """The `active` agents [P] of each stack that take a delayed step now, or None if none does.
 
         An agent takes it in the first of every `every` of its own updates, as counted by the first objective.
         """
@@ -396,7 +415,7 @@ class Learner:
         return [loss.errors for loss in losses]
 
     def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
-        """Return an objective's loss of every stack, and write the gradients into its network's `gradients`."""
+        """Compute an objective's loss for every stack, and write the gradients into its network's `gradients`."""
         name = objective.network
         if parts[0].gradients:
             self.gradients[name].copy_(parts[0].gradients[name])
@@ -407,7 +426,7 @@ class Learner:
         ]
 
     def _quarantine(self, index: int, active: Tensor | None, numbers: Tensor) -> Tensor:
-        """Return the active agents [P] of a stack, excluding those with non-finite `numbers` [P].
+        """Exclude the agents with non-finite `numbers` [P] from the `active` ones [P] of a stack.
 
         Excluded agents skip this update and all later ones.
         """
@@ -435,7 +454,7 @@ class Learner:
 
 @torch.no_grad()
 def _means(loss: Loss, batch: Batch) -> Tensors:
-    """Return the batch means [P] of the loss and its metrics, without importance weights."""
+    """The batch means [P] of the loss and its metrics, without importance weights."""
     weight = batch.weight if batch.share is None else batch.share
     # One product for all of them, because call overhead dominates in small networks.
     values = {"loss": loss.elements, **loss.metrics()}
@@ -444,18 +463,18 @@ def _means(loss: Loss, batch: Batch) -> Tensors:
 
 
 def _share_within(limit: Tensor, norms: Tensor) -> Tensor:
-    """Return the clipping factors [P] that limit gradient norms [P] to `limit` [P]."""
+    """The clipping factors [P] that limit gradient norms [P] to `limit` [P]."""
     return (limit / norms.clamp(min=1e-12)).clamp(max=1.0)
 
 
 def _given_loss(batch: Batch) -> Loss:
-    """Return the loss [P, 1] that is included in a batch of gradients."""
+    """The loss [P, 1] that is included in a batch of gradients."""
     columns = dict(batch.columns)
     return Loss(columns.pop("loss"), lambda: columns)
 
 
 def compute_gradients(learner: Learner, batch: Batch) -> Batch:
-    """Return the gradients of a batch, as a batch for another learner; the algorithm must have one objective.
+    """Compute the gradients of a batch, as a batch for another learner; the algorithm must have one objective.
 
     They are clipped here, before the receiving learner weights them, so that clipping does not cancel its weights.
     """
@@ -473,7 +492,7 @@ def compute_gradients(learner: Learner, batch: Batch) -> Batch:
 
 
 def state_size(learner: Learner) -> int:
-    """Return D, the number of values in the flat buffer."""
+    """D, the number of values in the flat buffer."""
     return sum(values.numel() for values in _flats(learner))
 
 
@@ -505,7 +524,7 @@ def read_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
 
 
 def _flats(learner: Learner) -> list[Tensor]:
-    """Return the flat parameters and observation statistics, followed by Adam's moments of every network."""
+    """The flat parameters and observation statistics, followed by Adam's moments of every network."""
     adams = [network.adam for own in learner.networks for network in own.values()]
     return [
         learner.policy.flat.detach(),

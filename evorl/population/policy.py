@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import Algorithm
+from evorl.algorithms.base import ActInput
 from evorl.networks.stack import Architectures, Layout, Shapes, Stack, StackedNetwork, plan_stacks
 from evorl.replay import Population
 from evorl.replay.statistics import Moments
@@ -62,7 +63,7 @@ class Policy(Population):
             self.stacks.append(self._stack(members, layouts, own, memory))
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """Return the initial recurrent state [P, E, K, N] of an episode.
+        """The recurrent state [P, E, K, N] at the start of an episode, all zero.
 
         It has no elements unless there are recurrent networks or exploration noise that persists across steps.
         """
@@ -75,7 +76,7 @@ class Policy(Population):
     def act(
         self, observation: Observation, started: Tensor, state: Tensor, deterministic: bool = False
     ) -> tuple[PolicyOutput, Tensor]:
-        """Return actions for observations [P, E, ...], and the next recurrent state.
+        """Choose actions for observations [P, E, ...]; also returns the next recurrent state.
 
         `started` [P, E] marks the first observation of an episode; `state` [P, E, K, N] comes from `initial_state` or
         the previous call. With `deterministic`, actions are greedy, without exploration.
@@ -85,16 +86,16 @@ class Policy(Population):
         for stack in self.stacks:
             recurrent = _recurrent(stack, state, started)
             seen = observation if self._is_one_stack else _part(observation, stack)
-            action, more, next_state = self.algorithm.act(stack, seen, recurrent, self.generator, deterministic)
-            actions.append(action)
-            extras.append(more)
-            if next_state is not None:
+            output = self.algorithm.act(stack, ActInput(seen, recurrent, self.generator, deterministic))
+            actions.append(output.action)
+            extras.append(output.extras)
+            if (next_state := output.recurrent_state) is not None:
                 after[stack.members, :, :, : next_state.shape[-1]] = next_state
         joined = {name: self.joined([each[name] for each in extras]) for name in extras[0]}
         return PolicyOutput(self.joined(actions), joined, state, after), after
 
     def explore(self, observation: Observation, started: Tensor) -> PolicyOutput:
-        """Return exploring actions for observations [P, E, ...], always of the same environments.
+        """Choose exploring actions for observations [P, E, ...], always of the same environments.
 
         The policy carries their recurrent state from call to call; it begins with the initial one.
         """
@@ -104,7 +105,7 @@ class Policy(Population):
         return output
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return what a generation has changed so far: parameters, acting states, recurrent state, generator."""
+        """What a generation has changed so far: parameters, acting states, recurrent state, generator."""
         recurrent = torch.zeros(0) if self._recurrent is None else self._recurrent
         tensors = {"flat": self.flat, RECURRENT: recurrent, GENERATOR: self.generator.get_state()}
         return tensors | {f"{ACTING}{name}": values for name, values in self.acting_states().items()}, {
@@ -133,7 +134,7 @@ class Policy(Population):
 
     @torch.no_grad()
     def value(self, observation: Observation, state: Tensor | None) -> Tensor:
-        """Return state values V(s) [P, E] for observations [P, E, ...] and recurrent state [P, E, K, N]."""
+        """State values V(s) [P, E] for observations [P, E, ...] and recurrent state [P, E, K, N]."""
         shape = next(iter(observation.values())).shape[:2]
         started = torch.zeros(shape, dtype=torch.bool, device=self.generator.device)
         return self.joined(
@@ -152,7 +153,7 @@ class Policy(Population):
             self.algorithm.after_acting(stack, own)
 
     def acting_states(self) -> Tensors:
-        """Return the acting states [P] of all agents by name, in the algorithm's order."""
+        """The acting states [P] of all agents by name, in the algorithm's order."""
         names = self.algorithm.initial_state()
         return {name: self.joined([stack.state[name] for stack in self.stacks]) for name in names}
 
@@ -178,7 +179,7 @@ class Policy(Population):
                     view.copy_(torch.from_numpy(values).reshape(view.shape))
 
     def places(self, stack: Stack) -> list[int]:
-        """Return the population indices of a stack's agents."""
+        """The population indices of a stack's agents."""
         places: list[int] = torch.arange(len(self.agents))[stack.members].tolist()
         return places
 
@@ -193,7 +194,7 @@ class Policy(Population):
 
     @property
     def _is_one_stack(self) -> bool:
-        """Return whether a single stack holds all agents in population order, so no joining is needed."""
+        """Whether a single stack holds all agents in population order, so no joining is needed."""
         return len(self.stacks) == 1 and isinstance(self.stacks[0].members, slice)
 
     def _cost(self, architectures: Architectures) -> float:
@@ -232,7 +233,7 @@ class Policy(Population):
 
 
 def _index(members: list[int], device: torch.device) -> slice | Tensor:
-    """Return indices as a slice if they are consecutive, which avoids copies, else as a tensor."""
+    """Indices as a slice if they are consecutive, which avoids copies, else as a tensor."""
     first = members[0]
     if members == list(range(first, first + len(members))):
         return slice(first, first + len(members))
@@ -240,13 +241,12 @@ def _index(members: list[int], device: torch.device) -> slice | Tensor:
 
 
 def _part(observation: Observation, stack: Stack) -> Observation:
-    """Return the observations of one stack's agents."""
     members = stack.members
     return {name: value[members] for name, value in observation.items()}
 
 
 def _recurrent(stack: Stack, state: Tensor | None, started: Tensor) -> RecurrentInput | None:
-    """Return a stack's recurrent input, from the states [P, E, K, N] and the episode starts [P, E] of all agents."""
+    """A stack's recurrent input, from the states [P, E, K, N] and the episode starts [P, E] of all agents."""
     if state is None or stack.recurrent_units == 0:
         return None
     return RecurrentInput(state, started.unsqueeze(1)).part(stack.members, stack.recurrent_units)

@@ -8,7 +8,7 @@ import torch
 from helpers.kinds import made, rollout_batch
 from helpers.support import agent, population
 
-from evorl.algorithms.asynchronous import in_batch, in_time
+from evorl.algorithms.a3c import in_batch, in_time
 from evorl.population.learner import compute_gradients, read_state, state_size, write_state
 from evorl.replay import Pace
 from evorl.types import Segment, UserError

@@ -32,6 +32,12 @@ def takes(name, *overrides, **spaces):
     return "yes"
 
 
+def test_settings_and_registry_agree_on_names():
+    assert {name: each.Settings.model_fields["name"].default for name, each in ALGORITHMS.items()} == {
+        name: name for name in ALGORITHMS
+    }
+
+
 def test_all_algorithms_are_in_the_table():
     assert list(ROWS) == list(ALGORITHMS)
 

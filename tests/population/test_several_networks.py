@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.support import agent, batch_of, config, interface, population
 
-from evorl.algorithms.base import Objective, hyperparameter
+from evorl.algorithms.base import ActInput, ActOutput, Algorithm, Objective, hyperparameter
 from evorl.algorithms.functional import squared_error, td_target
 from evorl.config import ArchitectureLimits
 from evorl.envs.spaces import with_action
@@ -28,14 +28,13 @@ from evorl.types import Architecture, Head, Loss, Mutation, UserError
 ACTIONS = gym.spaces.Box(-1.0, 1.0, (2,))
 
 
-class ThreeNetworks:
+class ThreeNetworks(Algorithm):
     """Losses like those of SAC (arXiv 1812.05905) with TD3's target actor and delay; noise comes with the batch."""
 
     metrics = ("loss",)
-    noise_shape = 0, 0
 
     def __init__(self, config, interface, normalized=()):
-        self.config, self.settings, self.interface = config, config.algorithm, interface
+        super().__init__(config, interface)
         read = with_action(interface, "some")
         actor = StandardNetwork(interface.parts, [Head("mean", 2), Head("log_scale", 2)], (), "uniform")
         critics = StandardNetwork(read, [Head("first", 1), Head("second", 1)], normalized, "uniform")
@@ -55,11 +54,17 @@ class ThreeNetworks:
     def initial_state(self):
         return {}
 
-    def act(self, stack, observation, recurrent, generator, deterministic):
-        return torch.tanh(stack.networks["actor"](observation)["mean"]), {}, None
+    def pace(self, copies):
+        raise NotImplementedError
+
+    def experience(self, placement, always_valid, stopwatch):
+        raise NotImplementedError
+
+    def act(self, stack, given):
+        return ActOutput(torch.tanh(stack.networks["actor"](given.observation)["mean"]))
 
     def value(self, stack, observation, recurrent):
-        action, _, _ = self.act(stack, observation, recurrent, None, True)
+        action = self.act(stack, ActInput(observation, recurrent, None)).action
         return smaller(stack.networks["critics"], observation, action)
 
     def critic_loss(self, stack, batch, generator):
