@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.base import ActInput, ActOutput, Algorithm, Experience
+from evorl.algorithms.base import ActInput, ActOutput, Algorithm
 from evorl.algorithms.functional import (
     LossAndGradient,
     explained_variance,

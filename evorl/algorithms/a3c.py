@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.algorithms.base import ActInput, ActOutput, Experience
+from evorl.algorithms.base import ActInput, ActOutput
 from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood

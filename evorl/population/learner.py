@@ -405,8 +405,8 @@ class Learner:
             if self._suspicious:
                 active[index] = self._quarantine(index, active[index], norms + divergence)
             if loss.limit is not None:
-                own = self._healthy[index] if active[index] is None else active[index]
-                active[index] = own * (divergence <= loss.limit)
+                own = active[index]
+                active[index] = (self._healthy[index] if own is None else own) * (divergence <= loss.limit)
             clip = None if limit is None else _share_within(limit(stack), norms)
             network.step(stack, objective.learning_rate(stack), active[index], clip)
             if reported:

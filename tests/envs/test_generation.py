@@ -68,11 +68,11 @@ def test_actors_share_the_steps_of_a_generation(lockstep, free):
         "environment={id: LunarLander-v3, num_envs: 8, carry_over: auto}", "algorithm={name: impala}",
         f"actors={{count: 4, lockstep: {lockstep}}}", "evolution.steps=48_000",
     )  # fmt: skip
-    found = horizon(config(*settings), copies=1, period=20)
-    assert found == Horizon(6000, 1000, True, actors=4, free=free, counted=8, period=20)
+    found = generation_length(config(*settings), copies=1, period=20)
+    assert found == GenerationLength(6000, 1000, True, actors=4, free=free, counted=8, period=20)
     assert found.of_each == 1500
     assert "a generation has 1,500 steps of each environment" in found.sentence()
-    assert "after 750 steps" in Horizon(3000, 1000, False, actors=4).shortfall(None)
+    assert "after 750 steps" in GenerationLength(3000, 1000, False, actors=4).shortfall(None)
 
 
 def test_less_than_a_tenth_of_a_generation_is_left():
