@@ -29,6 +29,16 @@ from evorl.envs.spaces import ObservationSpec
 from evorl.system.formats import check_tensors
 from evorl.types import Tensors, UserError
 
+Integers = NDArray[np.int64]
+Field = tuple[tuple[int, ...], torch.dtype]
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Allocates an uninitialised tensor of a shape and dtype."""
+WHERE = "the replay"
+PIECE = 128
+"""Streams are cut into pieces of at most this many rows when their number changes."""
+MOST = 2**60
+"""Upper bound on rows, streams and slots ever written."""
+
 
 def next_age(before: Tensor, started: Tensor, depth: int) -> Tensor:
     """Number of earlier frames [N] of the episode available to a row, from that of the previous row.
@@ -46,9 +56,6 @@ def stack_places(slots: Tensor, age: Tensor, frames: int, streams: int, slot_cou
     ago = torch.arange(frames - 1, -1, -1, device=slots.device)
     places = (slots.unsqueeze(-1) - ago * streams) % slot_count
     return places.masked_fill_(ago > age.unsqueeze(-1), slot_count)
-
-
-Integers = NDArray[np.int64]
 
 
 class GapIndex:
@@ -163,11 +170,6 @@ class LastPlaces:
         self.size, self._head = size, 0
 
 
-Field = tuple[tuple[int, ...], torch.dtype]
-Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Allocates an uninitialised tensor of a shape and dtype."""
-
-
 def deepest(observation: Mapping[str, ObservationSpec]) -> int:
     """Depth of the deepest frame stack, or 1 if nothing is stacked."""
     return max([1, *(part.frames for part in observation.values())])
@@ -205,13 +207,6 @@ class Found(NamedTuple):
     observation: Tensors
     next_observation: Tensors
     columns: Tensors
-
-
-WHERE = "the replay"
-PIECE = 128
-"""Streams are cut into pieces of at most this many rows when their number changes."""
-MOST = 2**60
-"""Upper bound on rows, streams and slots ever written."""
 
 
 def rows_held(written: int, ring: int) -> int:
