@@ -10,7 +10,7 @@ from helpers.support import agent, algorithm, batch, batch_of, fields_of, popula
 
 from evorl.networks.dense import ACTIVATIONS
 from evorl.networks.stack import joint, padded, plan_stacks
-from evorl.types import Architecture
+from evorl.types import Architecture, Convolution
 
 MIXED = [
     Architecture((16, 16), (0, 0), "relu"),
@@ -177,6 +177,27 @@ def test_small_agents_share_a_stack_and_a_wide_one_does_not_slow_many():
     shallow = [Architecture((32,), (0,), "relu")] * 5
     stacks = plan([*shallow, Architecture((1024,), (0,), "relu")])
     assert sorted(len(members) for members, _ in stacks) == [1, 5]
+
+
+CONVOLVED = Architecture((16, 16), (0, 0), "relu", convolutions=(Convolution(8, 4, 2),))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (MIXED[0], replace(MIXED[0], layer_norm=True)),
+        (MIXED[0], replace(MIXED[0], streams="last")),
+        (MIXED[0], replace(MIXED[0], hidden_sizes=(16,), residual_layers=(0,))),
+        (MIXED[0], replace(MIXED[0], recurrent="gru", recurrent_size=8)),
+        (replace(MIXED[0], recurrent="lstm", recurrent_size=8), replace(MIXED[0], recurrent="gru", recurrent_size=8)),
+        (CONVOLVED, replace(CONVOLVED, convolutions=(Convolution(8, 3, 2),))),
+        (CONVOLVED, replace(CONVOLVED, convolutions=(Convolution(8, 4, 1),))),
+    ],
+    ids=["norm", "streams", "depth", "memory", "cell", "kernel", "stride"],
+)
+def test_agents_of_different_kinds_do_not_share_a_stack(one, other):
+    stacks = plan_stacks([{"q": each} for each in (one, other, one, other)], lambda own: 1.0)
+    assert sorted(sorted(members) for members, _ in stacks) == [[0, 2], [1, 3]]
 
 
 def test_a_plan_places_every_agent_once_and_gives_it_room():

@@ -104,6 +104,19 @@ def test_draws_fall_on_ranks_and_slots_as_priorities_do():
         assert ((found - expected)[likely] ** 2 / expected[likely]).sum() < 77
 
 
+def test_as_many_draws_as_there_are_equal_priorities_draw_each_once():
+    """Each comes from its own stratum: one of 48 slots for agent 0, and one of a pair of them for agent 1."""
+    part = Part(rows=8, agents=members(batch_size=(48.0, 24.0)))
+    for _ in range(8):
+        part.write()
+    agree([part])
+    slots, weight, _ = part.sampler.draw(5)
+    for update in range(5):
+        first, second = (sorted(slots[update, agent][weight[update, agent] > 0].tolist()) for agent in range(P))
+        assert len(set(first)) == len(first) == 48
+        assert len(set(second)) == len(second) == 24
+
+
 def test_late_errors_never_reach_what_has_taken_their_place():
     part = Part(rows=4)
     for _ in range(4):
