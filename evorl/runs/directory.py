@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
@@ -408,7 +409,12 @@ class Owner:
 
 
 class RunDirectory:
-    """The directory `runs/NAME/`; the README lists its files. Only the main process writes outside `checkpoints/`."""
+    """The directory `runs/NAME/` in which this rank writes; the README lists its files.
+
+    It is the main process's if this host can access that, else one of this host's own, with its ranks' parts of the
+    replay only. `is_shared` tells which. Only the main process writes outside `checkpoints/`. `leads` is true on the
+    rank that moves and removes files in it, and `who_shares` [R] marks the ranks that can access the main process's.
+    """
 
     def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
         self.path = path
@@ -417,6 +423,8 @@ class RunDirectory:
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.lineage = JsonLines(path / "lineage.jsonl")
         self._lock = lock
+        self.is_shared = self.leads = True
+        self.who_shares: NDArray[np.bool_] = np.ones(1, dtype=bool)
 
     @classmethod
     def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
@@ -440,6 +448,44 @@ class RunDirectory:
         except UserError:
             run.release()
             raise
+        return run
+
+    @classmethod
+    def claim_on_all_hosts(cls, config: AnyConfig, ranks: Ranks) -> RunDirectory:
+        """Claim the run's directory on every host, collectively. Raises UserError on all ranks if one cannot."""
+        here = Owner.here(ranks.launch)
+        claimed: list[RunDirectory] = []
+
+        def claim() -> bytes:
+            claimed.append(cls.claim(config, here))
+            return json_bytes({"path": str(claimed[0].path), "owner": here.to_json()})
+
+        reply = json.loads(ranks.from_main(claim, "the run directory"))
+        path, problem = Path(reply["path"]), ""
+        is_shared = ranks.is_main or read_owner(path) == reply["owner"]
+        leads = ranks.is_main or (ranks.leads_host and not is_shared)
+        run = claimed[0] if claimed else cls(path, config.checkpoint.keep)
+        if leads and not ranks.is_main:
+            try:
+                run = cls._claim_own(path, config, here)
+            except OSError as error:
+                problem = f"run.directory: cannot write to {reason(error, path)}"
+            except UserError as error:
+                problem = str(error)
+        ranks.raise_if_any_failed(problem, "the hosts' run directories")
+        run.is_shared, run.leads = is_shared, leads
+        run.who_shares = ranks.gather(np.array([float(is_shared)]), "who sees the run directory")[:, 0] > 0
+        return run
+
+    @classmethod
+    def _claim_own(cls, path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
+        """Create and lock this host's own directory, at the path of the main process's. Raises OSError, UserError."""
+        make_directory(path)
+        lock = Lock(path, LOCK_PATIENCE)
+        refuse_links_within(path)
+        lock.sign(here.to_json())
+        run = cls(path, config.checkpoint.keep, lock)
+        run.checkpoints.discard()
         return run
 
     def release(self) -> None:
@@ -467,6 +513,67 @@ class RunDirectory:
         """Write pending lines of metrics and lineage to disk. Raises OSError."""
         self.metrics.flush()
         self.lineage.flush()
+
+    def write_checkpoint(
+        self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes], best: int | None = None
+    ) -> str:
+        """Write checkpoint `number` from the `files` of every rank, collectively; prune older ones, except for `best`.
+
+        It is complete in the main process's directory first, then on the other hosts. Returns the problem, empty on
+        success. One on the main process is the same on all ranks; another host that fails alone has no such checkpoint.
+        """
+        parts = self._gather_files(ranks, checkpoints, number, files)
+        problem = next((part["problem"] for part in parts if part["problem"]), "")
+
+        def complete(own: Sequence[Mapping[str, Any]]) -> str:
+            entries = {name: listed for part in own for name, listed in part["files"].items()}
+            try:
+                checkpoints.complete(number, entries, best)
+            except OSError as error:
+                return reason(error, self.path)
+            return ""
+
+        if not problem and ranks.is_main:
+            problem = complete([part for part, shares in zip(parts, self.who_shares, strict=True) if shares])
+        problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
+        if not problem and self.leads and not ranks.is_main:
+            problem = complete(parts[ranks.rank :][: ranks.on_host])
+        if problem:
+            checkpoints.discard()
+        return problem
+
+    def _gather_files(
+        self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]
+    ) -> list[dict[str, Any]]:
+        """Write this rank's files; gather the manifest entries and the problem, if any, of every rank.
+
+        The generation's lines are flushed first: a checkpoint guarantees that they are on disk.
+        """
+        mine: dict[str, Any] = {"files": {}, "problem": ""}
+        try:
+            self.flush()
+            mine["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
+        except OSError as error:
+            mine["problem"] = reason(error, self.path)
+        return [json.loads(part) for part in ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")]
+
+    def rollback(self, ranks: Ranks, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
+        """Roll every host's directory back to the end of `generation`, when the elite was that of generation `best`.
+
+        Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
+        """
+        problem = ""
+        try:
+            if self.leads:
+                self.checkpoints.set_aside(generation + 1, why)
+                self.checkpoints.prune(best)
+            if ranks.is_main:
+                self.cut_back(generation, elite)
+        except OSError as error:
+            problem = f"run.directory: cannot write to {reason(error, self.path)}"
+        except UserError as error:
+            problem = str(error)
+        ranks.raise_if_any_failed(problem, "the hosts' run directories")
 
     def cut_back(self, generation: int, elite: bytes) -> None:
         """Roll metrics, lineage and elite back to the end of `generation`; `elite` is empty if there was none."""
@@ -557,70 +664,3 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
-
-
-class HostDirectory:
-    """The directory this rank writes into: the main process's if this host can access it, else this host's own.
-
-    A host's own directory holds only its ranks' parts of the replay. `is_shared` is True if this is the main process's
-    directory; `who_shares` [R] marks the ranks that can access that.
-    """
-
-    def __init__(self, config: AnyConfig, ranks: Ranks) -> None:
-        """Claim the directory on all hosts. Raises UserError on all ranks if it cannot be used."""
-        self._ranks = ranks
-        here = Owner.here(ranks.launch)
-        claimed: list[RunDirectory] = []
-
-        def claim() -> bytes:
-            claimed.append(RunDirectory.claim(config, here))
-            return json_bytes({"path": str(claimed[0].path), "owner": here.to_json()})
-
-        reply = json.loads(ranks.from_main(claim, "the run directory"))
-        path, problem = Path(reply["path"]), ""
-        self.is_shared = ranks.is_main or read_owner(path) == reply["owner"]
-        self.directory = claimed[0] if claimed else RunDirectory(path, config.checkpoint.keep)
-        if self.leads and not ranks.is_main:
-            try:
-                self.directory = _claim_own(path, config, here)
-            except OSError as error:
-                problem = f"run.directory: cannot write to {reason(error, path)}"
-            except UserError as error:
-                problem = str(error)
-        ranks.raise_if_any_failed(problem, "the hosts' run directories")
-        seen = ranks.gather(np.array([float(self.is_shared)]), "who sees the run directory")
-        self.who_shares = seen[:, 0] > 0
-
-    @property
-    def leads(self) -> bool:
-        """True if this rank is the one that moves and removes files in its directory."""
-        return self._ranks.is_main or (self._ranks.leads_host and not self.is_shared)
-
-    def rollback(self, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
-        """Roll every host's directory back to the end of `generation`, when the elite was that of generation `best`.
-
-        Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
-        """
-        problem = ""
-        try:
-            if self.leads:
-                self.directory.checkpoints.set_aside(generation + 1, why)
-                self.directory.checkpoints.prune(best)
-            if self._ranks.is_main:
-                self.directory.cut_back(generation, elite)
-        except OSError as error:
-            problem = f"run.directory: cannot write to {reason(error, self.directory.path)}"
-        except UserError as error:
-            problem = str(error)
-        self._ranks.raise_if_any_failed(problem, "the hosts' run directories")
-
-
-def _claim_own(path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
-    """Create and lock this host's own directory, at the same path as the main process's. Raises OSError, UserError."""
-    make_directory(path)
-    lock = Lock(path, LOCK_PATIENCE)
-    refuse_links_within(path)
-    lock.sign(here.to_json())
-    directory = RunDirectory(path, config.checkpoint.keep, lock)
-    directory.checkpoints.discard()
-    return directory

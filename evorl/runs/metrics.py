@@ -21,7 +21,7 @@ from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults
 from evorl.runs.callbacks import LOGGED
-from evorl.runs.champion import Elite, Score
+from evorl.runs.champion import Champion, Score
 from evorl.tracking import AgentRecord, Points, Record
 from evorl.types import Agent
 
@@ -77,7 +77,7 @@ def generation_row(
     scores: Sequence[Score],
     counts: Counts,
     progress: Mapping[str, Any],
-    elite: Elite,
+    elite: Champion,
     seconds: Mapping[str, float],
     config: AnyConfig,
 ) -> dict[str, Any]:
