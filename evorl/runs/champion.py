@@ -50,7 +50,7 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, returns: ArrayLike) -> Score:
-        """Return the score of returns [N], N >= 1; the standard deviation of a single return is 0."""
+        """The score of returns [N], N >= 1; the standard deviation of a single return is 0."""
         values = np.asarray(returns, dtype=np.float64)
         std = float(values.std(ddof=1)) if values.size > 1 else 0.0
         return cls(values.size, float(values.mean()), std)
@@ -66,7 +66,7 @@ class Score(NamedTuple):
 
 
 def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) -> float:
-    """Return an anytime-valid lower confidence bound on the mean of returns [N] that are at least `worst`.
+    """An anytime-valid lower confidence bound on the mean of returns [N] that are at least `worst`.
 
     Testing by betting (Waudby-Smith & Ramdas 2024, arXiv 2010.09686): a bettor who stakes fractions of a capital on
     each return exceeding m multiplies it by 1 / `error` with probability at most `error` if the mean is m or less
@@ -87,7 +87,7 @@ def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) 
 
 
 def _log_capital(returns: Returns, mean: float, worst: float, repeated: float = 1.0) -> float:
-    """Return the log capital after betting that each of the returns [N] exceeds `mean`, from an initial capital of 1.
+    """The log capital after betting that each of the returns [N] exceeds `mean`, from an initial capital of 1.
 
     `repeated` counts the same returns that many times.
     """
@@ -98,7 +98,7 @@ def _log_capital(returns: Returns, mean: float, worst: float, repeated: float = 
 
 
 def error_of_test(total: float, number: int) -> float:
-    """Return the error probability allotted to test `number` (from 1); over all tests they sum to `total`."""
+    """The error probability allotted to test `number` (from 1); over all tests they sum to `total`."""
     return total / (number * (number + 1))
 
 
@@ -230,7 +230,7 @@ class Champion:
         return min(self.worst or 0.0, 0.0)
 
     def _has_hope(self, target: float, error: float, further: int) -> bool:
-        """Return True if `further` episodes would pass the test, were returns one standard error better than so far.
+        """True if `further` episodes would pass the test, were returns one standard error better than so far.
 
         With `further` = 0 it suffices that the mean plus one standard error reaches the target.
         """
@@ -335,5 +335,5 @@ def assign_fitness(agents: Sequence[Agent], fitness: NDArray[np.float64]) -> Non
 
 
 def _by_fitness(agent: Agent) -> tuple[bool, float, int]:
-    """Return the sort key of an agent: by fitness, and among equals by id, so that the newest comes last."""
+    """The sort key of an agent: by fitness, and among equals by id, so that the newest comes last."""
     return agent.fitness is not None, agent.fitness or 0.0, agent.id

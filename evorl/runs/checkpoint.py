@@ -68,7 +68,7 @@ class Progress:
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
 
     def copy(self) -> Progress:
-        """Return an independent snapshot."""
+        """An independent snapshot."""
         return replace(self, elite=replace(self.elite))
 
     def note_setup(self, config: AnyConfig, placement: Placement) -> None:
@@ -78,12 +78,12 @@ class Progress:
         self.made_with = made_with(placement.ranks.device)
 
     def is_solved(self, config: AnyConfig) -> bool:
-        """Return True if the configuration's target is reached; it may have been raised since the checkpoint."""
+        """True if the configuration's target is reached; it may have been raised since the checkpoint."""
         target, bound = config.training.target_fitness, self.elite.lower_bound
         return self.solved and target is not None and bound is not None and bound >= target
 
     def moved(self, config: AnyConfig, placement: Placement) -> bool:
-        """Return True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
+        """True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
         here = placement.ranks.size, placement.kind, config.environment.vectorization
         return (self.ranks, self.placement, self.vectorization) != here
 
@@ -142,7 +142,7 @@ def progress_of(payload: bytes, where: str) -> Progress:
 
 
 def bytes_of(tensors: Tensors) -> int:
-    """Return the size of all tensors in bytes."""
+    """The size of all tensors in bytes."""
     return sum(value.nbytes for value in tensors.values())
 
 
@@ -156,7 +156,7 @@ class Part(Protocol):
     """A part of the training that changes from step to step."""
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return what the generation has changed so far, on this rank."""
+        """What the generation has changed so far, on this rank."""
 
     def resume(self, tensors: Tensors, numbers: dict[str, int]) -> None:
         """Load the output of `snapshot` at the beginning of the same generation. Raises UserError."""
@@ -215,7 +215,7 @@ class InterimCheckpoints:
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is time to save again; only the main process keeps the time."""
+        """True if it is time to save again; only the main process keeps the time."""
         return self._interval is not None and self._ranks.is_main and time.monotonic() >= self._due
 
     def restart_clock(self) -> None:
@@ -227,7 +227,7 @@ class InterimCheckpoints:
         self._due = time.monotonic() + min(1.0, self._interval or 1.0)
 
     def find(self, generation: int, agents: Sequence[Agent]) -> bool:
-        """Return whether there is one of the generation after `generation`, which begins with `agents`.
+        """True if there is one of the generation after `generation`, which begins with `agents`.
 
         Then the episodes that were running in it go on. One that is damaged, or whose episodes cannot go on, is set
         aside under another name.
@@ -328,7 +328,7 @@ class InterimCheckpoints:
                 self._checkpoints.clear()
 
     def _damage(self) -> str:
-        """Return what is wrong with the files that this rank needs, or ""."""
+        """What is wrong with the files that this rank needs, or ""."""
         ranks, checkpoints = self._ranks, self._checkpoints
         where = checkpoints.path(self._number)
         needed = {environments_file(ranks.rank), *(part_file(name, ranks.rank) for name in PARTS)}
@@ -368,7 +368,7 @@ class InterimCheckpoints:
         return f"{path}: the running episode cannot be played again in {lost}" if lost else ""
 
     def _first(self, problem: str) -> str:
-        """Return the first problem of any rank, the same on all of them, or ""."""
+        """The first problem of any rank, the same on all of them, or ""."""
         everyones = self._ranks.gather_bytes(problem.encode(), "the other ranks' interim checkpoints")
         return next((each.decode() for each in everyones if each), "")
 
@@ -434,7 +434,7 @@ class CheckpointManager:
         return problem
 
     def reload(self, payload: bytes, generation: int) -> list[Agent]:
-        """Return the main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
+        """The main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
         ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
         expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
         if not ranks.is_main and path.is_file():
@@ -445,7 +445,7 @@ class CheckpointManager:
         return decode_agents(payload, str(path))
 
     def _files(self, progress: Progress, agents: bytes) -> dict[str, bytes]:
-        """Return this rank's files: its replay and running episodes; on the main process also agents, state, elite."""
+        """This rank's files: its replay and running episodes; on the main process also agents, state, elite."""
         rows, numbers = self._experience.state()
         progress.replay = self._replay_is_kept(bytes_of(rows))
         files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
@@ -458,7 +458,7 @@ class CheckpointManager:
         return files
 
     def _replay_is_kept(self, size: int) -> bool:
-        """Return True if the replay parts of all ranks, this one being `size` bytes, total within the limit."""
+        """True if the replay parts of all ranks, this one being `size` bytes, total within the limit."""
         total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
         limit = self._config.checkpoint.max_replay_mb
         if total > limit:
@@ -511,7 +511,7 @@ class CheckpointManager:
             self._warn_where_inexact(self.interim.progress, 0, ())
 
     def _is_too_short(self, progress: Progress) -> bool:
-        """Return True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
+        """True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
         limit = progress.shortened_by
         return limit is not None and self._config.training.max_steps > limit and not progress.is_solved(self._config)
 
@@ -526,7 +526,7 @@ class CheckpointManager:
         return "shortened" if again else "damaged"
 
     def _listed(self) -> bytes:
-        """Return the generations with checkpoints, as JSON. Raises UserError if a trained run has lost them all."""
+        """The generations with checkpoints, as JSON. Raises UserError if a trained run has lost them all."""
         directory, generations = self._directory, self._checkpoints.generations()
         if not generations and any(row["generation"] > 1 for row in directory.metrics.rows()):
             raise UserError(
@@ -536,7 +536,7 @@ class CheckpointManager:
         return json_bytes(generations)
 
     def _problem(self, generation: int) -> str:
-        """Return why this host cannot resume from a generation, or "". A host without any checkpoints is new."""
+        """Why this host cannot resume from a generation, or "". A host without any checkpoints is new."""
         checkpoints = self._checkpoints
         try:
             if self._ranks.is_main:
@@ -562,18 +562,18 @@ class CheckpointManager:
         return progress, decode_agents(agents, str(where))
 
     def _read_state(self, generation: int) -> bytes:
-        """Return the contents of `state.json`. Raises UserError if it belongs to another generation."""
+        """The contents of `state.json`. Raises UserError if it belongs to another generation."""
         payload, path = self._checkpoints.read(generation, STATE), self._checkpoints.path(generation) / STATE
         if progress_of(payload, str(path)).generation != generation:
             raise UserError(f"{path}: is of another generation")
         return payload
 
     def _read_elite(self, progress: Progress) -> bytes:
-        """Return the contents of the elite's file, empty if there was no elite yet. Raises UserError."""
+        """The contents of the elite's file, empty if there was no elite yet. Raises UserError."""
         return self._read_agents(progress, ELITE, 1) if ELITE in self._checkpoints.files(progress.generation) else b""
 
     def _read_agents(self, progress: Progress, name: str, count: int) -> bytes:
-        """Return the contents of a file of `count` agents. Raises UserError if the number differs, or the agents fit
+        """The contents of a file of `count` agents. Raises UserError if the number differs, or the agents fit
         neither the algorithm nor the progress.
         """
         generation = progress.generation

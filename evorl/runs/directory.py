@@ -65,7 +65,7 @@ def check_run(run: Path) -> None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return a run's configuration as written, not yet validated. Raises UserError like `check_run`."""
+    """A run's configuration as written, not yet validated. Raises UserError like `check_run`."""
     check_run(run)
     return read_yaml(run / CONFIG)
 
@@ -117,11 +117,11 @@ class JsonLines:
             yield from (row for line in read_lines_backwards(self.path) if (row := row_of(line)) is not None)
 
     def newest(self, count: int) -> list[Row]:
-        """Return the objects of the last `count` complete lines at most, in file order."""
+        """The objects of the last `count` complete lines at most, in file order."""
         return list(islice(self.backwards(), count))[::-1]
 
     def last(self) -> Row | None:
-        """Return the object of the last complete line, or None."""
+        """The object of the last complete line, or None."""
         return next(iter(self.newest(1)), None)
 
     def members(self, *names: str) -> Iterator[Row]:
@@ -140,7 +140,7 @@ class JsonLines:
             offset += len(line)
 
     def at(self, offset: int, names: Collection[str]) -> Row:
-        """Return the object of the line at a byte offset, with these members. Raises ValueError if there is none."""
+        """The object of the line at a byte offset, with these members. Raises ValueError if there is none."""
         row = members_of(next(read_lines(self.path, offset), b""), names)
         if row is None:
             raise ValueError(f"{self.path}: has changed while it was read")
@@ -171,7 +171,7 @@ class JsonLines:
 
 
 def row_of(line: bytes) -> Row | None:
-    """Return the object in a line, or None if the line is damaged, incomplete, or has no generation."""
+    """The object in a line, or None if the line is damaged, incomplete, or has no generation."""
     with contextlib.suppress(ValueError, RecursionError):
         row = parse_json(line)
         if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
@@ -180,7 +180,7 @@ def row_of(line: bytes) -> Row | None:
 
 
 def members_of(line: bytes, names: Collection[str]) -> Row | None:
-    """Return the members of a line's object up to the last of `names`, or None where `row_of` would.
+    """The members of a line's object up to the last of `names`, or None where `row_of` would.
 
     If the line lacks one of them, this is the whole object. What follows the last of them is not validated.
     """
@@ -282,7 +282,7 @@ class Checkpoints:
         return self.directory / f"{self._stem}-{generation:06d}"
 
     def generations(self) -> list[int]:
-        """Return the generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
+        """The generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
         if not self.directory.is_dir():
             return []
         try:
@@ -292,7 +292,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def files(self, generation: int) -> Files:
-        """Return the manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
+        """The manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
         path = self.path(generation) / MANIFEST
         refuse_links(self.directory, self.path(generation), path)
         try:
@@ -327,7 +327,7 @@ class Checkpoints:
         return files
 
     def read(self, generation: int, name: str) -> bytes:
-        """Return the contents of one file. Raises UserError if they differ from the manifest."""
+        """The contents of one file. Raises UserError if they differ from the manifest."""
         path = self.path(generation) / name
         listed = self.files(generation).get(name)
         if listed is None:
@@ -350,23 +350,23 @@ class Checkpoints:
 
 
 def _manifest(generation: int, files: Files) -> bytes:
-    """Return a manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
+    """A manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
     content = {"generation": generation, "files": files}
     return json_bytes(content | {"sha256": digest(json_bytes(content))})
 
 
 def environments_file(rank: int) -> str:
-    """Return the name of the file with the running episodes of the environments of `rank`."""
+    """The name of the file with the running episodes of the environments of `rank`."""
     return f"environments-rank-{rank:03d}.safetensors"
 
 
 def part_file(name: str, rank: int) -> str:
-    """Return the name of the file with one part of the training on `rank`, within a generation."""
+    """The name of the file with one part of the training on `rank`, within a generation."""
     return f"{name}-rank-{rank:03d}.safetensors"
 
 
 def replay_file(rank: int) -> str:
-    """Return the name of the file with the replay buffer's part on `rank`."""
+    """The name of the file with the replay buffer's part on `rank`."""
     return f"replay-rank-{rank:03d}.safetensors"
 
 
@@ -397,14 +397,14 @@ class Owner:
 
     @classmethod
     def here(cls, launch: Launch) -> Owner:
-        """Return this process as an owner."""
+        """This process as an owner."""
         return cls(socket.gethostname(), os.getpid(), launch)
 
     def to_json(self) -> dict[str, Any]:
         return {"host": self.host, "pid": self.pid, "launch": self.launch.name}
 
     def had(self, directory: Path) -> bool:
-        """Return True if an earlier attempt of the same, restarted launch used the directory."""
+        """True if an earlier attempt of the same, restarted launch used the directory."""
         return self.launch.restarted and read_owner(directory).get("launch") == self.launch.name
 
 
@@ -603,7 +603,7 @@ class RunDirectory:
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
-    """Return the configuration and the elite of the run in directory `path`. Raises UserError if it has none yet."""
+    """The configuration and the elite of the run in directory `path`. Raises UserError if it has none yet."""
     config = read_config(path)
     file = path / "elite" / "agent.safetensors"
     try:
@@ -625,7 +625,7 @@ def check_same_run(path: Path, config: AnyConfig) -> None:
 
 
 def _directory(config: AnyConfig, owner: Owner) -> Path:
-    """Return the run's directory: by name, else that of an earlier attempt of this launch, else a new one."""
+    """The run's directory: by name, else that of an earlier attempt of this launch, else a new one."""
     directory, name = config.run.directory, config.run.name
     if name:
         return directory / name
@@ -646,7 +646,7 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
 
 
 def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
-    """Return the first difference in a setting that may not change on resume, or None."""
+    """The first difference in a setting that may not change on resume, or None."""
     before, after = (_leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
         if (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)) and before.get(

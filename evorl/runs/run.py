@@ -150,11 +150,11 @@ class Run:
         return self.horizon.carries_over or self._interim.position is not None
 
     def seed(self, purpose: str) -> int:
-        """Return this rank's seed for one purpose in this generation."""
+        """This rank's seed for one purpose in this generation."""
         return derive_seed(self.config.seed, generation=self.generation, rank=self.ranks.rank, purpose=purpose)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return this rank's random generator for one purpose in this generation, on its device."""
+        """This rank's random generator for one purpose in this generation, on its device."""
         rank, device = self.ranks.rank, self.ranks.device
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
@@ -276,7 +276,7 @@ class Run:
         return f"{done * each:,} of {self.horizon.steps * each:,} steps of each agent"
 
     def _progress_now(self) -> Progress:
-        """Return the progress with the time that the run has taken until now."""
+        """The progress with the time that the run has taken until now."""
         return replace(self.progress, wall_clock_seconds=self._wall_clock_seconds())
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
@@ -334,7 +334,7 @@ class Run:
         self._recorded = progress.copy()
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
-        """Return the agents of the next generation on the main process, and an empty list on other ranks.
+        """The agents of the next generation on the main process, and an empty list on other ranks.
 
         Raises UserError on all ranks if a fault has stopped every agent.
         """

@@ -17,7 +17,7 @@ from evorl.types import INITIAL, Agent, UserError
 
 
 def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:
-    """Return the initial population on all ranks: new agents, or those of the run `population.from`.
+    """The initial population on all ranks: new agents, or those of the run `population.from`.
 
     Raises UserError on all ranks if that run has no agents that the algorithm can train.
     """
@@ -55,7 +55,7 @@ def _elite(run: Path) -> list[Agent]:
 
 
 def _newest(run: Path) -> list[Agent]:
-    """Return the agents of a run's newest readable checkpoint. Raises UserError if there is none."""
+    """The agents of a run's newest readable checkpoint. Raises UserError if there is none."""
     refuse_links_within(run)
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     problem = "there is none"
