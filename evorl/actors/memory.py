@@ -192,7 +192,7 @@ class Board:
         os.close(self.lock)
 
     def empty(self) -> tuple[Tensor, Tensor]:
-        """Return uninitialised parameters [D] and acting states [S, P] of the generation last described."""
+        """Uninitialised parameters [D] and acting states [S, P] of the generation last described."""
         return torch.empty_like(self._flats[0]), torch.empty_like(self._states[0])
 
     def fetch(self, flat: Tensor, states: Tensor, generation: int) -> int | None:

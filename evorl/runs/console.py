@@ -255,7 +255,7 @@ def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
 
 
 def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
-    """Return in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
+    """Say in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         # A launcher kills all ranks once one has exited, so the reason may be another rank's.
         return ranks.last_words()

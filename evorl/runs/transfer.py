@@ -29,7 +29,7 @@ def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[
 
 
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
-    """Return agents of a run as an initial population: in order, repeated cyclically if there are too few.
+    """Agents of a run as an initial population: in order, repeated cyclically if there are too few.
 
     They keep their weights, optimiser states, hyperparameters and counters, such as the exploration's.
     """
