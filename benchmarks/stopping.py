@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.runs.champion import Elite, Play, error_of_test, play_until_clear
+from evorl.runs.champion import Champion, Play, error_of_test, play_until_clear
 
 Returns = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Returns]
@@ -66,7 +66,7 @@ class After:
     """The current rule."""
 
     def __init__(self) -> None:
-        self._elite = Elite()
+        self._elite = Champion()
         self._number = 0
 
     def generation(self, agents: Returns, replay: Returns | None, duel: Play, measure: Play, target: float) -> bool:

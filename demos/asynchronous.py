@@ -57,7 +57,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             experience.begin(policy, generation)
             actors.begin(policy, generation, run.generation_length.carries_over, run.generation_length.steps)
 
-            for _ in run.steps(actors.sent_steps, recent=actors.recent):
+            for _ in run.steps(actors.sent_steps, recent=actors.counters.recent):
                 with stopwatch("waiting"):
                     slot = actors.receive(policy)
                 experience.extend(slot)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
 
             actors.end(learner)
             experience.end(policy.agents)
-            counts = gather_metrics(learner, actors.pop_collected(), placement)
+            counts = gather_metrics(learner, actors.counters.pop_collected(), placement)
             figures = actors.figures(placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):

@@ -135,7 +135,7 @@ class Actor:
             os.write(writer, MESSAGE.pack(slot, self._generation, version))
 
     def _saved(self) -> bytes:
-        """Return the running episodes as bytes; empty if another process could not resume them."""
+        """The running episodes as bytes; empty if another process could not resume them."""
         episodes = self._environments.state()
         return encode_tensors(episodes, {}) if episodes else b""
 

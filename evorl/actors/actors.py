@@ -31,7 +31,7 @@ from evorl.types import EvorlWarning, RunFailed, Tensors, UserError
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
-    """Return the largest staleness accepted, in updates. Raises UserError if it would reject most rollouts."""
+    """The largest staleness accepted, in updates. Raises UserError if it would reject most rollouts."""
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
@@ -49,7 +49,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
 
 
 def _most_updates(config: AnyConfig) -> float:
-    """Return the factor by which evolution may raise an agent's update-to-data ratio."""
+    """The factor by which evolution may raise an agent's update-to-data ratio."""
     evolved = config.evolution.hyperparameters or {}
     if "learn_step" not in evolved:
         return 1.0
@@ -87,8 +87,8 @@ def _cores(count: int) -> str:
 Floats = NDArray[np.float64]
 
 
-class Figures:
-    """Actor metrics of one rank, summed since they were last read."""
+class Counters:
+    """What one rank has received from its actors since it was last read: experience, rates and staleness."""
 
     def __init__(self, actors: int, agents: int) -> None:
         self._counts = np.zeros((len(Collected._fields), agents))
@@ -120,18 +120,18 @@ class Figures:
         self._old += not stale
 
     def pop_collected(self) -> Collected:
-        """Return the counters of the received slots since the last call."""
+        """The counters of the slots received since the last call."""
         counts, self._counts = self._counts, np.zeros_like(self._counts)
         return Collected(*counts)
 
     def recent(self) -> Recent | None:
-        """Return the mean return and length of episodes since the last call, or None without any."""
+        """The mean return and length of the episodes received since the last call, or None without any."""
         total, count, length = self._lately
         self._lately = np.zeros(3)
         return Recent(float(total / count), float(length / count)) if count else None
 
     def pop(self, placement: Placement) -> dict[str, float]:
-        """Return all other metrics over all ranks and reset them; actors are numbered rank after rank."""
+        """All other metrics over all ranks, which are reset; actors are numbered rank after rank."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         sums = [len(self._staleness), sum(self._staleness), sum(self._depths), self.restarts, self._stale, self._old]
         most = max(self._staleness, default=0)
@@ -190,15 +190,15 @@ class Actors:
         self._generation, self._published, self._turn = 0, 0, 0
         self._left = 0
         """Rollouts of this generation that are not handed out yet (lockstep only)."""
-        self._figures = Figures(self._settings.count, placement.local_size)
+        self.counters = Counters(self._settings.count, placement.local_size)
 
     @property
     def can_continue(self) -> bool:
-        """Return whether another process can resume the actors' episodes, as after a checkpoint (lockstep only)."""
+        """True if another process can resume the actors' episodes, as after a checkpoint (lockstep only)."""
         return self._settings.lockstep
 
     def state(self) -> Tensors:
-        """Return the running episodes of each actor, or {} if another process could not resume them all.
+        """The running episodes of each actor, or {} if another process could not resume them all.
 
         Free-running actors return {}: they are at different steps in every run.
         """
@@ -246,12 +246,12 @@ class Actors:
 
     @property
     def server(self) -> int:
-        """Return the process id of the server that forks actors."""
+        """The process id of the server that forks actors."""
         return self._supervisor.server
 
     @property
     def processes(self) -> list[int]:
-        """Return the actors' process ids."""
+        """The process id of each actor."""
         return self._supervisor.processes
 
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
@@ -277,10 +277,10 @@ class Actors:
         if first and not self._settings.lockstep:
             for number in self._slots:
                 self._supervisor.hand_out(number // queue, number)
-        self._figures.begin()
+        self.counters.begin()
 
     def receive(self, policy: Policy) -> Any:
-        """Return the next slot that is of this generation and within the bound on staleness.
+        """Wait for the next slot that is of this generation and within the bound on staleness.
 
         Raises UserError if an actor reports one, and RunFailed if actors cannot be kept alive.
         """
@@ -290,13 +290,13 @@ class Actors:
             staleness = int(slot.behind[0]) if self._kind.shared else policy.version - message.version
             if message.generation == self._generation and staleness <= self._bound:
                 break
-            self._figures.discarded(stale=message.generation == self._generation)
+            self.counters.discarded(stale=message.generation == self._generation)
             self._supervisor.hand_out(message.actor, message.slot)
-        self._figures.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
+        self.counters.received(message.actor, slot.counts.numpy(), staleness, self._supervisor.waiting)
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Return a received slot to its actor; its contents must not be read afterwards."""
+        """Hand a received slot back to its actor; its contents must not be read afterwards."""
         if not self._settings.lockstep:
             self._supervisor.hand_out(slot.number // self._settings.queue, slot.number)
 
@@ -330,7 +330,7 @@ class Actors:
         read_state(learner, flat.to(device), states[len(learner.policy.acting_states()) :].to(device))
 
     def _published_of(self, policy: Policy) -> tuple[Tensor, list[Tensor]]:
-        """Return what to publish of a policy: parameters [D], and acting states, each [P].
+        """The parameters [D] of a policy and its acting states, each [P].
 
         With shared parameters, it is the learner's full state: also Adam's moments and step counts.
         """
@@ -344,15 +344,7 @@ class Actors:
         return flat, [*states, *updates]
 
     def figures(self, placement: Placement) -> dict[str, float]:
-        """Return the metrics of all ranks' actors since the last call."""
-        self._figures.restarts = self._supervisor.restarts
+        """The metrics of all ranks' actors since the last call."""
+        self.counters.restarts = self._supervisor.restarts
         self._supervisor.restarts = 0
-        return self._figures.pop(placement)
-
-    def pop_collected(self) -> Collected:
-        """Return the counters of the slots received since the last call."""
-        return self._figures.pop_collected()
-
-    def recent(self) -> Recent | None:
-        """Return the mean return and length of the episodes received since the last call, or None without any."""
-        return self._figures.recent()
+        return self.counters.pop(placement)

@@ -104,7 +104,7 @@ class TransitionCollector(RolloutCollector):
 
     @torch.no_grad()
     def _errors(self, batch: Batch) -> Tensor:
-        """Return the errors [P, B] for priorities from the algorithm's first loss."""
+        """The errors [P, B] for priorities from the algorithm's first loss."""
         policy = self._policy
         parts = [
             objective.loss(stack, batch.part(stack.members), policy.generator).errors
@@ -174,7 +174,7 @@ class UpdateCollector(GradientCollector):
 
 
 def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], GradientMemory]:
-    """Return the factory of slots for gradients of these agents."""
+    """The factory of slots for gradients of these agents."""
     agents, algorithm = len(policy.agents), policy.algorithm
     sizes = {
         name: sum(stack.networks[name].parameters.flat.numel() for stack in policy.stacks) + agents
@@ -184,12 +184,12 @@ def gradient_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Gradie
 
 
 def rollout_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """Return the factory of slots for rollouts of these agents, with the extras of each policy output."""
+    """The factory of slots for rollouts of these agents, with the extras of each policy output."""
     return _rollout(policy, config, lambda output: output.extras)
 
 
 def transition_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], RolloutMemory]:
-    """Return the factory of slots for rollouts of these agents, with actions and errors for priorities."""
+    """The factory of slots for rollouts of these agents, with actions and errors for priorities."""
     return _rollout(
         policy, config, lambda output: {"action": output.action, ERROR: torch.zeros(output.action.shape[:2])}
     )
@@ -198,7 +198,7 @@ def transition_slot(policy: Policy, config: AnyConfig) -> Callable[[Empty], Roll
 def _rollout(
     policy: Policy, config: AnyConfig, kept: Callable[[PolicyOutput], Tensors]
 ) -> Callable[[Empty], RolloutMemory]:
-    """Return the factory of rollout slots; `kept` selects what is stored of each policy output."""
+    """The factory of rollout slots; `kept` selects what is stored of each policy output."""
     algorithm = policy.algorithm
     num_envs, parts = config.environment.num_envs, algorithm.interface.with_mask()
     shown = kept(_output(policy, parts, num_envs))
@@ -212,7 +212,7 @@ def _rollout(
 
 
 def _output(policy: Policy, parts: Mapping[str, ObservationSpec], num_envs: int) -> PolicyOutput:
-    """Return the policy's output for a dummy observation, to infer shapes; the generator's state is unchanged."""
+    """The policy's output for a dummy observation, to infer shapes; the generator's state is unchanged."""
     shape, device = (len(policy.agents), num_envs), policy.generator.device
     seen = {name: torch.zeros(*shape, *part.shape, dtype=part.dtype, device=device) for name, part in parts.items()}
     if "action_mask" in seen:
@@ -250,7 +250,7 @@ def note_counts(slot: Slot, environments: Environments) -> None:
 
 
 def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable[int]) -> dict[int, Slot]:
-    """Return an actor's slots by number; the actor and its rank find them at the same offsets of its own memory.
+    """An actor's slots by number; the actor and its rank find them at the same offsets of its own memory.
 
     Memory is not shared between actors: one still in the last generation, whose slots had another size, would overwrite
     the slots of others.
@@ -263,7 +263,7 @@ def slots(memory: SharedMemory, make: Callable[[Empty], Slot], numbers: Iterable
 
 
 def slot_size(make: Callable[[Empty], Slot]) -> int:
-    """Return the size of a slot in bytes, rounded up to whole pages."""
+    """The size of a slot in bytes, rounded up to whole pages."""
     arena = Arena()
     make(arena.empty)
     return -(-arena.used // PAGE) * PAGE

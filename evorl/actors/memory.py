@@ -46,7 +46,7 @@ class SharedMemory:
             os.ftruncate(self.descriptor, size)
 
     def arena(self, offset: int = 0) -> Arena:
-        """Return an arena over all of the current memory from byte `offset` on."""
+        """An arena over all of the current memory from byte `offset` on."""
         size = os.fstat(self.descriptor).st_size
         # An older map stays alive for as long as a tensor uses it.
         if self._map is None or len(self._map) < size:
@@ -65,7 +65,7 @@ class Arena:
         self.used = offset
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return a tensor at the next free aligned offset; its values are the memory's current contents."""
+        """A tensor at the next free aligned offset; its values are the memory's current contents."""
         numel = math.prod(shape)
         first = -(-self.used // ALIGNMENT) * ALIGNMENT
         self.used = first + numel * dtype.itemsize
@@ -122,7 +122,7 @@ class Board:
 
     @property
     def generation(self) -> int:
-        """Return the published generation, or 0 while there is none."""
+        """The published generation, or 0 while there is none."""
         return int(self._numbers[0])
 
     def describe(self, description: Description, values: int, states: int) -> None:
@@ -192,7 +192,7 @@ class Board:
         os.close(self.lock)
 
     def empty(self) -> tuple[Tensor, Tensor]:
-        """Return uninitialised parameters [D] and acting states [S, P] of the generation last described."""
+        """Uninitialised parameters [D] and acting states [S, P] of the generation last described."""
         return torch.empty_like(self._flats[0]), torch.empty_like(self._states[0])
 
     def fetch(self, flat: Tensor, states: Tensor, generation: int) -> int | None:

@@ -111,7 +111,7 @@ class ActorServer:
             self._is_ready = True
 
     def _answer(self, patience: float) -> int:
-        """Return the server's next reply. Raises OSError if it has ended, is stopped, or is too slow."""
+        """The server's next reply. Raises OSError if it has ended, is stopped, or is too slow."""
         began = time.monotonic()
         stopped = 0.0
         while True:

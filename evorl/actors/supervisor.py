@@ -94,7 +94,7 @@ class ActorProcess:
         return self.pipes[1]
 
     def is_late(self, now: float, beat: float, timeout: float) -> bool:
-        """Return whether the actor has a slot to fill but no recent heartbeat; the last was at `beat`."""
+        """True if the actor has a slot to fill but no recent heartbeat; the last was at `beat`."""
         limit = max(beat, self.asked) + timeout if beat > self.began else self.began + max(timeout, STARTING)
         return bool(self.process and self.slots) and now > limit
 
@@ -122,27 +122,27 @@ class Supervisor:
 
     @property
     def started(self) -> bool:
-        """Return whether the actors have been started."""
+        """True if the actors have been started."""
         return bool(self._actors)
 
     @property
     def busy(self) -> bool:
-        """Return whether an actor has a slot to fill, or a filled one that was not received."""
+        """True if an actor has a slot to fill, or a filled one that was not received."""
         return any(actor.slots for actor in self._actors)
 
     @property
     def waiting(self) -> int:
-        """Return the number of actors' messages not received yet."""
+        """The number of actors' messages not received yet."""
         return sum(_unread(actor.reader) for actor in self._actors) // MESSAGE.size
 
     @property
     def server(self) -> int:
-        """Return the process id of the server that forks actors."""
+        """The process id of the server that forks actors."""
         return self._server.process
 
     @property
     def processes(self) -> list[int]:
-        """Return the actors' process ids."""
+        """The actors' process ids."""
         return [actor.process for actor in self._actors]
 
     def start(self) -> None:
@@ -197,7 +197,7 @@ class Supervisor:
             return Message(actor.index, slot, generation, version)
 
     def _next(self) -> ActorProcess:
-        """Return an actor that has sent a message or has ended; in lockstep, the first that has a slot to fill."""
+        """An actor that has sent a message or has ended; in lockstep, the first that has a slot to fill."""
         if self._settings.lockstep:
             first = next(actor for actor in self._actors if actor.slots)
             while not any(key.data is first for key, _ in self._selector.select(LOOK_EVERY)):
@@ -296,7 +296,7 @@ def _tell(actor: ActorProcess, slot: int) -> None:
 
 
 def _unread(reader: int) -> int:
-    """Return the number of unread bytes in a pipe."""
+    """The number of unread bytes in a pipe."""
     (count,) = COUNT.unpack(fcntl.ioctl(reader, termios.FIONREAD, bytes(COUNT.size)))
     return int(count)
 

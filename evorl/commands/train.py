@@ -39,7 +39,7 @@ def train(parsed: argparse.Namespace) -> None:
     arguments = program_arguments(parsed.words, parsed.seed, parsed.name)
     program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
     if parsed.processes == 1:
-        main_of(program)(arguments)
+        main_of(program)(arguments, ())
         return
     # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
     check(read_config(Path(arguments[1]), arguments[2:]))

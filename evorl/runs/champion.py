@@ -1,4 +1,4 @@
-"""The best agent so far (the elite), its archive, and the test of the target.
+"""The best agent so far (the elite), its challenge in each generation, and the test of the target.
 
 All use only episodes that were not used for selection. The maximum of several noisy means is biased upwards, and a test
 that is repeated every generation is eventually passed by chance. So an agent becomes the elite on some episodes and is
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ConfigDict, Field, FiniteFloat
 
 from evorl.config import AnyConfig
+from evorl.config.schema import Evaluation
 from evorl.population.evaluation import EpisodeResults, Evaluator, Purpose
 from evorl.system.console import digits
 from evorl.system.formats import decode_agents, encode_agents
@@ -49,7 +50,7 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, returns: ArrayLike) -> Score:
-        """Return the score of returns [N], N >= 1; the standard deviation of a single return is 0."""
+        """The score of returns [N], N >= 1; the standard deviation of a single return is 0."""
         values = np.asarray(returns, dtype=np.float64)
         std = float(values.std(ddof=1)) if values.size > 1 else 0.0
         return cls(values.size, float(values.mean()), std)
@@ -65,7 +66,7 @@ class Score(NamedTuple):
 
 
 def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) -> float:
-    """Return an anytime-valid lower confidence bound on the mean of returns [N] that are at least `worst`.
+    """An anytime-valid lower confidence bound on the mean of returns [N] that are at least `worst`.
 
     Testing by betting (Waudby-Smith & Ramdas 2024, arXiv 2010.09686): a bettor who stakes fractions of a capital on
     each return exceeding m multiplies it by 1 / `error` with probability at most `error` if the mean is m or less
@@ -86,7 +87,7 @@ def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) 
 
 
 def _log_capital(returns: Returns, mean: float, worst: float, repeated: float = 1.0) -> float:
-    """Return the log capital after betting that each of the returns [N] exceeds `mean`, from an initial capital of 1.
+    """The log capital after betting that each of the returns [N] exceeds `mean`, from an initial capital of 1.
 
     `repeated` counts the same returns that many times.
     """
@@ -97,7 +98,7 @@ def _log_capital(returns: Returns, mean: float, worst: float, repeated: float = 
 
 
 def error_of_test(total: float, number: int) -> float:
-    """Return the error probability allotted to test `number` (from 1); over all tests they sum to `total`."""
+    """The error probability allotted to test `number` (from 1); over all tests they sum to `total`."""
     return total / (number * (number + 1))
 
 
@@ -116,12 +117,13 @@ def play_until_clear(play: Play, part: int, most: int) -> Returns:
 
 
 @dataclass
-class Elite:
-    """The best agent so far, which won in generation `generation`.
+class Champion:
+    """The best agent so far (the elite): its score, its challenge by each generation's best, its test of the target.
 
-    `returns` come from episodes that only measure it: none of them selected it or decided a challenge. `worst` is the
-    worst return of any agent in the run's evaluations. `tests` counts the elites tested for the target, including this
-    one if it `is_tested`; `lower_bound` is then the lower confidence bound on its mean.
+    It won in generation `generation`. `returns` come from episodes that only measure it: none of them selected it or
+    decided a challenge. `worst` is the worst return of any agent in the run's evaluations. `tests` counts the elites
+    tested for the target, including this one if it `is_tested`; `lower_bound` is then the lower confidence bound on its
+    mean. These fields are in every checkpoint's state; the agent has a file of its own there.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -139,6 +141,13 @@ class Elite:
             raise ValueError("an elite with returns has a generation, and none of them is below the worst of the run")
         if self.is_tested and not (self.returns and self.tests):
             raise ValueError("an elite that is tested has returns and is one of those that `tests` counts")
+        self.payload: bytes = b""
+        """The agent, encoded as a file of one agent; empty before there is one."""
+        self.parents: list[Agent] = []
+        """The agent, with its mean on the last generation's episodes as its fitness; empty if that generation's best
+        agent won, since that one is in the population."""
+        self.evaluation_steps: int = 0
+        """The environment steps of all evaluation episodes of the last generation, including the challenge."""
 
     @property
     def score(self) -> Score | None:
@@ -221,7 +230,7 @@ class Elite:
         return min(self.worst or 0.0, 0.0)
 
     def _has_hope(self, target: float, error: float, further: int) -> bool:
-        """Return True if `further` episodes would pass the test, were returns one standard error better than so far.
+        """True if `further` episodes would pass the test, were returns one standard error better than so far.
 
         With `further` = 0 it suffices that the mean plus one standard error reaches the target.
         """
@@ -237,6 +246,84 @@ class Elite:
         if len(self.returns) < MOST_EPISODES:
             self.returns += tuple(map(float, returns))
 
+    def compete(
+        self,
+        config: AnyConfig,
+        agents: Sequence[Agent],
+        results: EpisodeResults,
+        evaluator: Evaluator,
+        generation: int,
+    ) -> bool:
+        """Assign fitness from `results` [P, N], and let the best agent challenge the elite.
+
+        The elite plays the generation's episodes too. If it loses on them, both play fresh episodes. The winner is
+        then measured, and tested for the target, on separate episodes. True if the target is reached.
+        """
+        fitness = results.fitness(config.evolution.fitness)
+        assign_fitness(agents, fitness)
+        self.see(fitness)
+        solved = self._compete(config, agents, fitness, evaluator, generation)
+        self.evaluation_steps = evaluator.pop_steps()
+        return solved
+
+    def competing(self, config: AnyConfig, generation: int) -> list[Agent]:
+        """The elite as a candidate parent of the next generation, or nothing.
+
+        It stops competing `evolution.selection.archive` generations after it won.
+        """
+        age = generation - (self.generation or 0)
+        return self.parents if age <= config.evolution.selection.archive else []
+
+    def _compete(
+        self,
+        config: AnyConfig,
+        agents: Sequence[Agent],
+        fitness: NDArray[np.float64],
+        evaluator: Evaluator,
+        generation: int,
+    ) -> bool:
+        place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
+        best, target, settings = agents[place], config.training.target_fitness, config.evaluation
+        won = self._loses_to(best, fitness[place], evaluator, generation, settings)
+        if won:
+            self.parents = []
+        elif not self.parents:
+            return False
+        (agent,) = self.parents or [best]
+        seems_reached = target is not None and agent.fitness is not None and agent.fitness >= target
+        confirms = settings.confirmation_episodes
+        play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
+        # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
+        played = self.measure(play, confirms if seems_reached else settings.episodes, confirms)
+        solved = target is not None and self.reaches(target, settings.error, seems_reached, play, confirms, played)
+        if won and self.score:
+            # Store the measured mean: the mean over the episodes that selected it is biased upwards.
+            self.payload = encode_agents([replace(best, fitness=self.score.mean)])
+        return solved
+
+    def _loses_to(
+        self, best: Agent, fitness: NDArray[np.float64], evaluator: Evaluator, generation: int, settings: Evaluation
+    ) -> bool:
+        """Load the elite into `parents`, and let the generation's best agent, with `fitness` [N], challenge it."""
+        again = None
+        self.parents = decode_agents(self.payload, "the elite") if self.payload else []
+        for agent in self.parents:
+            again = self._play(evaluator, [agent], generation, "generation")(0, settings.episodes)[0]
+            agent.fitness = float(again.mean())
+        if best.fitness is None:
+            return False
+        confirms = settings.confirmation_episodes
+        play = self._play(evaluator, [best, *self.parents], generation, "confirmation") if confirms else None
+        return self.challenge(fitness, again, play, confirms, generation)
+
+    def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
+        def play(first: int, episodes: int) -> Returns:
+            returns = evaluator.remeasure(agents, generation, purpose, first, episodes)
+            self.see(returns)
+            return returns
+
+        return play
+
 
 def assign_fitness(agents: Sequence[Agent], fitness: NDArray[np.float64]) -> None:
     """Set each agent's fitness to the mean over its episodes of `fitness` [P, N].
@@ -247,96 +334,6 @@ def assign_fitness(agents: Sequence[Agent], fitness: NDArray[np.float64]) -> Non
         agent.fitness = float(row.mean()) if np.isfinite(row).all() and agent.fault is None else None
 
 
-class Archive:
-    """The elite: challenged by the best agent of each generation, and a candidate parent in selection.
-
-    `elite` holds its score, which a challenge updates; `payload` is its file, empty before there is one. `parents`
-    holds the elite, with its mean on the last generation's episodes as its fitness. It is empty if that generation's
-    best agent won, since that agent is in the population. `evaluation_steps` counts the environment steps of all
-    evaluation episodes of the last generation, including its challenge.
-    """
-
-    def __init__(self, config: AnyConfig, elite: Elite, payload: bytes) -> None:
-        self.elite = elite
-        self.payload = payload
-        self.parents: list[Agent] = []
-        self.evaluation_steps = 0
-        self._settings = config.evaluation
-        self._weights = config.evolution.fitness
-        self._competes_for = config.evolution.selection.archive
-        self._target = config.training.target_fitness
-
-    def challenge(
-        self, agents: Sequence[Agent], results: EpisodeResults, evaluator: Evaluator, generation: int
-    ) -> bool:
-        """Assign fitness from `results` [P, N], and let the best agent challenge the elite.
-
-        The elite plays the generation's episodes too. If it loses on them, both play fresh episodes. The winner is
-        then measured, and tested for the target, on separate episodes.
-
-        Returns True if the target is reached.
-        """
-        fitness = results.fitness(self._weights)
-        assign_fitness(agents, fitness)
-        self.elite.see(fitness)
-        solved = self._challenge(agents, fitness, evaluator, generation)
-        self.evaluation_steps = evaluator.pop_steps()
-        return solved
-
-    def competing(self, generation: int) -> list[Agent]:
-        """Return the elite as a candidate parent of the next generation, or nothing.
-
-        It stops competing `evolution.selection.archive` generations after it won.
-        """
-        age = generation - (self.elite.generation or 0)
-        return self.parents if age <= self._competes_for else []
-
-    def _challenge(
-        self, agents: Sequence[Agent], fitness: NDArray[np.float64], evaluator: Evaluator, generation: int
-    ) -> bool:
-        place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
-        best, elite, settings = agents[place], self.elite, self._settings
-        won = self._beats_elite(best, fitness[place], evaluator, generation)
-        if won:
-            self.parents = []
-        elif not self.parents:
-            return False
-        (agent,) = self.parents or [best]
-        seems_reached = self._target is not None and agent.fitness is not None and agent.fitness >= self._target
-        confirms = settings.confirmation_episodes
-        play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
-        # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
-        played = elite.measure(play, confirms if seems_reached else settings.episodes, confirms)
-        solved = self._target is not None and elite.reaches(
-            self._target, settings.error, seems_reached, play, confirms, played
-        )
-        if won and elite.score:
-            # Store the measured mean: the mean over the episodes that selected it is biased upwards.
-            self.payload = encode_agents([replace(best, fitness=elite.score.mean)])
-        return solved
-
-    def _beats_elite(self, best: Agent, fitness: NDArray[np.float64], evaluator: Evaluator, generation: int) -> bool:
-        """Load the elite into `parents`, and return True if the best agent, with `fitness` [N], beats it."""
-        again = None
-        self.parents = decode_agents(self.payload, "the elite") if self.payload else []
-        for agent in self.parents:
-            again = self._play(evaluator, [agent], generation, "generation")(0, self._settings.episodes)[0]
-            agent.fitness = float(again.mean())
-        if best.fitness is None:
-            return False
-        confirms = self._settings.confirmation_episodes
-        play = self._play(evaluator, [best, *self.parents], generation, "confirmation") if confirms else None
-        return self.elite.challenge(fitness, again, play, confirms, generation)
-
-    def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
-        def play(first: int, episodes: int) -> Returns:
-            returns = evaluator.remeasure(agents, generation, purpose, first, episodes)
-            self.elite.see(returns)
-            return returns
-
-        return play
-
-
 def _by_fitness(agent: Agent) -> tuple[bool, float, int]:
-    """Return the sort key of an agent: by fitness, and among equals by id, so that the newest comes last."""
+    """The sort key of an agent: by fitness, and among equals by id, so that the newest comes last."""
     return agent.fitness is not None, agent.fitness or 0.0, agent.id

@@ -1,4 +1,4 @@
-"""The progress of a run, its checkpoints after each generation, and interim checkpoints within one.
+"""The progress of a run, its checkpoints after each generation and within one, and the resume from the newest.
 
 Every rank writes its files and reloads the agents.
 """
@@ -11,31 +11,31 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
-from evorl.distributed import Placement, Ranks
+from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
+from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
-from evorl.runs.champion import Elite, Number
+from evorl.runs.champion import Champion, Number
 from evorl.runs.directory import (
     AGENTS,
     ELITE,
     STATE,
-    Checkpoints,
-    Files,
-    HostDirectory,
+    RunDirectory,
     environments_file,
     part_file,
     replay_file,
 )
 from evorl.seeding import derive_seed
-from evorl.system.console import WarnOnce
-from evorl.system.files import digest, json_bytes, read_bounded, reason
+from evorl.system.console import WarnOnce, say
+from evorl.system.files import digest, json_bytes, read_bounded
 from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors, parse_json
 from evorl.system.processes import made_with
 from evorl.types import Agent, Tensors, UserError, Words
@@ -55,7 +55,7 @@ class Progress:
     agent_steps: Number = 0
     global_steps: Number = 0
     next_id: Number = 0
-    elite: Elite = field(default_factory=Elite)
+    elite: Champion = field(default_factory=Champion)
     solved: bool = False
     wall_clock_seconds: Annotated[float, Field(ge=0)] = 0.0
     ranks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
@@ -69,7 +69,7 @@ class Progress:
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
 
     def copy(self) -> Progress:
-        """Return an independent snapshot."""
+        """An independent snapshot."""
         return replace(self, elite=replace(self.elite))
 
     def note_setup(self, config: AnyConfig, placement: Placement) -> None:
@@ -79,12 +79,12 @@ class Progress:
         self.made_with = made_with(placement.ranks.device)
 
     def is_solved(self, config: AnyConfig) -> bool:
-        """Return True if the configuration's target is reached; it may have been raised since the checkpoint."""
+        """True if the configuration's target is reached; it may have been raised since the checkpoint."""
         target, bound = config.training.target_fitness, self.elite.lower_bound
         return self.solved and target is not None and bound is not None and bound >= target
 
     def moved(self, config: AnyConfig, placement: Placement) -> bool:
-        """Return True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
+        """True if ranks, placement or vectorisation of the environments differ from the recorded setup."""
         here = placement.ranks.size, placement.kind, config.environment.vectorization
         return (self.ranks, self.placement, self.vectorization) != here
 
@@ -132,7 +132,7 @@ def progress_of(payload: bytes, where: str) -> Progress:
         place = on_one_line(".".join(map(str, first["loc"])), 200)
         raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
     given = json.loads(payload)
-    for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Elite)):
+    for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Champion)):
         for each in fields(kind):
             # Defaults describe a new run, and would be wrong for one that has been trained.
             if each.name not in section:
@@ -142,141 +142,8 @@ def progress_of(payload: bytes, where: str) -> Progress:
     return progress
 
 
-class CheckpointManager:
-    """Writes the checkpoints of a run, collectively on all ranks.
-
-    Ranks that can access the main process's directory write into it. Every other host keeps the replay parts of its
-    ranks in a directory of its own.
-    """
-
-    def __init__(
-        self,
-        config: AnyConfig,
-        placement: Placement,
-        experience: Experience,
-        environments: Continued | None,
-        host: HostDirectory,
-        warn_once: WarnOnce,
-    ) -> None:
-        """`environments` are those whose episodes continue into the next generation, or None."""
-        self._config = config
-        self._placement = placement
-        self._ranks = placement.ranks
-        self._experience = experience
-        self._environments = environments
-        self._writer = CheckpointWriter(host, placement.ranks)
-        self._checkpoints = host.directory.checkpoints
-        self._warn_once = warn_once
-
-    def save(self, progress: Progress, agents: bytes, elite: bytes) -> str:
-        """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
-
-        `agents` and `elite` are encoded agents, on the main process. Returns the problem, empty on success: the same on
-        all ranks, unless only a host other than the main process's failed.
-        """
-        generation = progress.generation
-        progress.note_setup(self._config, self._placement)
-        files = self._files(progress, agents, elite)
-        problem = self._writer.write(self._checkpoints, generation, files, progress.elite.generation)
-        if problem:
-            lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
-            self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
-        else:
-            self._warn_once.reset("checkpoint")
-        return problem
-
-    def reload(self, payload: bytes, generation: int) -> list[Agent]:
-        """Return the main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
-        ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
-        expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
-        if not ranks.is_main and path.is_file():
-            payload = read_bounded(path)
-        seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
-        if not seen.all():
-            payload = ranks.broadcast_bytes(payload, "the evolved agents")
-        return decode_agents(payload, str(path))
-
-    def _files(self, progress: Progress, agents: bytes, elite: bytes) -> dict[str, bytes]:
-        """Return this rank's files: its replay and running episodes; on the main process also agents, state, elite."""
-        rows, numbers = self._experience.state()
-        progress.replay = self._replay_is_kept(bytes_of(rows))
-        files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
-        if self._environments is not None and (episodes := self._environments.state()):
-            files[environments_file(self._ranks.rank)] = encode_tensors(episodes, {})
-        if self._ranks.is_main:
-            files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))} | ({ELITE: elite} if elite else {})
-        return files
-
-    def _replay_is_kept(self, size: int) -> bool:
-        """Return True if the replay parts of all ranks, this one being `size` bytes, total within the limit."""
-        total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
-        limit = self._config.checkpoint.max_replay_mb
-        if total > limit:
-            what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
-            self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
-        return total <= limit
-
-
-class CheckpointWriter:
-    """Writes a checkpoint from the files of every rank, collectively, first in the main process's directory."""
-
-    def __init__(self, host: HostDirectory, ranks: Ranks) -> None:
-        self._host = host
-        self._ranks = ranks
-        self._directory = host.directory
-
-    def write(self, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes], best: int | None = None) -> str:
-        """Write checkpoint `number` with these files of this rank; older ones are pruned, except for `best`.
-
-        Returns the problem, empty on success. One on the main process is the same on all ranks; another host that fails
-        alone has no such checkpoint.
-        """
-        problem = self._complete(checkpoints, number, self._gathered(checkpoints, number, files), best)
-        if problem:
-            checkpoints.discard()
-        return problem
-
-    def _gathered(self, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-        """Write this rank's files; return the manifest entries and the problem, if any, of every rank.
-
-        The generation's lines are flushed first: a checkpoint guarantees that they are on disk.
-        """
-        mine: dict[str, Any] = {"files": {}, "problem": ""}
-        try:
-            self._directory.flush()
-            mine["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
-        except OSError as error:
-            mine["problem"] = reason(error, self._directory.path)
-        parts = self._ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")
-        return [json.loads(part) for part in parts]
-
-    def _complete(
-        self, checkpoints: Checkpoints, number: int, parts: Sequence[dict[str, Any]], best: int | None
-    ) -> str:
-        """Complete the checkpoint, first in the main process's directory, then on the other hosts.
-
-        Returns the problem.
-        """
-        ranks, files = self._ranks, [part["files"] for part in parts]
-        problem = next((part["problem"] for part in parts if part["problem"]), "")
-
-        def complete(own: Sequence[Files]) -> str:
-            try:
-                checkpoints.complete(number, {name: listed for part in own for name, listed in part.items()}, best)
-            except OSError as error:
-                return reason(error, self._directory.path)
-            return ""
-
-        if not problem and ranks.is_main:
-            problem = complete([part for part, shares in zip(files, self._host.who_shares, strict=True) if shares])
-        problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
-        if not problem and self._host.leads and not ranks.is_main:
-            problem = complete(files[ranks.rank :][: ranks.on_host])
-        return problem
-
-
 def bytes_of(tensors: Tensors) -> int:
-    """Return the size of all tensors in bytes."""
+    """The size of all tensors in bytes."""
     return sum(value.nbytes for value in tensors.values())
 
 
@@ -290,7 +157,7 @@ class Part(Protocol):
     """A part of the training that changes from step to step."""
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """Return what the generation has changed so far, on this rank."""
+        """What the generation has changed so far, on this rank."""
 
     def resume(self, tensors: Tensors, numbers: dict[str, int]) -> None:
         """Load the output of `snapshot` at the beginning of the same generation. Raises UserError."""
@@ -329,7 +196,7 @@ class InterimCheckpoints:
         config: AnyConfig,
         placement: Placement,
         environments: Continued,
-        host: HostDirectory,
+        directory: RunDirectory,
         warn_once: WarnOnce,
     ) -> None:
         self.position: Position | None = None
@@ -338,9 +205,8 @@ class InterimCheckpoints:
         self._placement = placement
         self._ranks = placement.ranks
         self._environments = environments
-        self._host = host
-        self._checkpoints = host.directory.interim
-        self._writer = CheckpointWriter(host, placement.ranks)
+        self._directory = directory
+        self._checkpoints = directory.interim
         self._warn_once = warn_once
         self._number = 0
         minutes = config.checkpoint.minutes
@@ -350,7 +216,7 @@ class InterimCheckpoints:
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is time to save again; only the main process keeps the time."""
+        """True if it is time to save again; only the main process keeps the time."""
         return self._interval is not None and self._ranks.is_main and time.monotonic() >= self._due
 
     def restart_clock(self) -> None:
@@ -362,7 +228,7 @@ class InterimCheckpoints:
         self._due = time.monotonic() + min(1.0, self._interval or 1.0)
 
     def find(self, generation: int, agents: Sequence[Agent]) -> bool:
-        """Return whether there is one of the generation after `generation`, which begins with `agents`.
+        """True if there is one of the generation after `generation`, which begins with `agents`.
 
         Then the episodes that were running in it go on. One that is damaged, or whose episodes cannot go on, is set
         aside under another name.
@@ -454,21 +320,21 @@ class InterimCheckpoints:
             base = digest(encode_agents(agents))
             position = Position(base, [each["steps"] for each in everyones], horizon, training_seconds, dict(seconds))
             files[STATE] = json_bytes({"progress": asdict(here), "position": asdict(position)})
-        return self._writer.write(self._checkpoints, self._number, files)
+        return self._directory.write_checkpoint(ranks, self._checkpoints, self._number, files)
 
     def clear(self) -> None:
         """Remove all of them; one that cannot be removed is ignored when a later generation is resumed."""
-        if self._host.leads:
+        if self._directory.leads:
             with contextlib.suppress(OSError, UserError):
                 self._checkpoints.clear()
 
     def _damage(self) -> str:
-        """Return what is wrong with the files that this rank needs, or ""."""
+        """What is wrong with the files that this rank needs, or ""."""
         ranks, checkpoints = self._ranks, self._checkpoints
         where = checkpoints.path(self._number)
         needed = {environments_file(ranks.rank), *(part_file(name, ranks.rank) for name in PARTS)}
         try:
-            files = checkpoints.verify(self._number) if self._host.leads else checkpoints.files(self._number)
+            files = checkpoints.verify(self._number) if self._directory.leads else checkpoints.files(self._number)
             if ranks.is_main:
                 needed.add(STATE)
                 self._read(checkpoints.read(self._number, STATE))
@@ -503,7 +369,7 @@ class InterimCheckpoints:
         return f"{path}: the running episode cannot be played again in {lost}" if lost else ""
 
     def _first(self, problem: str) -> str:
-        """Return the first problem of any rank, the same on all of them, or ""."""
+        """The first problem of any rank, the same on all of them, or ""."""
         everyones = self._ranks.gather_bytes(problem.encode(), "the other ranks' interim checkpoints")
         return next((each.decode() for each in everyones if each), "")
 
@@ -512,10 +378,268 @@ class InterimCheckpoints:
         if self._ranks.is_main:
             self._warn_once(problem, f"{problem}; {so}")
         moved = ""
-        if self._host.leads:
+        if self._directory.leads:
             try:
                 self._checkpoints.set_aside(self._number)
             except OSError as error:
                 moved = f"run.directory: cannot write to {self._checkpoints.path(self._number)}: {error.strerror}"
         self._ranks.raise_if_any_failed(moved, "the hosts' run directories")
         return False
+
+
+class CheckpointManager:
+    """Saves the checkpoints after each generation, and restores the newest one, collectively on all ranks.
+
+    Ranks that can access the main process's directory write into it. Every other host keeps the replay parts of its
+    ranks in a directory of its own. `interim` has the checkpoints within a generation.
+    """
+
+    def __init__(
+        self,
+        config: AnyConfig,
+        placement: Placement,
+        algorithm: Algorithm,
+        experience: Experience,
+        environments: Continued,
+        carries_over: bool,
+        directory: RunDirectory,
+        warn_once: WarnOnce,
+    ) -> None:
+        """If episodes `carries_over`, those of the `environments` continue into the next generation."""
+        self.interim = InterimCheckpoints(config, placement, environments, directory, warn_once)
+        self._config = config
+        self._placement = placement
+        self._ranks = placement.ranks
+        self._algorithm = algorithm
+        self._experience = experience
+        self._environments = environments if carries_over else None
+        self._directory = directory
+        self._checkpoints = directory.checkpoints
+        self._warn_once = warn_once
+
+    def save(self, progress: Progress, agents: bytes) -> str:
+        """Write a checkpoint from every rank's files. If a disk fails, warn and let training continue.
+
+        `agents` are encoded, on the main process. Returns the problem, empty on success: the same on
+        all ranks, unless only a host other than the main process's failed.
+        """
+        generation = progress.generation
+        progress.note_setup(self._config, self._placement)
+        files, best = self._files(progress, agents), progress.elite.generation
+        problem = self._directory.write_checkpoint(self._ranks, self._checkpoints, generation, files, best)
+        if problem:
+            lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
+            self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
+        else:
+            self._warn_once.reset("checkpoint")
+        return problem
+
+    def reload(self, payload: bytes, generation: int) -> list[Agent]:
+        """The main process's agents on all ranks, from the checkpoint where accessible, else by broadcast."""
+        ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
+        expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
+        if not ranks.is_main and path.is_file():
+            payload = read_bounded(path)
+        seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
+        if not seen.all():
+            payload = ranks.broadcast_bytes(payload, "the evolved agents")
+        return decode_agents(payload, str(path))
+
+    def _files(self, progress: Progress, agents: bytes) -> dict[str, bytes]:
+        """This rank's files: its replay and running episodes; on the main process also agents, state, elite."""
+        rows, numbers = self._experience.state()
+        progress.replay = self._replay_is_kept(bytes_of(rows))
+        files = {replay_file(self._ranks.rank): encode_tensors(rows, numbers)} if progress.replay else {}
+        if self._environments is not None and (episodes := self._environments.state()):
+            files[environments_file(self._ranks.rank)] = encode_tensors(episodes, {})
+        if self._ranks.is_main:
+            files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))}
+            if progress.elite.payload:
+                files[ELITE] = progress.elite.payload
+        return files
+
+    def _replay_is_kept(self, size: int) -> bool:
+        """True if the replay parts of all ranks, this one being `size` bytes, total within the limit."""
+        total = float(self._ranks.gather(np.array([float(size)]), "the sizes of the replay").sum()) / 1e6
+        limit = self._config.checkpoint.max_replay_mb
+        if total > limit:
+            what = f"the replay takes {total:.0f} MB, more than checkpoint.max_replay_mb {limit:g}, and is not kept"
+            self._warn_once("replay", f"{what}; a resumed run will not be bit-exact")
+        return total <= limit
+
+    def restore(self) -> tuple[Progress, list[Agent]] | None:
+        """Restore the newest checkpoint that is intact on all hosts; None if training starts from the beginning.
+
+        The directory is rolled back to that checkpoint. Raises UserError if there are checkpoints but none is intact;
+        the directory is then unchanged.
+        """
+        ranks, checkpoints = self._ranks, self._checkpoints
+        generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
+        again = 0
+        for generation in reversed(generations):
+            replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
+            problem = next((reply.decode() for reply in replies if reply), None)
+            if problem is None:
+                progress, agents = self._load(generation)
+                shortened = self._is_too_short(progress)
+                if shortened and (generation == 1 or generation - 1 in generations):
+                    again = generation
+                    continue
+                going_on = not shortened and self.interim.find(generation, agents)
+                missing = 0 if going_on else self._load_replay(generation, progress)
+                lost = [] if going_on else self._load_environments(generation, progress)
+                if shortened:
+                    lost.append(f"generation {generation} was cut short, and the checkpoint before it is gone")
+                known = self.interim.progress if going_on else None
+                self._warn_where_inexact(known or progress, missing, lost)
+                why, elite = self._announce(again), progress.elite
+                self._directory.rollback(ranks, generation, elite.payload, elite.generation, why)
+                return progress, agents
+            if ranks.is_main:
+                self._warn_once(problem, f"{problem}; looking at the checkpoint before it")
+        if generations and not again:
+            raise UserError(
+                f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
+                "another run.name training begins anew",
+                reported_elsewhere=not ranks.is_main,
+            )
+        self._directory.rollback(ranks, 0, b"", None, self._announce(again))
+        return None
+
+    def restore_first(self, agents: Sequence[Agent]) -> None:
+        """Find the interim checkpoint of the first generation, which begins with `agents`, if there is one."""
+        if self.interim.find(0, agents) and self.interim.progress is not None:
+            self._warn_where_inexact(self.interim.progress, 0, ())
+
+    def _is_too_short(self, progress: Progress) -> bool:
+        """True if the last generation was cut short by a smaller `training.max_steps` than the current one."""
+        limit = progress.shortened_by
+        return limit is not None and self._config.training.max_steps > limit and not progress.is_solved(self._config)
+
+    def _announce(self, again: int) -> str:
+        """Announce the generation to be trained `again`, if not 0; return the prefix for checkpoints set aside."""
+        if again and self._ranks.is_main:
+            aside = self._checkpoints.path(again).name
+            say(
+                f"generation {again} was cut short by training.max_steps: it is trained again with all its steps, as "
+                f"if the run had had them from the start; what it came to is in checkpoints/shortened-{aside}"
+            )
+        return "shortened" if again else "damaged"
+
+    def _listed(self) -> bytes:
+        """The generations with checkpoints, as JSON. Raises UserError if a trained run has lost them all."""
+        directory, generations = self._directory, self._checkpoints.generations()
+        if not generations and any(row["generation"] > 1 for row in directory.metrics.rows()):
+            raise UserError(
+                f"run.resume: {directory.path} has been trained before, but has no checkpoint; it was left as it is, "
+                "and with another run.name training begins anew"
+            )
+        return json_bytes(generations)
+
+    def _problem(self, generation: int) -> str:
+        """Why this host cannot resume from a generation, or "". A host without any checkpoints is new."""
+        checkpoints = self._checkpoints
+        try:
+            if self._ranks.is_main:
+                files = checkpoints.verify(generation)
+                if not {AGENTS, STATE} <= files.keys():
+                    return f"{checkpoints.path(generation)}: lacks the agents or state.json"
+            elif self._directory.leads and checkpoints.generations():
+                if generation not in checkpoints.generations():
+                    return f"{checkpoints.path(generation)}: is not there on {socket.gethostname()}"
+                checkpoints.verify(generation)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def _load(self, generation: int) -> tuple[Progress, list[Agent]]:
+        """Load and validate the main process's files of a checkpoint, on all ranks. Raises UserError."""
+        ranks, where = self._ranks, self._checkpoints.path(generation)
+        size = self._config.population.size
+        state = ranks.from_main(lambda: self._read_state(generation), "the run's state")
+        progress = progress_of(state, str(where))
+        agents = ranks.from_main(lambda: self._read_agents(progress, AGENTS, size), "the checkpoint's agents")
+        progress.elite.payload = ranks.from_main(lambda: self._read_elite(progress), "the checkpoint's elite")
+        return progress, decode_agents(agents, str(where))
+
+    def _read_state(self, generation: int) -> bytes:
+        """The contents of `state.json`. Raises UserError if it belongs to another generation."""
+        payload, path = self._checkpoints.read(generation, STATE), self._checkpoints.path(generation) / STATE
+        if progress_of(payload, str(path)).generation != generation:
+            raise UserError(f"{path}: is of another generation")
+        return payload
+
+    def _read_elite(self, progress: Progress) -> bytes:
+        """The contents of the elite's file, empty if there was no elite yet. Raises UserError."""
+        return self._read_agents(progress, ELITE, 1) if ELITE in self._checkpoints.files(progress.generation) else b""
+
+    def _read_agents(self, progress: Progress, name: str, count: int) -> bytes:
+        """The contents of a file of `count` agents. Raises UserError if the number differs, or the agents fit
+        neither the algorithm nor the progress.
+        """
+        generation = progress.generation
+        payload, path = self._checkpoints.read(generation, name), str(self._checkpoints.path(generation) / name)
+        agents = decode_agents(payload, path)
+        if len(agents) != count:
+            raise UserError(f"{path}: holds {len(agents)} agents, not {count}")
+        check_agents(agents, self._algorithm, path)
+        check_environment_hyperparameters(agents, self._config, path)
+        if problem := progress.contradicts(agents):
+            raise UserError(f"{path}: {problem}")
+        return payload
+
+    def _load_replay(self, generation: int, progress: Progress) -> int:
+        """Restore every rank's part of the replay; return the number of missing parts. Raises UserError."""
+        ranks, checkpoints = self._ranks, self._checkpoints
+        parts = [replay_file(rank) for rank in range(progress.ranks)] if progress.replay else []
+        missing, problem = 0, ""
+        for name in parts[ranks.rank :: ranks.size]:
+            path = checkpoints.path(generation) / name
+            if not path.is_file():
+                missing += 1
+                continue
+            try:
+                rows, numbers = decode_tensors(checkpoints.read(generation, name), "the replay")
+                self._experience.restore(rows, numbers)
+            except UserError as error:
+                problem = f"{path}: {error}"
+        ranks.raise_if_any_failed(problem, "the replay")
+        return int(ranks.gather(np.array([float(missing)]), "the parts of the replay").sum())
+
+    def _load_environments(self, generation: int, progress: Progress) -> list[str]:
+        """Restore the running episodes of every rank; describe those that cannot continue. Raises UserError."""
+        environments, ranks = self._environments, self._ranks
+        if environments is None:
+            return []
+        if not environments.can_continue or progress.moved(self._config, self._placement):
+            return ["running episodes begin anew"]
+        name, lost, problem = environments_file(ranks.rank), "", ""
+        path = self._checkpoints.path(generation) / name
+        if path.is_file():
+            seed = derive_seed(self._config.seed, generation=generation + 1, rank=ranks.rank, purpose="environments")
+            try:
+                tensors, _ = decode_tensors(self._checkpoints.read(generation, name), "the running episodes")
+                lost = environments.restore(tensors, seed)
+            except UserError as error:
+                problem = f"{path}: {error}"
+        else:
+            lost = "any environment"
+        ranks.raise_if_any_failed(problem, "the running episodes")
+        replies = ranks.gather_bytes(lost.encode(), "the environments that begin new episodes")
+        return [
+            f"the running episode cannot be played again in {reply.decode()} on rank {rank}, so that another begins"
+            for rank, reply in enumerate(replies)
+            if reply
+        ]
+
+    def _warn_where_inexact(self, progress: Progress, missing: int, lost: Sequence[str]) -> None:
+        """Warn if the resume is not bit-exact, with the reasons."""
+        reasons = [*progress.changes_of_setup(self._config, self._placement), *lost]
+        if self._config.actors is not None and not self._config.actors.lockstep:
+            reasons.append("actors run freely")
+        if not progress.replay:
+            reasons.append("the replay was too large to be kept")
+        if missing:
+            reasons.append(f"{missing} parts of the replay are not on these hosts")
+        if reasons and self._ranks.is_main:
+            self._warn_once("exact", f"this resume is not bit-exact: {', '.join(reasons)}")

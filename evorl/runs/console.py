@@ -46,7 +46,7 @@ def header(
     threads: int,
     directory: Path,
 ) -> list[str]:
-    """Return the header: hardware and `threads`, spaces, a new agent's batch size and update frequency, and the target
+    """The header: hardware and `threads`, spaces, a new agent's batch size and update frequency, and the target
     and lengths with their origins.
     """
     ranks, size = placement.ranks.size, config.population.size
@@ -94,7 +94,7 @@ def short(space: gym.Space[Any]) -> str:
 
 
 def from_here(directory: Path) -> Path:
-    """Return a directory relative to the working directory if it is below that, else unchanged."""
+    """A directory relative to the working directory if it is below that, else unchanged."""
     return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
 
 
@@ -182,7 +182,7 @@ def _terms(row: Row, place: int) -> str:
 
 
 def _measure(config: AnyConfig) -> str:
-    """Return the name of the selection criterion: a single unweighted term's, else `fitness`."""
+    """The name of the selection criterion: a single unweighted term's, else `fitness`."""
     terms = config.evolution.fitness
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
@@ -216,7 +216,7 @@ def _change(agent: Row, config: AnyConfig) -> str:
 
 
 def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, because: str) -> dict[str, Any]:
-    """Return the summary for `summary.json` and the trackers.
+    """The summary for `summary.json` and the trackers.
 
     `progress` is that of the last recorded generation. `ended` is one word from `end_of`, `because` the reason or "".
     """
@@ -238,7 +238,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
 
 
 def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
-    """Return how a run ended: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
+    """How a run ended: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
     if error is None:
         return "unsaved" if unsaved else STOPPED if stopped else "finished"
     if isinstance(error, KeyboardInterrupt):
@@ -247,7 +247,7 @@ def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
 
 
 def exchange_reasons(error: BaseException, ranks: Ranks) -> str:
-    """Return in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
+    """Say in one line why a run ends, and publish this rank's reason unless another rank reports the error."""
     if isinstance(error, Interrupted | KeyboardInterrupt):
         # A launcher kills all ranks once one has exited, so the reason may be another rank's.
         return ranks.last_words()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
@@ -65,7 +66,7 @@ def check_run(run: Path) -> None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return a run's configuration as written, not yet validated. Raises UserError like `check_run`."""
+    """A run's configuration as written, not yet validated. Raises UserError like `check_run`."""
     check_run(run)
     return read_yaml(run / CONFIG)
 
@@ -117,11 +118,11 @@ class JsonLines:
             yield from (row for line in read_lines_backwards(self.path) if (row := row_of(line)) is not None)
 
     def newest(self, count: int) -> list[Row]:
-        """Return the objects of the last `count` complete lines at most, in file order."""
+        """The objects of the last `count` complete lines at most, in file order."""
         return list(islice(self.backwards(), count))[::-1]
 
     def last(self) -> Row | None:
-        """Return the object of the last complete line, or None."""
+        """The object of the last complete line, or None."""
         return next(iter(self.newest(1)), None)
 
     def members(self, *names: str) -> Iterator[Row]:
@@ -140,7 +141,7 @@ class JsonLines:
             offset += len(line)
 
     def at(self, offset: int, names: Collection[str]) -> Row:
-        """Return the object of the line at a byte offset, with these members. Raises ValueError if there is none."""
+        """The object of the line at a byte offset, with these members. Raises ValueError if there is none."""
         row = members_of(next(read_lines(self.path, offset), b""), names)
         if row is None:
             raise ValueError(f"{self.path}: has changed while it was read")
@@ -171,7 +172,7 @@ class JsonLines:
 
 
 def row_of(line: bytes) -> Row | None:
-    """Return the object in a line, or None if the line is damaged, incomplete, or has no generation."""
+    """The object in a line, or None if the line is damaged, incomplete, or has no generation."""
     with contextlib.suppress(ValueError, RecursionError):
         row = parse_json(line)
         if line.endswith(b"\n") and isinstance(row, dict) and isinstance(row.get("generation"), int):
@@ -180,7 +181,7 @@ def row_of(line: bytes) -> Row | None:
 
 
 def members_of(line: bytes, names: Collection[str]) -> Row | None:
-    """Return the members of a line's object up to the last of `names`, or None where `row_of` would.
+    """The members of a line's object up to the last of `names`, or None where `row_of` would.
 
     If the line lacks one of them, this is the whole object. What follows the last of them is not validated.
     """
@@ -282,7 +283,7 @@ class Checkpoints:
         return self.directory / f"{self._stem}-{generation:06d}"
 
     def generations(self) -> list[int]:
-        """Return the generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
+        """The generations that have a checkpoint, oldest first. Raises UserError if they cannot be listed."""
         if not self.directory.is_dir():
             return []
         try:
@@ -292,7 +293,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def files(self, generation: int) -> Files:
-        """Return the manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
+        """The manifest's entries. Raises UserError if the manifest is damaged or lists an unknown file name."""
         path = self.path(generation) / MANIFEST
         refuse_links(self.directory, self.path(generation), path)
         try:
@@ -327,7 +328,7 @@ class Checkpoints:
         return files
 
     def read(self, generation: int, name: str) -> bytes:
-        """Return the contents of one file. Raises UserError if they differ from the manifest."""
+        """The contents of one file. Raises UserError if they differ from the manifest."""
         path = self.path(generation) / name
         listed = self.files(generation).get(name)
         if listed is None:
@@ -350,23 +351,23 @@ class Checkpoints:
 
 
 def _manifest(generation: int, files: Files) -> bytes:
-    """Return a manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
+    """A manifest; its own digest tells damage to the manifest from damage to a file that it lists."""
     content = {"generation": generation, "files": files}
     return json_bytes(content | {"sha256": digest(json_bytes(content))})
 
 
 def environments_file(rank: int) -> str:
-    """Return the name of the file with the running episodes of the environments of `rank`."""
+    """The name of the file with the running episodes of the environments of `rank`."""
     return f"environments-rank-{rank:03d}.safetensors"
 
 
 def part_file(name: str, rank: int) -> str:
-    """Return the name of the file with one part of the training on `rank`, within a generation."""
+    """The name of the file with one part of the training on `rank`, within a generation."""
     return f"{name}-rank-{rank:03d}.safetensors"
 
 
 def replay_file(rank: int) -> str:
-    """Return the name of the file with the replay buffer's part on `rank`."""
+    """The name of the file with the replay buffer's part on `rank`."""
     return f"replay-rank-{rank:03d}.safetensors"
 
 
@@ -397,19 +398,24 @@ class Owner:
 
     @classmethod
     def here(cls, launch: Launch) -> Owner:
-        """Return this process as an owner."""
+        """This process as an owner."""
         return cls(socket.gethostname(), os.getpid(), launch)
 
     def to_json(self) -> dict[str, Any]:
         return {"host": self.host, "pid": self.pid, "launch": self.launch.name}
 
     def had(self, directory: Path) -> bool:
-        """Return True if an earlier attempt of the same, restarted launch used the directory."""
+        """True if an earlier attempt of the same, restarted launch used the directory."""
         return self.launch.restarted and read_owner(directory).get("launch") == self.launch.name
 
 
 class RunDirectory:
-    """The directory `runs/NAME/`; the README lists its files. Only the main process writes outside `checkpoints/`."""
+    """The directory `runs/NAME/` in which this rank writes; the README lists its files.
+
+    It is the main process's if this host can access that, else one of this host's own, with its ranks' parts of the
+    replay only. `is_shared` tells which. Only the main process writes outside `checkpoints/`. `leads` is true on the
+    rank that moves and removes files in it, and `who_shares` [R] marks the ranks that can access the main process's.
+    """
 
     def __init__(self, path: Path, keep: int, lock: Lock | None = None) -> None:
         self.path = path
@@ -418,6 +424,8 @@ class RunDirectory:
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.lineage = JsonLines(path / "lineage.jsonl")
         self._lock = lock
+        self.is_shared = self.leads = True
+        self.who_shares: NDArray[np.bool_] = np.ones(1, dtype=bool)
 
     @classmethod
     def claim(cls, config: AnyConfig, owner: Owner) -> RunDirectory:
@@ -441,6 +449,44 @@ class RunDirectory:
         except UserError:
             run.release()
             raise
+        return run
+
+    @classmethod
+    def claim_on_all_hosts(cls, config: AnyConfig, ranks: Ranks) -> RunDirectory:
+        """Claim the run's directory on every host, collectively. Raises UserError on all ranks if one cannot."""
+        here = Owner.here(ranks.launch)
+        claimed: list[RunDirectory] = []
+
+        def claim() -> bytes:
+            claimed.append(cls.claim(config, here))
+            return json_bytes({"path": str(claimed[0].path), "owner": here.to_json()})
+
+        reply = json.loads(ranks.from_main(claim, "the run directory"))
+        path, problem = Path(reply["path"]), ""
+        is_shared = ranks.is_main or read_owner(path) == reply["owner"]
+        leads = ranks.is_main or (ranks.leads_host and not is_shared)
+        run = claimed[0] if claimed else cls(path, config.checkpoint.keep)
+        if leads and not ranks.is_main:
+            try:
+                run = cls._claim_own(path, config, here)
+            except OSError as error:
+                problem = f"run.directory: cannot write to {reason(error, path)}"
+            except UserError as error:
+                problem = str(error)
+        ranks.raise_if_any_failed(problem, "the hosts' run directories")
+        run.is_shared, run.leads = is_shared, leads
+        run.who_shares = ranks.gather(np.array([float(is_shared)]), "who sees the run directory")[:, 0] > 0
+        return run
+
+    @classmethod
+    def _claim_own(cls, path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
+        """Create and lock this host's own directory, at the path of the main process's. Raises OSError, UserError."""
+        make_directory(path)
+        lock = Lock(path, LOCK_PATIENCE)
+        refuse_links_within(path)
+        lock.sign(here.to_json())
+        run = cls(path, config.checkpoint.keep, lock)
+        run.checkpoints.discard()
         return run
 
     def release(self) -> None:
@@ -468,6 +514,67 @@ class RunDirectory:
         """Write pending lines of metrics and lineage to disk. Raises OSError."""
         self.metrics.flush()
         self.lineage.flush()
+
+    def write_checkpoint(
+        self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes], best: int | None = None
+    ) -> str:
+        """Write checkpoint `number` from the `files` of every rank, collectively; prune older ones, except for `best`.
+
+        It is complete in the main process's directory first, then on the other hosts. Returns the problem, empty on
+        success. One on the main process is the same on all ranks; another host that fails alone has no such checkpoint.
+        """
+        parts = self._gather_files(ranks, checkpoints, number, files)
+        problem = next((part["problem"] for part in parts if part["problem"]), "")
+
+        def complete(own: Sequence[Mapping[str, Any]]) -> str:
+            entries = {name: listed for part in own for name, listed in part["files"].items()}
+            try:
+                checkpoints.complete(number, entries, best)
+            except OSError as error:
+                return reason(error, self.path)
+            return ""
+
+        if not problem and ranks.is_main:
+            problem = complete([part for part, shares in zip(parts, self.who_shares, strict=True) if shares])
+        problem = ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode()
+        if not problem and self.leads and not ranks.is_main:
+            problem = complete(parts[ranks.rank :][: ranks.on_host])
+        if problem:
+            checkpoints.discard()
+        return problem
+
+    def _gather_files(
+        self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]
+    ) -> list[dict[str, Any]]:
+        """Write this rank's files; gather the manifest entries and the problem, if any, of every rank.
+
+        The generation's lines are flushed first: a checkpoint guarantees that they are on disk.
+        """
+        mine: dict[str, Any] = {"files": {}, "problem": ""}
+        try:
+            self.flush()
+            mine["files"] = {name: checkpoints.write(number, name, value) for name, value in files.items()}
+        except OSError as error:
+            mine["problem"] = reason(error, self.path)
+        return [json.loads(part) for part in ranks.gather_bytes(json_bytes(mine), "the other ranks' checkpoint files")]
+
+    def rollback(self, ranks: Ranks, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
+        """Roll every host's directory back to the end of `generation`, when the elite was that of generation `best`.
+
+        Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
+        """
+        problem = ""
+        try:
+            if self.leads:
+                self.checkpoints.set_aside(generation + 1, why)
+                self.checkpoints.prune(best)
+            if ranks.is_main:
+                self.cut_back(generation, elite)
+        except OSError as error:
+            problem = f"run.directory: cannot write to {reason(error, self.path)}"
+        except UserError as error:
+            problem = str(error)
+        ranks.raise_if_any_failed(problem, "the hosts' run directories")
 
     def cut_back(self, generation: int, elite: bytes) -> None:
         """Roll metrics, lineage and elite back to the end of `generation`; `elite` is empty if there was none."""
@@ -497,7 +604,7 @@ class RunDirectory:
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
-    """Return the configuration and the elite of the run in directory `path`. Raises UserError if it has none yet."""
+    """The configuration and the elite of the run in directory `path`. Raises UserError if it has none yet."""
     config = read_config(path)
     file = path / "elite" / "agent.safetensors"
     try:
@@ -519,7 +626,7 @@ def check_same_run(path: Path, config: AnyConfig) -> None:
 
 
 def _directory(config: AnyConfig, owner: Owner) -> Path:
-    """Return the run's directory: by name, else that of an earlier attempt of this launch, else a new one."""
+    """The run's directory: by name, else that of an earlier attempt of this launch, else a new one."""
     directory, name = config.run.directory, config.run.name
     if name:
         return directory / name
@@ -540,7 +647,7 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
 
 
 def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
-    """Return the first difference in a setting that may not change on resume, or None."""
+    """The first difference in a setting that may not change on resume, or None."""
     before, after = (leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
         if (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)) and before.get(
@@ -548,70 +655,3 @@ def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
         ) != after.get(key):
             return f"{key} was {before.get(key)} and is now {after.get(key)}"
     return None
-
-
-class HostDirectory:
-    """The directory this rank writes into: the main process's if this host can access it, else this host's own.
-
-    A host's own directory holds only its ranks' parts of the replay. `is_shared` is True if this is the main process's
-    directory; `who_shares` [R] marks the ranks that can access that.
-    """
-
-    def __init__(self, config: AnyConfig, ranks: Ranks) -> None:
-        """Claim the directory on all hosts. Raises UserError on all ranks if it cannot be used."""
-        self._ranks = ranks
-        here = Owner.here(ranks.launch)
-        claimed: list[RunDirectory] = []
-
-        def claim() -> bytes:
-            claimed.append(RunDirectory.claim(config, here))
-            return json_bytes({"path": str(claimed[0].path), "owner": here.to_json()})
-
-        reply = json.loads(ranks.from_main(claim, "the run directory"))
-        path, problem = Path(reply["path"]), ""
-        self.is_shared = ranks.is_main or read_owner(path) == reply["owner"]
-        self.directory = claimed[0] if claimed else RunDirectory(path, config.checkpoint.keep)
-        if self.leads and not ranks.is_main:
-            try:
-                self.directory = _claim_own(path, config, here)
-            except OSError as error:
-                problem = f"run.directory: cannot write to {reason(error, path)}"
-            except UserError as error:
-                problem = str(error)
-        ranks.raise_if_any_failed(problem, "the hosts' run directories")
-        seen = ranks.gather(np.array([float(self.is_shared)]), "who sees the run directory")
-        self.who_shares = seen[:, 0] > 0
-
-    @property
-    def leads(self) -> bool:
-        """True if this rank is the one that moves and removes files in its directory."""
-        return self._ranks.is_main or (self._ranks.leads_host and not self.is_shared)
-
-    def rollback(self, generation: int, elite: bytes, best: int | None, why: str = "damaged") -> None:
-        """Roll every host's directory back to the end of `generation`, when the elite was that of generation `best`.
-
-        Newer checkpoints are set aside under names that begin with `why`. Raises UserError on all ranks.
-        """
-        problem = ""
-        try:
-            if self.leads:
-                self.directory.checkpoints.set_aside(generation + 1, why)
-                self.directory.checkpoints.prune(best)
-            if self._ranks.is_main:
-                self.directory.cut_back(generation, elite)
-        except OSError as error:
-            problem = f"run.directory: cannot write to {reason(error, self.directory.path)}"
-        except UserError as error:
-            problem = str(error)
-        self._ranks.raise_if_any_failed(problem, "the hosts' run directories")
-
-
-def _claim_own(path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
-    """Create and lock this host's own directory, at the same path as the main process's. Raises OSError, UserError."""
-    make_directory(path)
-    lock = Lock(path, LOCK_PATIENCE)
-    refuse_links_within(path)
-    lock.sign(here.to_json())
-    directory = RunDirectory(path, config.checkpoint.keep, lock)
-    directory.checkpoints.discard()
-    return directory

@@ -84,12 +84,12 @@ def refuse_options(variables: Mapping[str, str] = os.environ) -> None:
 
 
 def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
-    """Return whether Accelerate was asked for `mixed_precision: bf16`."""
+    """True if Accelerate was asked for `mixed_precision: bf16`."""
     return variables.get(PRECISION, "no").lower() == "bf16"
 
 
 def processes_wanted(arguments: Sequence[str]) -> int:
-    """Return the number of processes that an `accelerate launch` command line requests; 1 if unspecified."""
+    """The number of processes that an `accelerate launch` command line requests; 1 if unspecified."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--num_processes", "--num-processes", type=int)
     parser.add_argument("--config_file", "--config-file", type=Path)
@@ -224,7 +224,7 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
 
 
 def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
-    """Return the configuration as this launch runs it: with absolute directories and its precision.
+    """The configuration as this launch runs it: with absolute directories and its precision.
 
     An environment may change the working directory. `bf16` is Accelerate's mixed precision, which holds unless
     `network.bf16` is set. Raises UserError if they contradict each other.
@@ -333,7 +333,7 @@ def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) 
 
 
 def _place_of(error: BaseException) -> str:
-    """Return the file, line and function where an exception was raised."""
+    """The file, line and function where an exception was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     # W&B wraps sys.exit; its wrapper is not the caller.
     last = [frame for frame in frames if not frame.filename.endswith(WRAPPED_EXIT)][-1]

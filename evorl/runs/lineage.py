@@ -44,7 +44,7 @@ Key = tuple[int | None, int | None]
 
 
 def ancestry(run: Path) -> list[Stage]:
-    """Return the lineage of the elite of the run in directory `run`, starting at an agent of the initial population.
+    """The lineage of the elite of the run in directory `run`, starting at an agent of the initial population.
 
     Raises UserError if `lineage.jsonl` does not trace back to an initial agent.
     """
@@ -74,11 +74,11 @@ class _Search:
         self._next: Row | None = None
 
     def first(self, key: Key) -> Row | None:
-        """Return the line with this key, or None."""
+        """The line with this key, or None."""
         return next((row for row in self._rows if (row["generation"], row.get("id")) == key), None)
 
     def before(self, stage: Stage) -> tuple[Row | None, Row | None]:
-        """Return the agent's line of the previous generation and None or, if it did not exist then, None and its
+        """The agent's line of the previous generation and None or, if it did not exist then, None and its
         parent's line.
         """
         parent = None
@@ -106,7 +106,7 @@ def _stage(run: Path, row: Any, key: Key) -> Stage:
 
 
 def schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """Return the schedule that replays these stages: the initial settings and every later mutation."""
+    """The schedule that replays these stages: the initial settings and every later mutation."""
     mutations = [
         ScheduledMutation(generation=place, kind=kind, target=one.target, before=one.before, after=one.after)
         for place, one in enumerate(stage.mutation for stage in stages)
@@ -119,13 +119,13 @@ def schedule_of(stages: Sequence[Stage]) -> Schedule:
 
 
 def constant_schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """Return a schedule without mutations that uses the last stage's settings throughout."""
+    """A schedule without mutations that uses the last stage's settings throughout."""
     last = stages[-1]
     return Schedule(hyperparameters=last.hyperparameters, architectures=last.architectures)
 
 
 def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bool) -> AnyConfig:
-    """Return the configuration of a run of a single agent that replays the stages.
+    """The configuration of a run of a single agent that replays the stages.
 
     If `constant`, it uses the last stage's settings throughout.
     """
@@ -147,7 +147,7 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
 
 
 def _steps(run: Path, stages: Sequence[Stage]) -> int:
-    """Return the total environment steps of an agent over the generations of `stages`.
+    """The total environment steps of an agent over the generations of `stages`.
 
     Reset steps are not counted, so generations differ in length, and the last one may be shorter.
     """
@@ -162,7 +162,7 @@ def _steps(run: Path, stages: Sequence[Stage]) -> int:
 
 
 def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
-    """Return a function (name, value) -> value that converts a stored hyperparameter to the value training uses.
+    """A function (name, value) -> value that converts a stored hyperparameter to the value training uses.
 
     If the configuration `data` cannot be validated, for example because its algorithm is not installed here, values
     are returned unchanged.
@@ -174,7 +174,7 @@ def reader_of(data: Mapping[str, Any]) -> Callable[[str, float], float]:
 
 
 def table(stages: Sequence[Stage], use: Callable[[str, float], float]) -> list[str]:
-    """Return the stages as a text table: the mutation, and the hyperparameters that ever changed.
+    """The stages as a text table: the mutation, and the hyperparameters that ever changed.
 
     `use` converts stored hyperparameters to the values training uses.
     """

@@ -71,7 +71,7 @@ class LoadedAgent:
         episode_start: ArrayLike | None = None,
         action_mask: ArrayLike | None = None,
     ) -> tuple[Action, State]:
-        """Return the action for one observation, or actions [B, ...] for a batch, and the next recurrent state.
+        """The action for one observation, or actions [B, ...] for a batch, and the next recurrent state.
 
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
         feed-forward agents. `episode_start` [B] marks the entries at which a new episode starts. `action_mask` [A] or
@@ -126,7 +126,7 @@ def load(
 
 
 def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec, ObservationReader]:
-    """Return the environment's spec and observation reader: from the run's file or, without one, the environment."""
+    """The environment's spec and observation reader: from the run's file or, without one, the environment."""
     file = run / INTERFACE
     if not file.is_file():
         refuse_code(config, allow_code, "allow_code=True")
@@ -143,7 +143,7 @@ def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec,
 
 
 def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
-    """Return an agent from the newest checkpoint that contains it, or from that of `generation`. Raises UserError."""
+    """An agent from the newest checkpoint that contains it, or from that of `generation`. Raises UserError."""
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     there = checkpoints.generations()
     if generation is not None and generation not in there:
@@ -163,7 +163,7 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
 
 
 def _is_single(space: gym.Space[Any], observation: Any) -> bool:
-    """Return True for a single observation of the space, False for a batch."""
+    """True for a single observation of the space, False for a batch."""
     if isinstance(space, gym.spaces.Dict):
         return not space.spaces or any(_is_single(inner, observation[name]) for name, inner in space.spaces.items())
     if isinstance(space, gym.spaces.Tuple):

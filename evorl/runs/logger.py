@@ -16,7 +16,7 @@ from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.population.evaluation import EpisodeResults
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
-from evorl.runs.champion import Archive, Score
+from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
 from evorl.runs.console import STOPPED, closing_lines, generation_line
 from evorl.runs.directory import JsonLines, RunDirectory
@@ -59,7 +59,6 @@ class NullLogger:
         progress: Progress,
         seconds: Mapping[str, float],
         actors: Mapping[str, float] | None,
-        archive: Archive,
     ) -> Stop | None:
         """Log a finished generation, whose evaluation gave `results` [P, N]; return the Stop of a callback, or None."""
         return None
@@ -148,7 +147,6 @@ class Logger(NullLogger):
         progress: Progress,
         seconds: Mapping[str, float],
         actors: Mapping[str, float] | None,
-        archive: Archive,
     ) -> Stop | None:
         # Only reset steps are not counted, and without an ended episode there are none: a generation that has fewer
         # steps was cut short.
@@ -164,11 +162,11 @@ class Logger(NullLogger):
         fitness = self._config.evolution.fitness
         scores = [Score.of(row) for row in results.fitness(fitness)]
         row = generation_row(agents, scores, counts, known, progress.elite, seconds, self._config)
-        row |= evaluation_row(results, fitness, archive.evaluation_steps)
+        row |= evaluation_row(results, fitness, progress.elite.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}
         logged, stop = call_each(self._callbacks, row, agents)
         row |= {LOGGED: logged} if logged else {}
-        self._log(row, lineage_rows(agents, progress.generation), archive.payload)
+        self._log(row, lineage_rows(agents, progress.generation), progress.elite.payload)
         self.enter("evolution")
         return stop
 

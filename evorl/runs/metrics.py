@@ -21,7 +21,7 @@ from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults
 from evorl.runs.callbacks import LOGGED
-from evorl.runs.champion import Elite, Score
+from evorl.runs.champion import Champion, Score
 from evorl.tracking import AgentRecord, Points, Record
 from evorl.types import Agent
 
@@ -38,7 +38,7 @@ PER_ACTOR = "steps_per_second/"
 Use = Callable[[str, float], float]
 """Maps a hyperparameter's name and stored value to the value that training uses."""
 RecentEpisodes = Callable[[], Recent | None]
-"""Returns the means over this rank's episodes that ended since the last call, or None if none did."""
+"""The means over this rank's episodes that ended since the last call, or None if none did."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def generation_row(
     scores: Sequence[Score],
     counts: Counts,
     progress: Mapping[str, Any],
-    elite: Elite,
+    elite: Champion,
     seconds: Mapping[str, float],
     config: AnyConfig,
 ) -> dict[str, Any]:
-    """Return the line of `metrics.jsonl`; lists have one entry per agent, in the order of `agents`.
+    """The line of `metrics.jsonl`; lists have one entry per agent, in the order of `agents`.
 
     `mutations` are in words, with values as training uses them; `hyperparameters` are the stored values, which
     evolution perturbs.
@@ -121,7 +121,7 @@ def generation_row(
 
 
 def evaluation_row(results: EpisodeResults, weights: Mapping[str, float], steps: int) -> dict[str, Any]:
-    """Return the part of a generation's line on its evaluation, which took `steps` environment steps of all agents.
+    """The part of a generation's line on its evaluation, which took `steps` environment steps of all agents.
 
     If fitness is more than the return, `terms` has each agent's mean of every fitness term and of the return.
     """
@@ -132,7 +132,7 @@ def evaluation_row(results: EpisodeResults, weights: Mapping[str, float], steps:
 
 
 def lineage_rows(agents: Sequence[Agent], generation: int) -> list[dict[str, Any]]:
-    """Return the lines of `lineage.jsonl`: each agent with its parent, mutation and settings."""
+    """The lines of `lineage.jsonl`: each agent with its parent, mutation and settings."""
     return [{"generation": generation, **agent.describe()} for agent in agents]
 
 
@@ -142,7 +142,7 @@ def _list(values: NDArray[np.float64]) -> list[float | None]:
 
 
 def perturbed(config: AnyConfig) -> frozenset[str]:
-    """Return the names of the hyperparameters that evolution can change, and `architecture` if it can change those."""
+    """The names of the hyperparameters that evolution can change, and `architecture` if it can change those."""
     evolution = config.evolution
     names: set[str] = set()
     if config.population.size > 1:

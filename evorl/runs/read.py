@@ -39,7 +39,7 @@ class Pool:
         self._places: dict[tuple[type, Any], int] = {}
 
     def place(self, kind: type, key: Any, value: Any) -> int:
-        """Return the index in `values` of a value, adding it if new; `kind` and `key` identify equal values."""
+        """The index in `values` of a value, adding it if new; `kind` and `key` identify equal values."""
         found = self._places.setdefault((kind, key), len(self.values))
         if found == len(self.values):
             self.values.append(value)
@@ -95,7 +95,7 @@ class Column:
             self._add(POOLED, self._pool.place(kind, id(value), value))
 
     def get(self, row: int) -> tuple[int, Any]:
-        """Return the type and value of the cell of `row`."""
+        """The type and value of the cell of `row`."""
         if row >= self._count:
             return ABSENT, None
         kind, number = self._first if self._kinds is None else (self._kinds[row], self._numbers[row])
@@ -124,7 +124,7 @@ class Column:
             yield from column.leaves(f"{name}.{member}")
 
     def array(self, rows: int) -> NDArray[Any]:
-        """Return the cells [N] as float64 with NaN for missing ones, or as objects if some are not numbers."""
+        """The cells [N] as float64 with NaN for missing ones, or as objects if some are not numbers."""
         numbers = self.numbers(rows)
         if numbers is None:
             values = np.empty(rows, dtype=object)
@@ -133,7 +133,7 @@ class Column:
         return numbers
 
     def numbers(self, rows: int, strict: bool = True) -> NDArray[np.float64] | None:
-        """Return the cells [N] as float64 with NaN for missing ones; None if `strict` and some are not numbers."""
+        """The cells [N] as float64 with NaN for missing ones; None if `strict` and some are not numbers."""
         kinds, found = np.full(rows, ABSENT, dtype=np.uint8), np.full(rows, np.nan)
         if self._kinds is None:
             kinds[: self._count], found[: self._count] = self._first
@@ -198,11 +198,11 @@ class Table(Sequence[Row]):
     __hash__ = None  # type: ignore[assignment]
 
     def columns(self) -> dict[str, Column]:
-        """Return the columns that hold values, by their dotted names."""
+        """The columns that hold values, by their dotted names."""
         return dict(leaf for name, column in self._root.members.items() for leaf in column.leaves(name))
 
     def numbers(self, name: str) -> NDArray[np.float64]:
-        """Return the values [N] of a key as float64; NaN for rows without a number."""
+        """The values [N] of a key as float64; NaN for rows without a number."""
         column = self._root.members.get(name)
         found = None if column is None else column.numbers(len(self), strict=False)
         return np.full(len(self), np.nan) if found is None else found
@@ -273,7 +273,7 @@ class RunRecord:
     summary: Row
 
     def metric(self, name: str) -> NDArray[np.float64]:
-        """Return a scalar metric [G], such as `best_fitness`; NaN for generations without it."""
+        """A scalar metric [G], such as `best_fitness`; NaN for generations without it."""
         return _table(self.metrics).numbers(name)
 
 

@@ -15,38 +15,70 @@ import torch
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.distributed import Placement
-from evorl.distributed.pauses import SAVE
+from evorl.distributed import Peer, Placement, Ranks
+from evorl.distributed.pauses import SAVE, Pauses
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.envs.continuation import Continued
-from evorl.envs.generation import announce, generation_length
+from evorl.envs.generation import GenerationLength, announce, generation_length
 from evorl.evolution import Context, evolve
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
-from evorl.runs.champion import Archive
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress
 from evorl.runs.console import end_of, exchange_reasons, header, summary_of
-from evorl.runs.directory import HostDirectory
+from evorl.runs.directory import RunDirectory
 from evorl.runs.launch import use_threads
 from evorl.runs.logger import Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
-from evorl.runs.resume import Recovery, drift_warning, first_agents, gather_agents
+from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import Stopwatch, WarnOnce, say
 from evorl.system.files import digest
-from evorl.system.formats import encode_agents
+from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
 class Run:
     """The collective parts of a training run outside the training loop: files, evolution, progress and termination.
 
-    `agents` are the population to train, the same on every rank: the initial population, or that of the checkpoint
-    from which the run is resumed. `generation` is the current generation, from 1. `summary` says how the run ended,
-    and is empty until then. Only the main process writes files, prints and calls `callbacks`.
+    `generation` is the current generation, from 1. `summary` says how the run ended, and is empty until then. Only the
+    main process writes files, prints and calls `callbacks`.
     """
+
+    config: AnyConfig
+    placement: Placement
+    ranks: Ranks
+    algorithm: Algorithm
+    stopwatch: Stopwatch
+    generation_length: GenerationLength
+    """The length of the current generation; `_generation` is that of a whole one."""
+    progress: Progress
+    """With the elite, which each generation's best agent challenges."""
+    agents: list[Agent]
+    """The population to train, the same on every rank: the initial one, or that of the checkpoint that is resumed."""
+    generation: int
+    summary: Mapping[str, Any]
+    _generation: GenerationLength
+    _context: Context
+    _directory: RunDirectory
+    _checkpoints: CheckpointManager
+    _interim: InterimCheckpoints
+    _logger: NullLogger
+    _pauses: Pauses
+    _callbacks: Sequence[Callback]
+    _recorded: Progress
+    """The progress at the last generation recorded."""
+    _saved_steps: int
+    """The environment steps of each agent at the newest checkpoint, also one within a generation."""
+    _steps_within: int
+    """The environment steps of each agent in the current generation, until `record` counts them."""
+    _within: str
+    """Where the newest interim checkpoint of this generation is, in words."""
+    _unsaved: str
+    """Why the newest checkpoint was not saved, or ""."""
+    _stopped: str
+    """Why a callback stopped the run, or ""."""
 
     def __init__(
         self,
@@ -59,48 +91,43 @@ class Run:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Claim the run's directory and restore its newest checkpoint, if any. Raises UserError on all ranks."""
-        self.config = config
-        self.placement = placement
-        self.ranks = placement.ranks
-        self.algorithm = algorithm
-        self.stopwatch = stopwatch
+        self.config, self.placement, self.ranks = config, placement, placement.ranks
+        self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks)
         self._generation = self.generation_length = replace(
             generation_length(config, placement.copies, experience.period), continued=environments.can_continue
         )
-        host = HostDirectory(config, self.ranks)
-        self._directory = host.directory
-        self._warn_once = WarnOnce(speaks=self.ranks.is_main or not host.is_shared)
-        running = environments if self.generation_length.carries_over else None
-        self._checkpoints = CheckpointManager(config, placement, experience, running, host, self._warn_once)
-        self._interim = InterimCheckpoints(config, placement, environments, host, self._warn_once)
-        recovery = Recovery(config, placement, algorithm, experience, running, self._interim, host, self._warn_once)
-        restored = recovery.restore()
+        self._directory = directory = RunDirectory.claim_on_all_hosts(config, self.ranks)
+        self._warn_once = WarnOnce(speaks=self.ranks.is_main or not directory.is_shared)
+        self._checkpoints = CheckpointManager(
+            config,
+            placement,
+            algorithm,
+            experience,
+            environments,
+            self.generation_length.carries_over,
+            directory,
+            self._warn_once,
+        )
+        self._interim = self._checkpoints.interim
+        restored = self._checkpoints.restore()
         if restored is None:
-            self.progress, elite = Progress(next_id=config.population.size), b""
+            self.progress = Progress(next_id=config.population.size)
             self.agents = first_agents(config, algorithm, self.ranks)
-            recovery.restore_first(self.agents)
+            self._checkpoints.restore_first(self.agents)
         else:
-            self.progress, self.agents, elite = restored.progress, restored.agents, restored.elite
+            self.progress, self.agents = restored
             self.progress.solved = self.progress.is_solved(config)
         self.generation = self.progress.generation + 1
         self.progress.note_setup(config, placement)
-        self._archive = Archive(config, self.progress.elite, elite)
         self._recorded = self.progress.copy()
-        self._callbacks = callbacks
         self._logger = NullLogger()
-        self.summary: Mapping[str, Any] = {}
-        self._stopped = ""
+        self.summary = {}
         self._training_seconds = 0.0
-        self._saved_steps = self.progress.agent_steps
-        """The environment steps of each agent at the newest checkpoint, also one within a generation."""
+        self._saved_steps, self._steps_within = self.progress.agent_steps, 0
+        self._within = self._unsaved = self._stopped = ""
         self._pauses = self.ranks.pauses(together=not placement.is_sharded)
-        self._steps_within = 0
-        """The environment steps of each agent in the current generation, until `record` counts them."""
-        self._unsaved = ""
-        self._within = ""
-        """Where the newest interim checkpoint of this generation is, in words."""
         self._before = (self._interim.progress or self.progress).wall_clock_seconds
         self._began = time.perf_counter()
 
@@ -124,11 +151,11 @@ class Run:
         return self.generation_length.carries_over or self._interim.position is not None
 
     def seed(self, purpose: str) -> int:
-        """Return this rank's seed for one purpose in this generation."""
+        """This rank's seed for one purpose in this generation."""
         return derive_seed(self.config.seed, generation=self.generation, rank=self.ranks.rank, purpose=purpose)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return this rank's random generator for one purpose in this generation, on its device."""
+        """This rank's random generator for one purpose in this generation, on its device."""
         rank, device = self.ranks.rank, self.ranks.device
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
@@ -250,16 +277,22 @@ class Run:
         return f"{done * each:,} of {self.generation_length.steps * each:,} steps of each agent"
 
     def _progress_now(self) -> Progress:
-        """Return the progress with the time that the run has taken until now."""
+        """The progress with the time that the run has taken until now."""
         return replace(self.progress, wall_clock_seconds=self._wall_clock_seconds())
 
     def gather_agents(self, learner: Learner) -> list[Agent]:
-        """Return all trained agents on every rank; if replicas have drifted apart, those of rank 0."""
-        agents, drifted = gather_agents(learner, self.placement)
-        if drifted:
-            self.progress.drifts += 1
-            if self.ranks.is_main:
-                warnings.warn(drift_warning(self.ranks.peers, drifted, self.generation), EvorlWarning, stacklevel=2)
+        """All trained agents, on every rank. If replicas have drifted apart, every rank takes those of rank 0."""
+        ranks, payload = self.ranks, encode_agents(learner.to_agents())
+        if self.placement.is_sharded:
+            parts = ranks.gather_bytes(payload, "the other ranks' trained agents")
+            return [agent for part in parts for agent in decode_agents(part, "another rank's agents")]
+        drifted = ranks.differing(digest(payload), "trained agents")
+        if not drifted:
+            return learner.policy.agents
+        self.progress.drifts += 1
+        agents = decode_agents(ranks.broadcast_bytes(payload, "rank 0's agents"), "rank 0's agents")
+        if ranks.is_main:
+            warnings.warn(drift_warning(ranks.peers, drifted, self.generation), EvorlWarning, stacklevel=2)
         return agents
 
     def assign_fitness(self, trained: list[Agent], results: EpisodeResults, evaluator: Evaluator) -> None:
@@ -267,7 +300,8 @@ class Run:
 
         The run is solved if the elite then reaches the target on fresh episodes.
         """
-        self.progress.solved = self._archive.challenge(trained, results, evaluator, self.generation)
+        elite = self.progress.elite
+        self.progress.solved = elite.compete(self.config, trained, results, evaluator, self.generation)
 
     def record(
         self,
@@ -293,7 +327,7 @@ class Run:
         self.stopwatch.clear()
 
         def written() -> bytes:
-            stop = self._logger.record(trained, results, counts, progress, seconds, actors, self._archive)
+            stop = self._logger.record(trained, results, counts, progress, seconds, actors)
             return b"" if stop is None else stop.reason.encode() or b"a callback"
 
         self._stopped = self.ranks.from_main(written, "the main process's callbacks").decode()
@@ -301,7 +335,7 @@ class Run:
         self._recorded = progress.copy()
 
     def evolve(self, trained: list[Agent]) -> list[Agent]:
-        """Return the agents of the next generation on the main process, and an empty list on other ranks.
+        """The agents of the next generation on the main process, and an empty list on other ranks.
 
         Raises UserError on all ranks if a fault has stopped every agent.
         """
@@ -314,10 +348,10 @@ class Run:
             )
         if not self.ranks.is_main:
             return []
-        archive = self._archive.competing(self.generation)
+        elite = self.progress.elite
+        archive = elite.competing(self.config, self.generation)
         rng = numpy_generator(self.config.seed, generation=self.generation, rank=0, purpose="evolution")
-        archived = self.progress.elite.generation
-        evolved = evolve(trained, self._context, self.progress.next_id, rng, archive, self.generation, archived)
+        evolved = evolve(trained, self._context, self.progress.next_id, rng, archive, self.generation, elite.generation)
         self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
 
@@ -328,7 +362,7 @@ class Run:
         """
         self._logger.enter("checkpoint")
         payload = encode_agents(evolved) if self.ranks.is_main else b""
-        self._unsaved = self._checkpoints.save(self.progress, payload, self._archive.payload)
+        self._unsaved = self._checkpoints.save(self.progress, payload)
         if not self._unsaved:
             self._saved_steps, self._within = self.progress.agent_steps, ""
             self._interim.clear()
@@ -352,7 +386,7 @@ class Run:
             self._warn_once,
             self._callbacks,
             self.progress.agent_steps,
-            self._archive.payload,
+            self.progress.elite.payload,
         )
 
     def _lost(self) -> str:
@@ -372,3 +406,13 @@ class Run:
 
     def _wall_clock_seconds(self) -> float:
         return self._before + time.perf_counter() - self._began
+
+
+def drift_warning(peers: Sequence[Peer], drifted: Sequence[int], generation: int) -> str:
+    """The warning for ranks whose replicas differ from rank 0."""
+    others = sorted({peers[rank].cpu for rank in drifted} - {peers[0].cpu})
+    cause = (
+        f"{', '.join(others)} rounds otherwise than {peers[0].cpu}" if others else "although their CPUs are of a kind"
+    )
+    ranks = f"rank {', '.join(map(str, drifted))}"
+    return f"{ranks} trained other agents than rank 0 in generation {generation} ({cause}); those of rank 0 are taken"

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -36,14 +36,12 @@ ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
 """The program for algorithms that learn from actor processes."""
 
 
-class Main(Protocol):
-    """Signature of a demo's `main`."""
-
-    def __call__(self, arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run: ...
+Main = Callable[[Sequence[str], Sequence[Callback]], Run]
+"""A demo's `main`: (command line, callbacks) -> the run that has ended."""
 
 
 def program_for(data: Mapping[str, Any]) -> Path:
-    """Return the demo that trains with these settings, which it validates itself."""
+    """The demo that trains with these settings, which it validates itself."""
     section = data.get("algorithm", {})
     name = section.get("name", "dqn") if isinstance(section, dict) else section
     settings = SETTINGS.get(name) if isinstance(name, str) else None
@@ -51,7 +49,7 @@ def program_for(data: Mapping[str, Any]) -> Path:
 
 
 def main_of(program: Path) -> Main:
-    """Import a program and return its `main`. Raises UserError if `program` is not a Python file."""
+    """Import a program for its `main`. Raises UserError if `program` is not a Python file."""
     spec = importlib.util.spec_from_file_location(f"evorl_demo_{program.stem}", program)
     if spec is None or spec.loader is None or not program.is_file():
         raise UserError(f"{program}: is no Python program")
@@ -155,7 +153,7 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
 
 
 def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path) -> Path:
-    """Return the path of a configuration file; settings are written to one in `folder`. Raises UserError."""
+    """The path of a configuration file; settings are written to one in `folder`. Raises UserError."""
     if isinstance(config, str | Path):
         return configuration_file(str(config)).absolute()
     # The run's header shows this file name as the origin of settings.

@@ -119,7 +119,7 @@ Sees = Callable[[Any, Any], Image | None]
 
 
 def _shown(settings: Environment, mode: str) -> tuple[Environment, Sees]:
-    """Return the environment settings for this render mode, and the function that gets a frame."""
+    """The environment settings for this render mode, and the function that gets a frame."""
     settings = for_evaluation(settings)
     if stacked_frames(settings):
         return settings, _as_the_agent_sees
@@ -133,7 +133,7 @@ def _rendered(vector: Any, observation: Any) -> Image | None:
 
 
 def _as_the_agent_sees(vector: Any, observation: Any) -> Image:
-    """Return the newest frame of an Atari observation, upscaled."""
+    """The newest frame of an Atari observation, upscaled."""
     frame = np.asarray(observation)[0, -1]
     grey = frame if frame.ndim == 2 else frame.mean(-1).astype(np.uint8)
     return np.repeat(np.repeat(grey, ENLARGED, 0), ENLARGED, 1)[..., None].repeat(3, -1)

@@ -59,7 +59,7 @@ class Learning:
             self.learn(1)
 
     def received_from(self, actor):
-        return self.actors._figures._steps[actor]
+        return self.actors.counters._steps[actor]
 
     def __enter__(self):
         return self

@@ -18,8 +18,7 @@ from robustness.systems import CASES
 
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signal_handlers
 from evorl.runs import checkpoint, run
-from evorl.runs.checkpoint import CheckpointWriter
-from evorl.runs.directory import Checkpoints
+from evorl.runs.directory import Checkpoints, RunDirectory
 from evorl.runs.launch import run_program
 from evorl.system.files import entry
 from evorl.system.formats import decode_tensors, encode_tensors
@@ -100,13 +99,13 @@ def test_saving_every_so_often_changes_nothing(in_directory, monkeypatch):
 
 
 def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeypatch, recwarn):
-    given = CheckpointWriter.write
+    given = RunDirectory.write_checkpoint
 
-    def write(self, checkpoints, *arguments):
+    def write(self, ranks, checkpoints, *arguments):
         full = "interim" in checkpoints.path(0).name
-        return "No space left on device" if full else given(self, checkpoints, *arguments)
+        return "No space left on device" if full else given(self, ranks, checkpoints, *arguments)
 
-    monkeypatch.setattr(CheckpointWriter, "write", write)
+    monkeypatch.setattr(RunDirectory, "write_checkpoint", write)
     with pytest.warns(EvorlWarning, match="generation 1 could not be saved after .*: No space left on device; train"):
         assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
 

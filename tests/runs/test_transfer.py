@@ -11,7 +11,7 @@ from helpers.support import algorithm, config, error_line, lines, train
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
 from evorl.runs.directory import load_elite
-from evorl.runs.resume import first_agents
+from evorl.runs.transfer import first_agents
 from evorl.system.formats import decode_agents
 from evorl.types import UserError
 
