@@ -38,7 +38,7 @@ from evorl.system.formats import decode_agents
 ROOT = Path(__file__).parent.parent
 PROGRAM = ROOT / "demos" / "online.py"
 DATA = ROOT / "benchmarks" / "data" / "evidence.jsonl"
-EVORL = "import sys; from evorl.cli import main; sys.exit(main())"
+EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
 HELD_OUT = 100
 """The number of fresh episodes on which the final agent of a run is scored."""
 MEMBER_EPISODES = 20

@@ -31,7 +31,7 @@ LAUNCHER = [
     str(ROOT / "configs" / "accelerate" / "accelerate.yaml"),
 ]
 
-EVALUATE = "import sys; from evorl.cli import main; sys.exit(main())"
+EVALUATE = "import sys; from evorl.__main__ import main; sys.exit(main())"
 
 
 def train(config: Path, seed: int, processes: int, overrides: Sequence[str], directory: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ TRAIN = (
     "environment.num_envs=1", "evaluation.episodes=2", "evaluation.max_steps=20", "tracking.backends=[]",
     "network.hidden_sizes=[16,16]", "algorithm.rollout_steps=64", "algorithm.batch_size=64",
 )  # fmt: skip
-EVORL = "import sys; from evorl.cli import main; sys.exit(main())"
+EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
 READ = "import evorl, sys; record = evorl.read_run(sys.argv[1])"
 RETRAIN = (
     "import sys; from pathlib import Path; from evorl.algorithms import SETTINGS; from evorl.config import validate;"

@@ -1,8 +1,38 @@
-"""Run the console script as `python -m evorl`."""
+"""The console script `evorl`, also as `python -m evorl`."""
 
+from __future__ import annotations
+
+import signal
 import sys
 
-from evorl.cli import main
+from evorl.commands.command import answer, discard_stdout, mistake_in, reader_has_gone, run_command
+
+
+def main() -> int:
+    """Run the command line and return its exit code: 141, as of SIGPIPE, if the reader of stdout has gone."""
+    try:
+        code = _code_of(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not reader_has_gone():
+            raise
+        discard_stdout()
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _code_of(arguments: list[str]) -> int:
+    if (text := answer(arguments)) is not None:
+        print(text, end="")
+        return 0
+    if mistake := mistake_in(arguments[0]):
+        print(f"error: {mistake}", file=sys.stderr)
+        return 2
+    # Imported late: importing torch takes seconds.
+    from evorl.runs.launch import run_program
+
+    return run_program(run_command, arguments)
+
 
 if __name__ == "__main__":
     sys.exit(main())

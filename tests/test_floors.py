@@ -24,7 +24,6 @@ FLOORS = [
     {"report"},
     {"export"},
     {"commands"},
-    {"cli"},
     {"__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

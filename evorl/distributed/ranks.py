@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from evorl.distributed.pauses import Pauses
-from evorl.distributed.rendezvous import SILENT, Heartbeat, Store, launch_name, meet
+from evorl.distributed.rendezvous import SILENT, Heartbeat, Pauses, Store, launch_name, meet
 from evorl.distributed.signals import signals_end_at_once
 from evorl.system.processes import cpu, identity, launcher
 from evorl.types import RunFailed, UserError

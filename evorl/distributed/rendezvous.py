@@ -1,9 +1,14 @@
-"""Rendezvous: the ranks of one launch attempt find each other in a store that outlives attempts.
+"""Rendezvous, heartbeats and pauses: what the ranks of one launch attempt agree on through a store that outlives it.
 
 Launchers count restarts separately (`TORCHELASTIC_RESTART_COUNT` differs between hosts once a host has joined or left),
 and entries of dead attempts stay in the store. The main process therefore draws a name for the attempt, and declares it
 begun once every rank has answered under that name with a name of its own. Heartbeats in the same store name a rank that
 is missing.
+
+For a pause, all ranks stop after the same training step, without a collective in every step. A rank that wants a pause
+asks for it in the store. A thread of every rank notices, and answers with the end of the step that its rank is in, also
+while the rank waits in a collective. The largest answer is the step after which all ranks pause: no rank is past the
+end of its own answer, where it waits for those of the others before it goes on.
 """
 
 from __future__ import annotations
@@ -178,3 +183,129 @@ class Heartbeat:
         with contextlib.suppress(RuntimeError):  # The store is gone, and its readers with it.
             while not over.wait(self._interval):
                 self._give()
+
+
+PAUSE_INTERVAL = 0.25
+"""Seconds between two looks at the store."""
+PAUSE_POLL = 0.005
+"""Seconds between two looks of a rank that waits for answers."""
+PATIENCE = 4.0
+"""Seconds for which a rank that must end waits for answers: another may have died."""
+NOWHERE = -1
+"""The answer of a rank that trains no steps, as in evaluation."""
+SAVE = 0
+"""What a pause is for, unless it is a signal's number."""
+
+
+class Pauses:
+    """Agreement between ranks on the step after which all of them pause.
+
+    Ranks that train `together` must pause after the same step; others do so each after its own.
+    """
+
+    def __init__(self, store: Store | None, rank: int, size: int, timeout: float, *, together: bool) -> None:
+        """Without a `store` this rank is alone."""
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._together = together
+        self._lock = threading.Lock()
+        self._number = 0
+        """The pauses that have been agreed on, or given up."""
+        self._done = NOWHERE
+        """The steps that this rank has completed in its generation, or NOWHERE."""
+        self._steps = 0
+        self._answer: int | None = None
+        """This rank's answer to the next pause, once it is asked for."""
+        self._end: int | None = None
+        """The step after which all ranks pause, once they have agreed."""
+        self.reason = SAVE
+        """What the pause is for that `reached` has told of last: SAVE, or the number of a signal."""
+        self._listener = Background(self._listen, "pauses")
+        if store is not None:
+            self._listener.start()
+
+    def begin(self, done: int, steps: int) -> None:
+        """Enter the `steps` steps of a generation, of which `done` are complete."""
+        with self._lock:
+            self._done, self._steps = done, steps
+
+    def leave(self) -> None:
+        """Leave the steps of a generation."""
+        with self._lock:
+            self._done = NOWHERE
+            if self._answer is not None:
+                self._resolve()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._listener.stop()
+
+    def reached(self, done: int, wanted: int | None = None) -> bool | None:
+        """Whether all ranks pause now, after `done` steps; None if a pause was asked for and cannot be.
+
+        A pause is asked for here if one is `wanted`, for SAVE or a signal's number.
+        """
+        with self._lock:
+            self._done = done
+            if wanted is not None and self._answer is None:
+                self._ask(wanted)
+            answer = self._answer
+        if answer is None or done < answer:
+            return False
+        if self._end is None:
+            answers = [answer] if self._store is None else self._answers(answer)
+            if answers is None or NOWHERE in answers:
+                with self._lock:
+                    self._resolve()
+                return None
+            self._end = max(answers) if self._together else answer
+        if done < self._end:
+            return False
+        with self._lock:
+            self._resolve()
+        return True
+
+    def _ask(self, reason: int) -> None:
+        if self._store is None:
+            self.reason, self._answer = reason, self._done
+        else:
+            self._store.compare_set(str(self._number), "", str(reason))
+            self._look(self._done)
+
+    def _resolve(self) -> None:
+        self._number += 1
+        self._answer = self._end = None
+
+    def _answers(self, mine: int) -> list[int] | None:
+        """Wait for the answers of all ranks and return them, or None if one does not answer in time."""
+        assert self._store is not None
+        keys = [f"{self._number}/{rank}" for rank in range(self._size)]
+        patience = self._timeout if self.reason == SAVE else PATIENCE
+        deadline = time.monotonic() + patience
+        with contextlib.suppress(RuntimeError):
+            while time.monotonic() < deadline:
+                if self._store.check(keys):
+                    return [int(self._store.get(key)) for key in keys]
+                time.sleep(PAUSE_POLL)
+        return None
+
+    def _look(self, answer: int) -> None:
+        """Answer if a pause is asked for."""
+        assert self._store is not None
+        key = str(self._number)
+        if self._store.check([key]):
+            self.reason = int(self._store.get(key))
+            self._store.set(f"{self._number}/{self._rank}", str(answer))
+            if answer == NOWHERE:
+                self._number += 1
+            else:
+                self._answer = answer
+
+    def _listen(self, over: threading.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # The store is gone, and the other ranks with it.
+            while not over.wait(PAUSE_INTERVAL):
+                with self._lock:
+                    if self._answer is None:
+                        self._look(self._done + 1 if NOWHERE < self._done < self._steps else NOWHERE)

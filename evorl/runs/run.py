@@ -16,7 +16,7 @@ import torch
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Peer, Placement, Ranks
-from evorl.distributed.pauses import SAVE, Pauses
+from evorl.distributed.rendezvous import SAVE, Pauses
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationLength, announce, generation_length

@@ -11,7 +11,7 @@ import pytest
 from helpers.support import ROOT, error_line
 
 import evorl
-from evorl import cli
+from evorl import __main__ as cli
 from evorl.commands.command import COMMANDS, EXAMPLES, RENAMED, parser_of, run_command
 from evorl.runs.launch import Answered, Parser, run_program
 
@@ -52,7 +52,7 @@ def test_the_help_of_all_lists_each(capsys):
 def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
     code = """
 import contextlib, io, sys
-from evorl.cli import main
+from evorl.__main__ import main
 for words in (["--help"], ["--version"], ["trian"], ["tune"], ["clean", "--help"]):
     sys.argv = ["evorl", *words]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:

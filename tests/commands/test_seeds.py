@@ -9,7 +9,7 @@ import time
 import pytest
 from helpers.support import SMALL, error_line
 
-from evorl.commands import seeds
+from evorl.commands import train
 from evorl.commands.command import run_command
 from evorl.runs.launch import run_program
 
@@ -25,8 +25,8 @@ def a_run(directory, number, best, solved=None):
 
 def test_seeds_are_told_one_by_one_and_together(tmp_path):
     runs = [a_run(tmp_path, number, best, True) for number, best in ((1, 190.0), (2, 210.0), (7, 200.0))]
-    heading, first, *_, last = seeds.summary_lines(runs)
-    assert heading.split() == list(seeds.HEADINGS)
+    heading, first, *_, last = train.summary_lines(runs)
+    assert heading.split() == list(train.HEADINGS)
     assert first.split() == ["1", "a-seed-1", "190.0", "60", "4,000", "12", "solved"]
     # 200 ± 4.303 * 10 / sqrt(3).
     assert last == "best agents of 3 seeds: mean 200.0 (95 % interval 175.2 to 224.8); solved: 3 of 3"
@@ -34,15 +34,15 @@ def test_seeds_are_told_one_by_one_and_together(tmp_path):
 
 def test_without_a_target_or_an_agent_nothing_is_claimed(tmp_path):
     runs = [a_run(tmp_path, 1, 190.0), a_run(tmp_path, 2, None)]
-    assert seeds.summary_lines(runs)[-1] == "best agents of 1 seed: mean 190.0"
-    assert seeds.summary_lines(runs[1:])[-1] == "no seed of 1 has an agent"
+    assert train.summary_lines(runs)[-1] == "best agents of 1 seed: mean 190.0"
+    assert train.summary_lines(runs[1:])[-1] == "no seed of 1 has an agent"
     (runs[0][1] / "summary.json").write_text(json.dumps({"best_fitness": 1.0, "solved": False, "ended": "SIGTERM"}))
-    assert seeds.summary_lines(runs)[-1].endswith("; solved: 0 of 2")
+    assert train.summary_lines(runs)[-1].endswith("; solved: 0 of 2")
 
 
 def test_a_line_is_told_with_its_seed_and_codes_are_given_back(capsys):
     commands = [(1, [sys.executable, "-c", "print('one')"]), (2, [sys.executable, "-c", "raise SystemExit(3)"])]
-    assert seeds.train_each(commands, jobs=2) == {1: 0, 2: 3}
+    assert train.train_each(commands, jobs=2) == {1: 0, 2: 3}
     assert capsys.readouterr().err == "seed 1 | one\n"
 
 
@@ -58,7 +58,7 @@ def test_who_is_told_to_end_tells_all_and_begins_no_other(tmp_path):
     threading.Timer(1.5, lambda: signal.raise_signal(signal.SIGALRM)).start()
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        seeds.train_each([(1, waits), (2, begins)], jobs=1)
+        train.train_each([(1, waits), (2, begins)], jobs=1)
     signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - started < 30
     assert not (tmp_path / "begun").exists()
@@ -66,8 +66,8 @@ def test_who_is_told_to_end_tells_all_and_begins_no_other(tmp_path):
 
 def commands_of(monkeypatch, *words):
     given = []
-    monkeypatch.setattr(seeds, "train_each", lambda commands, jobs: given.append((commands, jobs)) or {})
-    monkeypatch.setattr(seeds, "summary_lines", lambda runs: [])
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs: given.append((commands, jobs)) or {})
+    monkeypatch.setattr(train, "summary_lines", lambda runs: [])
     assert run_program(run_command, ["train", str(SMALL), *words]) == 0
     return given[0]
 
@@ -98,7 +98,7 @@ def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
     ],
 )
 def test_a_mistake_is_told_before_anything_begins(words, message, in_directory, monkeypatch, capsys):
-    monkeypatch.setattr(seeds, "train_each", None)
+    monkeypatch.setattr(train, "train_each", None)
     assert run_program(run_command, ["train", str(SMALL), *words]) == 2
     assert message in error_line(capsys)
 

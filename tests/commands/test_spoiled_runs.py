@@ -12,7 +12,7 @@ from helpers.support import lines
 
 import evorl
 from evorl.commands.command import run_command
-from evorl.commands.seeds import summary_lines
+from evorl.commands.train import summary_lines
 from evorl.config import override, read_yaml
 from evorl.runs.launch import run_program
 from evorl.system.formats import parse_json

@@ -219,6 +219,7 @@ ACTS = {
     "tracking.interval": "runs/test_wandb_charts.py::test_points_within_a_generation_come_before_its_end",
     "tracking.exclude": "export/test_hub.py::test_a_page_is_a_run_that_can_be_loaded",
     "tracking.timeout": "runs/test_trackers.py::test_a_tracker_that_fails_is_told_once_and_training_ends_well",
+    "checkpoint.minutes": "runs/test_interim.py::test_saving_every_so_often_changes_nothing",
     "checkpoint.keep": "runs/test_run.py::test_checkpoints_appear_whole_and_old_ones_go",
     "checkpoint.max_replay_mb": "runs/test_faults.py::test_a_replay_above_the_limit_is_not_kept_and_both_ends_say_so",
 }

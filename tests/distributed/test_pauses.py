@@ -6,16 +6,16 @@ import time
 import pytest
 import torch.distributed as dist
 
-from evorl.distributed import pauses
-from evorl.distributed.pauses import SAVE, Pauses
+from evorl.distributed import rendezvous
+from evorl.distributed.rendezvous import SAVE, Pauses
 
 STEPS = 400
 
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch):
-    monkeypatch.setattr(pauses, "INTERVAL", 0.01)
-    monkeypatch.setattr(pauses, "PATIENCE", 1.0)
+    monkeypatch.setattr(rendezvous, "PAUSE_INTERVAL", 0.01)
+    monkeypatch.setattr(rendezvous, "PATIENCE", 1.0)
 
 
 def ranks(size, together=True):

@@ -7,7 +7,7 @@ import pytest
 from helpers.support import agent, algorithm, check_tensors, context
 
 from evorl.config import Schedule, ScheduledMutation
-from evorl.evolution.schedule import follow
+from evorl.evolution.selection import follow
 from evorl.types import Mutation, UserError
 
 

@@ -16,7 +16,7 @@ from fuzz_rooms import BESIDE, RUN, Case, Room
 from fuzz_texts import ODD, Family, known, literal, pick, settings
 
 import evorl
-from evorl.commands.seeds import summary_lines
+from evorl.commands.train import summary_lines
 from evorl.export.onnx_file import write_onnx
 from evorl.report.data import load as load_drawn
 from evorl.report.page import page

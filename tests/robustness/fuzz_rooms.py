@@ -34,7 +34,7 @@ from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 from wandb.sdk.wandb_init import _WandbInit
 from wandb.sdk.wandb_setup import _WandbSetup
 
-from evorl import cli
+from evorl import __main__ as cli
 from evorl.algorithms import SETTINGS
 from evorl.commands import evaluate
 from evorl.config import read_yaml, validate

@@ -179,7 +179,7 @@ def command(settings: Sequence[str], ranks: int, restarts: int) -> list[str]:
 
 def resume_command(run: Path, ranks: int) -> list[str]:
     """Return what a user types to resume a run."""
-    program = "import sys; from evorl.cli import main; sys.exit(main())"
+    program = "import sys; from evorl.__main__ import main; sys.exit(main())"
     return [
         sys.executable, "-c", program, "resume", str(run), "--program", str(Path(__file__).with_name("timeline.py")),
         "--processes", str(ranks), "--allow-code",

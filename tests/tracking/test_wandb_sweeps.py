@@ -10,7 +10,7 @@ from helpers.offline_wandb import records
 from helpers.support import ROOT, SMALL
 from wandb.sdk.launch.sweeps import utils
 
-from evorl.cli import main
+from evorl.__main__ import main
 from evorl.config.yaml import configuration_file, plain_assignments, read_settings
 from evorl.tracking.wandb import run_id
 
