@@ -1,6 +1,7 @@
 """A file imports only from floors below its own, or from its own room."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,35 @@ def test_only_one_file_talks_to_the_other_processes(path):
         assert "torch.distributed" not in text
     assert "pickle" not in text or path.name == "formats.py"
     assert "torch.load" not in text
+
+
+def test_no_files_import_each_other():
+    """Also not by way of other files, and not by imports within functions."""
+    modules = {".".join(("evorl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
+    imports = {}
+    for module, path in modules.items():
+        names = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+        imports[module] = names & modules.keys()
+    # Take away files that import none of those left, until nothing changes: what stays is on a circle or leads to one.
+    left = set(modules)
+    while free := {module for module in left if not imports[module] & left}:
+        left -= free
+    assert not left
+
+
+def test_a_small_file_has_more_than_one_user():
+    """A file that only one other imports is a section of that one, unless it is a subject of its own."""
+    modules = {path: ".".join(("evorl", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in FILES}
+    texts = {path: path.read_text() for path in FILES}
+    for path, module in modules.items():
+        if len(texts[path].splitlines()) >= 60 or path.name.startswith("__"):
+            continue
+        package, _, name = module.rpartition(".")
+        by_name = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
+        users = [other for other in FILES if other != path and by_name.search(texts[other])]
+        assert len(users) != 1, f"{path.name} is imported by {users[0].name} alone"

@@ -15,7 +15,6 @@ import yaml
 
 from evorl.actors.collectors import KINDS, Acting, Collector, Slot, note_counts, slots
 from evorl.actors.memory import Board, SharedMemory
-from evorl.actors.server import LEAVE
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
@@ -34,6 +33,9 @@ FAILED = -1
 SAVE, RESTORE = -2, -3
 """Sent in place of a slot number. SAVE requests the running episodes; RESTORE is followed by their size, a seed and the
 episodes. The answer has the size of its payload in place of a generation."""
+
+LEAVE = signal.SIGUSR1
+"""Tells an actor to close its environments and exit; actors ignore the signals that launchers send."""
 
 
 def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Sequence[int]) -> None:

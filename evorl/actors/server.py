@@ -40,8 +40,6 @@ LOOK_EVERY = 0.5
 """Seconds between checks of a server that does not answer."""
 CLOSING = 6.0
 """Seconds that actors may take to close their environments at shutdown."""
-LEAVE = signal.SIGUSR1
-"""Tells an actor to close its environments and exit; actors ignore the signals that launchers send."""
 
 
 class ActorServer:
@@ -136,7 +134,8 @@ def main() -> None:
         signal.signal(ignored, signal.SIG_IGN)
     die_with_parent(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
-    import evorl.actors.actor
+    # Imported here, where signals are ignored: it takes seconds.
+    from evorl.actors import actor
 
     length = _received(connection, REPLY.size)
     text = _received(connection, REPLY.unpack(length)[0]) if length else None
@@ -151,7 +150,7 @@ def main() -> None:
             break
         kind, number, attempt = REQUEST.unpack(message)
         if kind == START:
-            number = _fork(connection, partial(evorl.actors.actor.run, context, number, attempt, descriptors))
+            number = _fork(connection, partial(actor.run, context, number, attempt, descriptors))
             actors.add(number)
         elif number in actors:
             _end(number)
@@ -161,15 +160,15 @@ def main() -> None:
         # An interrupted rank no longer reads replies; the loop ends when the connection closes.
         with contextlib.suppress(BrokenPipeError):
             connection.sendall(REPLY.pack(number))
-    _let_go(actors)
+    _let_go(actors, actor.LEAVE)
 
 
-def _let_go(actors: Collection[int]) -> None:
-    """Tell actors to close their environments and exit; kill those that take longer than CLOSING."""
+def _let_go(actors: Collection[int], leave: int) -> None:
+    """Send actors the signal to close their environments and exit; kill those that take longer than CLOSING."""
     living = set(actors)
     for process in living:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process, LEAVE)
+            os.kill(process, leave)
     deadline = time.monotonic() + CLOSING
     while living and time.monotonic() < deadline:
         living = {process for process in living if os.waitpid(process, os.WNOHANG) == (0, 0)}

@@ -19,7 +19,7 @@ class Removed:
     instead: str
 
     def advice(self, path: str) -> str:
-        """Return what to do about the setting, as the end of an error message."""
+        """The cure, as the end of an error message."""
         former = json.dumps(self.default)
         return f"removed; leave it out (resume a run that has it with {path}={former}): {self.instead}"
 
