@@ -200,6 +200,16 @@ def test_agents_of_different_kinds_do_not_share_a_stack(one, other):
     assert sorted(sorted(members) for members, _ in stacks) == [[0, 2], [1, 3]]
 
 
+def test_the_cost_of_convolutions_is_their_multiplications():
+    """10 x 10 pixels: 4 x 4 of 5 kernels of 4 x 4, then 2 x 2 of 6 kernels of 3 x 3 and a 3 x 3 layer behind them."""
+    image = gym.spaces.Box(0, 255, (10, 10), "uint8")
+    layers = (Convolution(5, 4, 2), Convolution(6, 3, 1, residual_layers=1))
+    some = "network.convolutions=[{channels: 5, kernel: 4, stride: 2}]"
+    images = algorithm(some, observations=image).networks["q"].network.images
+    cost = images["observation"].cost(replace(MIXED[0], convolutions=layers))
+    assert cost == 16 * (1 * 5 * 4**2) + 4 * (5 * 6 * 3**2 + 6 * 6 * 3**2)
+
+
 def test_a_plan_places_every_agent_once_and_gives_it_room():
     architectures = [
         Architecture((width, other), (depth, 0), name)
