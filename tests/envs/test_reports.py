@@ -1,20 +1,23 @@
 """Values read from a vector environment's info: of which copies, and of the last step of those whose episode ended."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from evorl.envs.environments import FINAL, read_reports
+from evorl.envs.environments import FINAL, Environments
 from evorl.types import UserError
 
 BOTH, FIRST = np.array([True, True]), np.array([True, False])
 
 
 def read(info, name, copies):
-    return read_reports(info, [name], copies, "Some-v0").tolist()
+    chosen = np.isin([[0], [1]], copies)
+    return Environments.reports(SimpleNamespace(_info=info, _id="Some-v0"), [name], chosen).tolist()
 
 
 def test_what_is_reported_without_a_mask_is_reported_by_all_copies():
-    assert read({"x": np.array([3.0, 4.0])}, "x", [1, 0]) == [[4.0, 3.0]]
+    assert read({"x": np.array([3.0, 4.0])}, "x", [0, 1]) == [[3.0, 4.0]]
 
 
 def test_a_copy_that_a_mask_leaves_out_reports_nothing():
