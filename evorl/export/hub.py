@@ -17,7 +17,7 @@ from evorl.report.picture import draw
 from evorl.report.statistics import effects
 from evorl.runs.directory import INTERFACE
 from evorl.system.console import require
-from evorl.system.files import read_bounded
+from evorl.system.files import read_bounded, reason
 from evorl.tracking.tracker import shared_settings
 from evorl.types import UserError
 
@@ -124,7 +124,10 @@ def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
     for name in (*FILES, *OPTIONAL):
         if (run / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(read_bounded(run / name))
+            try:
+                (folder / name).write_bytes(read_bounded(run / name))
+            except OSError as error:
+                raise UserError(reason(error, run / name)) from error
     if video is not None:
         shutil.copyfile(video, folder / "replay.mp4")
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -439,7 +439,8 @@ class CheckpointManager:
         ranks, path = self._ranks, self._checkpoints.path(generation) / AGENTS
         expected = ranks.broadcast_bytes(digest(payload).encode(), "the evolved agents' digest").decode()
         if not ranks.is_main and path.is_file():
-            payload = read_bounded(path)
+            with contextlib.suppress(OSError):  # It is sent to this rank instead.
+                payload = read_bounded(path)
         seen = ranks.gather(np.array([float(digest(payload) == expected)]), "who can see the checkpoint")
         if not seen.all():
             payload = ranks.broadcast_bytes(payload, "the evolved agents")

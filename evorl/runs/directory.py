@@ -610,9 +610,10 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     try:
         if not file.is_file():
             raise UserError(f"{path}: the run has no elite yet; its first generation has not ended")
+        payload = read_bounded(file)
     except OSError as error:
         raise UserError(reason(error, file)) from error
-    agents = decode_agents(read_bounded(file), str(file))
+    agents = decode_agents(payload, str(file))
     if len(agents) != 1:
         raise UserError(f"{file}: holds {len(agents)} agents; an elite is one")
     return config, agents[0]

@@ -1,5 +1,6 @@
 """An agent that was loaded acts as it does in the run's own evaluation, and needs no environment."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from evorl.commands.evaluate import evaluate_elite, seeds_of
 from evorl.config.yaml import configuration_file, shipped_names
 from evorl.envs.interface import space_from_json, space_to_json
 from evorl.envs.vector import for_evaluation, make_vector
-from evorl.runs import loaded
+from evorl.runs import directory, loaded
 from evorl.types import UserError
 
 
@@ -145,6 +146,15 @@ def test_a_damaged_description_of_the_environment_is_one_line(payload, trained_r
     (run / "environment.json").write_text(payload)
     with pytest.raises(UserError, match=r"environment.json: is no"):
         evorl.load(run)
+
+
+def test_an_agent_that_may_not_be_read_is_one_line(trained_run, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(directory, "read_bounded", refuse)
+    with pytest.raises(UserError, match=r"agent\.safetensors: Permission denied"):
+        evorl.load(trained_run)
 
 
 def test_spaces_are_read_back_as_they_were():
