@@ -41,6 +41,8 @@ def train(pause, asks, seconds, found, barrier=None):
 
 def together(each, *arguments):
     found = [[] for _ in each]
+    for pause in each:  # A rank that has not begun would not pause.
+        pause.begin(0, STEPS)
     threads = [
         threading.Thread(target=train, args=(pause, *own, mine))
         for pause, own, mine in zip(each, arguments, found, strict=True)
@@ -70,6 +72,8 @@ def test_ranks_of_different_speed_pause_after_the_same_step(asks):
 def test_ranks_that_meet_in_each_step_pause_together():
     each, barrier = ranks(3), threading.Barrier(3)
     found = [[] for _ in each]
+    for pause in each:
+        pause.begin(0, STEPS)
     threads = [
         threading.Thread(target=train, args=(pause, {15: 15} if rank == 1 else {}, 0.001, found[rank], barrier))
         for rank, pause in enumerate(each)
