@@ -13,11 +13,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from evorl.config import Config
+from evorl.config import Config, check_name
 from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
-from evorl.networks import NETWORKS, initial_architecture
+from evorl.networks import CELLS, NETWORKS, initial_architecture
 from evorl.networks.stack import NetworkSpec, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.system.console import Stopwatch
@@ -137,6 +137,10 @@ class Algorithm(ABC):
         """
         settings = self.config.network
         normalized = [name for name in self.normalized_parts if name in parts]
+        # A run's file may name anything; the launch has checked its own.
+        check_name("network.name", settings.name, NETWORKS)
+        if settings.recurrent:
+            check_name("network.recurrent", settings.recurrent, CELLS)
         network = NETWORKS[settings.name](settings, parts, heads, normalized, noise)
         return NetworkSpec(network, initial_architecture(settings, parts, streams), target)
 

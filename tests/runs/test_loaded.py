@@ -9,11 +9,13 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 from helpers.loaded import A2C, SPACES, STEPS, fresh_run, spaces_run
 from helpers.support import SMALL
 
 import evorl
 from evorl.commands.evaluate import evaluate_elite, seeds_of
+from evorl.config import read_yaml
 from evorl.config.yaml import configuration_file, shipped_names
 from evorl.envs.interface import space_from_json, space_to_json
 from evorl.envs.vector import for_evaluation, make_vector
@@ -145,6 +147,15 @@ def test_a_damaged_description_of_the_environment_is_one_line(payload, trained_r
     run = shutil.copytree(trained_run, tmp_path / "a")
     (run / "environment.json").write_text(payload)
     with pytest.raises(UserError, match=r"environment.json: is no"):
+        evorl.load(run)
+
+
+def test_a_network_that_there_is_not_is_one_line(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "run")
+    settings = read_yaml(run / "config.yaml")
+    settings["network"]["name"] = "standart"
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(UserError, match=r"network\.name: there is no 'standart'; did you mean 'standard'"):
         evorl.load(run)
 
 
