@@ -467,7 +467,7 @@ def _lanes(run: Drawn) -> dict[tuple[int, int], float]:
     """Return the vertical position of each life, ordered in each generation by the parents' to reduce crossings."""
     parents = run.parents()
     lanes: dict[tuple[int, int], float] = {}
-    for generation in dict.fromkeys(life.generation for life in run.lives):
+    for generation in sorted({life.generation for life in run.lives}):
         living = [life for life in run.lives if life.generation == generation]
 
         def above(life: Stage) -> tuple[float, int]:

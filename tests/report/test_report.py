@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -319,3 +320,10 @@ def test_a_browser_draws_all_charts_and_complains_of_nothing(tmp_path, many):
     drawn = done.stdout.count('data-drawn="yes"')
     assert drawn == (2 if many else 7), "those of closed parts wait until these are opened"
     assert done.stdout.count('class="main-svg"') >= 2 * drawn
+
+
+def test_lives_in_any_order_have_lanes():
+    """A spoiled file may list a generation before the one it came from."""
+    first, second = (SimpleNamespace(generation=generation, id=3) for generation in (1, 2))
+    run = SimpleNamespace(lives=[second, first], parents=lambda: {(2, 3): first})
+    assert figures._lanes(run) == {(1, 3): 0.0, (2, 3): 0.0}
