@@ -88,7 +88,7 @@ Floats = NDArray[np.float64]
 
 
 class Counters:
-    """What one rank has received from its actors since it was last read: experience, rates and staleness."""
+    """Counters of one rank's actors since they were last read: experience, rates and staleness."""
 
     def __init__(self, actors: int, agents: int) -> None:
         self._counts = np.zeros((len(Collected._fields), agents))

@@ -38,7 +38,7 @@ class Slot(Protocol):
 
 @dataclass
 class Acting:
-    """What an actor acts with in a generation; `flat` [D] holds the parameters of `version`, from the board."""
+    """An actor's policy in a generation; `flat` [D] holds the parameters of `version`, from the board."""
 
     config: AnyConfig
     environments: Environments

@@ -83,7 +83,7 @@ class Asynchronous(A2C):
         )
 
     def received_settings(self, placement: Placement) -> ReceivedSettings:
-        """How many received rollouts make a batch on this rank, and how many updates are made with each."""
+        """The number of received rollouts in a batch on this rank, and of updates with each."""
         settings: AsynchronousSettings = self.settings
         return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self.normalized_parts)
 

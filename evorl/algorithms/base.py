@@ -62,7 +62,7 @@ def hyperparameter(name: str) -> PerAgent:
 
 
 class ActInput(NamedTuple):
-    """What a stack of agents acts on.
+    """Inputs of `Algorithm.act`.
 
     `observation` [P, E, ...]; `recurrent` is the state of recurrent networks or of exploration noise, where there is
     any. With `deterministic`, actions are the mode or greedy, and nothing is drawn from the generator.
@@ -89,7 +89,7 @@ class ActOutput:
 
 
 class Algorithm(ABC):
-    """How stacks of agents act, what they learn from, and their losses. It holds no state of any agent.
+    """Base class of algorithms: acting, experience and losses of stacks of agents. It holds no state of any agent.
 
     A subclass names its `Settings` and `metrics`, builds `networks` and `objectives` in its constructor, and implements
     `pace`, `experience`, `act` and `value`. The rest are defaults: acting counts environment steps, all actors act

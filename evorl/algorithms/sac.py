@@ -99,7 +99,7 @@ class Actions(ABC):
     heads: tuple[Head, ...]
     """The actor's heads."""
     reads: ObservationSpecs
-    """What the critics read: the observation, and a continuous action."""
+    """Inputs of the critics: the observation, and a continuous action."""
     values: int
     """The outputs of each critic: one, or one for each choice."""
     stored: StoredField

@@ -121,7 +121,7 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def reader_has_gone() -> bool:
-    """Whether stdout is a pipe that nobody reads any more, as after `| head`."""
+    """True if stdout is a pipe that nobody reads any more, as after `| head`."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)

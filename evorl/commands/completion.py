@@ -55,7 +55,7 @@ _evorl() {
 }
 complete -o filenames -F _evorl evorl
 """
-"""What bash needs besides."""
+"""Additions to the generated script for bash."""
 
 
 def completion(parsed: argparse.Namespace) -> None:

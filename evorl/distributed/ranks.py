@@ -193,7 +193,7 @@ class Ranks:
         return "" if self._heartbeat is None else self._heartbeat.last_words()
 
     def wait_for_same(self, last_words: str) -> bool:
-        """Whether a lower rank ends for the same reason, such as a bug in every rank's environment."""
+        """True if a lower rank ends for the same reason, such as a bug in every rank's environment."""
         return self._heartbeat is not None and self._heartbeat.is_told_below(last_words)
 
     @contextmanager
@@ -274,7 +274,7 @@ def _own_gpu(local: int) -> str:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined a process group."""
+    """True if this process has joined a process group."""
     return dist.is_available() and dist.is_initialized()
 
 

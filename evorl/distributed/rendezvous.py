@@ -150,7 +150,7 @@ class Heartbeat:
         return ""
 
     def is_told_below(self, last_words: str, seconds: float = TOGETHER) -> bool:
-        """Whether a lower rank ends with the same message, waiting up to `seconds`."""
+        """True if a lower rank ends with the same message, waiting up to `seconds`."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(RuntimeError):
             while True:
@@ -194,7 +194,7 @@ PATIENCE = 4.0
 NOWHERE = -1
 """The answer of a rank that trains no steps, as in evaluation."""
 SAVE = 0
-"""What a pause is for, unless it is a signal's number."""
+"""The reason of a pause to save; other reasons are the numbers of signals."""
 
 
 class Pauses:
@@ -221,7 +221,7 @@ class Pauses:
         self._end: int | None = None
         """The step after which all ranks pause, once they have agreed."""
         self.reason = SAVE
-        """What the pause is for that `reached` has told of last: SAVE, or the number of a signal."""
+        """The reason of the last pause: SAVE, or the number of a signal."""
         self._listener = Background(self._listen, "pauses")
         if store is not None:
             self._listener.start()
@@ -243,7 +243,7 @@ class Pauses:
         self._listener.stop()
 
     def reached(self, done: int, wanted: int | None = None) -> bool | None:
-        """Whether all ranks pause now, after `done` steps; None if a pause was asked for and cannot be.
+        """True if all ranks pause now, after `done` steps; None if a pause was asked for and cannot be.
 
         A pause is asked for here if one is `wanted`, for SAVE or a signal's number.
         """

@@ -30,7 +30,7 @@ _held: list[int] | None = None
 _in_steps: list[int] | None = None
 """The list of signals that wait for the end of a training step."""
 _overdue = False
-"""Whether a signal has waited PATIENCE seconds for that end."""
+"""True if a signal has waited PATIENCE seconds for that end."""
 
 
 class Interrupted(SystemExit):

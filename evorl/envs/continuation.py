@@ -154,7 +154,7 @@ class Continued(Protocol):
 
     @property
     def can_continue(self) -> bool:
-        """Whether this kind of environment supports a replay."""
+        """True if this kind of environment supports a replay."""
 
     def state(self) -> Tensors:
         """The state needed to resume the running episodes; empty if resuming is not supported."""

@@ -287,7 +287,7 @@ class Environments:
 
     @property
     def can_continue(self) -> bool:
-        """Whether running episodes can be resumed in another process with this kind of environment."""
+        """True if running episodes can be resumed in another process with this kind of environment."""
         return self._vector.continuation is not None
 
     def state(self) -> Tensors:
@@ -426,7 +426,7 @@ class Environments:
 
 
 def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
-    """Whether a copy reports `name`; native vector environments may report for all copies without a mask."""
+    """True if a copy reports `name`; native vector environments may report for all copies without a mask."""
     mask = info.get(f"_{name}")
     return name in info and (mask is None or bool(mask[copy]))
 

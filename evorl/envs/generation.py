@@ -50,7 +50,7 @@ class GenerationLength:
         return replace(self, steps=min(self.steps, max(1, pieces) * self.period))
 
     def is_spent(self, left: int) -> bool:
-        """Whether the `left` steps of each agent are too few for another generation."""
+        """True if the `left` steps of each agent are too few for another generation."""
         return left <= MIN_SHARE * self.steps * self.counted
 
     def sentence(self) -> str:

@@ -277,7 +277,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         return self._shown, info
 
     def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
-        """Whether a new environment raises the same error at the same line, on reset or on this action."""
+        """True if a new environment raises the same error at the same line, on reset or on this action."""
         try:
             self._begin_anew(self._seed)
             if action is not None:

@@ -189,7 +189,7 @@ def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random
 
 @dataclass(frozen=True)
 class Context:
-    """What a mutation may read besides the agent."""
+    """The settings and networks that a mutation may read besides the agent."""
 
     settings: Evolution
     networks: Networks

@@ -183,7 +183,7 @@ class _Trace:
     sources: Sequence[Tensor]
     weights: Sequence[Tensor]
     joined: bool
-    """Whether all sources and a column of ones for the bias are concatenated into one source."""
+    """True if all sources and a column of ones for the bias are concatenated into one source."""
     norm: tuple[Tensor, ...]
     x: Tensor
     y: Tensor
@@ -378,7 +378,7 @@ def _forward(plan: DensePlan, p: Tensors, sources: Sequence[Tensor], traces: lis
 
 
 def _are_joined(sources: Sequence[Tensor], bias: Tensor) -> bool:
-    """Whether one product multiplies all sources [P, B, ...] of a layer and adds its bias [P, 1, N]."""
+    """True if one product multiplies all sources [P, B, ...] of a layer and adds its bias [P, 1, N]."""
     rows, batch, _ = sources[0].shape
     return rows * batch * bias.shape[-1] >= LARGE and sum(source.shape[-1] for source in sources) <= NARROW
 
@@ -394,7 +394,7 @@ def _of_heads(plan: DensePlan, p: Tensors) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _alike(plan: DensePlan, weights: Sequence[Tensor]) -> bool:
-    """Whether one product serves all heads: each reads its own stream, and all have the same output size."""
+    """True if one product serves all heads: each reads its own stream, and all have the same output size."""
     return plan.streams > 1 and len({weight.shape[-1] for weight in weights}) == 1
 
 

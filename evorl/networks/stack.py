@@ -103,11 +103,11 @@ class Network(ABC):
 
 
 class TargetRule(Protocol):
-    """How a target network follows: target += tau * (parameters - target)."""
+    """Update rule of a target network: target += tau * (parameters - target)."""
 
     @property
     def changes(self) -> bool:
-        """Whether tau depends on the number of updates."""
+        """True if tau depends on the number of updates."""
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         """tau [P] for the update that is each agent's `updates`-th [P]."""

@@ -162,7 +162,7 @@ class StandardNetwork(Network):
         return {moved_up(name, index): value for name, value in kept.items()} | new, replaced
 
     def _streams(self, architecture: Architecture, index: int | None = None) -> int | None:
-        """How many streams hidden layer `index` has, or the recurrent cell if None; None if all heads share it."""
+        """The number of streams of hidden layer `index`, or the recurrent cell if None; None if all heads share it."""
         last = len(architecture.hidden_sizes) - 1
         parted = architecture.streams == "all" or (architecture.streams == "last" and index in (last, None))
         return len(self.computed_heads) if parted and len(self.computed_heads) > 1 else None

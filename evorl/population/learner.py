@@ -168,7 +168,7 @@ class Learner:
     _faults: list[Tensor]
     """For each stack, the first update [P] at which an agent's values were non-finite; 0 for healthy agents."""
     _suspicious: bool
-    """Whether any agent may have non-finite values."""
+    """True if any agent may have non-finite values."""
     _count: int
     """Calls of `update`."""
     _common: int
@@ -308,7 +308,7 @@ class Learner:
         return agents
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """What a generation has changed so far: targets, optimisers, faults and metrics."""
+        """The state for an interim checkpoint: targets, optimisers, faults and metrics."""
         tensors, numbers = self._changing()
         for index, own in enumerate(self._sums):
             tensors |= {f"{SUMS}{index}/{network}/{','.join(names)}": sums for (network, names), sums in own.items()}

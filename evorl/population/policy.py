@@ -105,7 +105,7 @@ class Policy(Population):
         return output
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """What a generation has changed so far: parameters, acting states, recurrent state, generator."""
+        """The state for an interim checkpoint: parameters, acting states, recurrent state, generator."""
         recurrent = torch.zeros(0) if self._recurrent is None else self._recurrent
         tensors = {"flat": self.flat, RECURRENT: recurrent, GENERATOR: self.generator.get_state()}
         return tensors | {f"{ACTING}{name}": values for name, values in self.acting_states().items()}, {
@@ -194,7 +194,7 @@ class Policy(Population):
 
     @property
     def _is_one_stack(self) -> bool:
-        """Whether a single stack holds all agents in population order, so no joining is needed."""
+        """True if a single stack holds all agents in population order, so no joining is needed."""
         return len(self.stacks) == 1 and isinstance(self.stacks[0].members, slice)
 
     def _cost(self, architectures: Architectures) -> float:

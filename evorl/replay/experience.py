@@ -39,7 +39,7 @@ class Population(ABC):
 
 
 class Experience:
-    """What a rank's agents learn from: environments or actor processes feed it, and it yields the batches that are due.
+    """A buffer of experience: environments or actor processes feed it, and it yields the batches that are due.
 
     Environments `add` every step, actor processes `extend` it by a message at a time. `batches` follows either, and
     `observe` each update. A subclass that keeps anything beyond a generation overrides `state` and `restore`.

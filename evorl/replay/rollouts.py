@@ -250,7 +250,7 @@ class Minibatches:
         self.counted: Tensor = torch.from_numpy(counted).to(device)
         """Mask [U, P, B] of the drawn sequences that count; the rest is padding."""
         self.all_due: list[bool] = np.all(updates < epochs * parts, axis=1).tolist()
-        """Whether each update applies to all agents."""
+        """True if each update applies to all agents."""
         self.due: Tensor = torch.from_numpy((updates < epochs * parts).astype(np.float32)).to(device)
         """1 for the agents that an update applies to, else 0 [U, P]."""
         self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)

@@ -44,7 +44,7 @@ class SamplerSettings:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks with the same agents know after the exchange of a vector step.
+    """Numbers that all ranks with the same agents share after a vector step.
 
     `sizes` [R] are each rank's transitions, `steps` [P] each agent's steps in this generation over all ranks, and
     `reports` [R, K] the samplers' reports.
@@ -124,7 +124,7 @@ class Sampler:
 def share_of_draws(
     draws: NDArray[np.int64], sizes: NDArray[np.int64] | NDArray[np.float64], rank: int, offset: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """How many of `draws` [...] fall on `rank`, which holds sizes[rank] of sizes [R].
+    """The number of `draws` [...] that fall on `rank`, which holds sizes[rank] of sizes [R].
 
     Systematic sampling (Madow 1949): with one `offset` [...] in [0, 1) shared by all ranks, rank r's count is the
     number of points of the grid (i + offset) in its interval of the union. Counts sum to `draws`, differ from their

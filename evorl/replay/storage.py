@@ -302,7 +302,7 @@ class Storage:
         self.oldest = 0
         """Number of the first row whose slots can be drawn."""
         self.broken = True
-        """Whether the next transition starts a new segment."""
+        """True if the next transition starts a new segment."""
         self._was_valid = self._everyone
 
     @property
@@ -312,7 +312,7 @@ class Storage:
 
     @property
     def full(self) -> bool:
-        """Whether each write now drops the oldest row."""
+        """True if each write now drops the oldest row."""
         return self.written >= self.rows
 
     def write(

@@ -157,7 +157,7 @@ class Part(Protocol):
     """A part of the training that changes from step to step."""
 
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
-        """What the generation has changed so far, on this rank."""
+        """The state of this part on this rank, for an interim checkpoint."""
 
     def resume(self, tensors: Tensors, numbers: dict[str, int]) -> None:
         """Load the output of `snapshot` at the beginning of the same generation. Raises UserError."""
@@ -168,7 +168,7 @@ Seconds = Annotated[float, Field(ge=0)]
 
 @dataclass(frozen=True)
 class Position:
-    """How far a generation is: the vector steps that each rank has done, of `horizon`, and the seconds they took.
+    """Progress within a generation: the vector steps that each rank has done, of `horizon`, and the seconds they took.
 
     `base` is the digest of the agents with which it began.
     """
@@ -329,7 +329,7 @@ class InterimCheckpoints:
                 self._checkpoints.clear()
 
     def _damage(self) -> str:
-        """What is wrong with the files that this rank needs, or ""."""
+        """A description of damage to the files that this rank needs, or ""."""
         ranks, checkpoints = self._ranks, self._checkpoints
         where = checkpoints.path(self._number)
         needed = {environments_file(ranks.rank), *(part_file(name, ranks.rank) for name in PARTS)}
@@ -538,7 +538,7 @@ class CheckpointManager:
         return json_bytes(generations)
 
     def _problem(self, generation: int) -> str:
-        """Why this host cannot resume from a generation, or "". A host without any checkpoints is new."""
+        """The reason why this host cannot resume from a generation, or "". A host without any checkpoints is new."""
         checkpoints = self._checkpoints
         try:
             if self._ranks.is_main:

@@ -1,4 +1,4 @@
-"""What a run says of itself: its header, a line per generation, its summary and the closing lines."""
+"""Console output of a run: its header, a line per generation, its summary and the closing lines."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
 
 
 def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
-    """How a run ended: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
+    """The end of a run: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
     if error is None:
         return "unsaved" if unsaved else STOPPED if stopped else "finished"
     if isinstance(error, KeyboardInterrupt):

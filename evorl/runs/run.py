@@ -74,11 +74,11 @@ class Run:
     _steps_within: int
     """The environment steps of each agent in the current generation, until `record` counts them."""
     _within: str
-    """Where the newest interim checkpoint of this generation is, in words."""
+    """The position of the newest interim checkpoint of this generation, in words."""
     _unsaved: str
-    """Why the newest checkpoint was not saved, or ""."""
+    """The reason why the newest checkpoint was not saved, or ""."""
     _stopped: str
-    """Why a callback stopped the run, or ""."""
+    """The reason why a callback stopped the run, or ""."""
 
     def __init__(
         self,

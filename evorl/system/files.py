@@ -251,7 +251,7 @@ def refuse_links_within(run: Path) -> None:
 
 
 def _is_wandbs(link: Path, run: Path) -> bool:
-    """Whether W&B made a link: to its newest run and logs, or to its service's log in the user's cache."""
+    """True if W&B made a link: to its newest run and logs, or to its service's log in the user's cache."""
     place = link.relative_to(run).parts
     if place[0] != WANDB or len(place) == 1:
         return False
@@ -334,7 +334,7 @@ def _flock(file: FileIO | BufferedReader, kind: int) -> bool:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a process holds the lock on a directory; False if the lock file cannot be opened."""
+    """True if a process holds the lock on a directory; False if the lock file cannot be opened."""
     try:
         with _open(directory / ".lock") as file:
             return not _flock(file, fcntl.LOCK_SH)

@@ -70,7 +70,7 @@ def user_frames(error: BaseException) -> Sequence[traceback.FrameSummary]:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file belongs to evorl, to Python, or to a package that evorl builds on."""
+    """True if a file belongs to evorl, to Python, or to a package that evorl builds on."""
     if file.startswith("<frozen"):
         return True
     path = Path(file)

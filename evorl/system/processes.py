@@ -158,7 +158,7 @@ def _left_in_groups(groups: Path, membership: Path) -> list[int]:
 
 
 def _memory_groups(groups: Path, membership: Path) -> list[tuple[Path, str, str, str, str]]:
-    """Where each cgroup version keeps this process's memory limit, usage, and inactive file cache."""
+    """Files of each cgroup version with this process's memory limit, usage, and inactive file cache."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
@@ -191,7 +191,7 @@ def made_with(device: torch.device) -> dict[str, str]:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether a device has bfloat16 units; assumed for a CPU whose flags cannot be read."""
+    """True if a device has bfloat16 units; assumed for a CPU whose flags cannot be read."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:

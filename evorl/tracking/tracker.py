@@ -1,4 +1,4 @@
-"""What a tracker is: the records that it receives, its base class, and the lineages that it draws lines from.
+"""Trackers: the records that it receives, its base class, and the lineages that it draws lines from.
 
 Subclass `Tracker` and register the class in `trackers.py` to add one.
 """
