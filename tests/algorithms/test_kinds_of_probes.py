@@ -35,9 +35,8 @@ def test_every_kind_of_observation_is_read(kind, algorithm):
     assert (score(*learned("Shown", f"{{kind: {kind}}}", *algorithm)) == 1.0).all()
 
 
-@pytest.mark.parametrize("kind", ["dict", "categories"])
-def test_sac_reads_images_vectors_and_categories(kind):
-    """In actor and critics; how each kind is encoded is the same code as in the test above."""
+@pytest.mark.parametrize("kind", spaces.Shown.spaces)
+def test_sac_reads_every_kind_of_observation(kind):
     # With a rate of 1e-2 a policy can be sure of itself before its critics have learned.
     settings = *SAC, "algorithm.target_entropy_share=0.3"
     assert (score(*learned("Shown", f"{{kind: {kind}}}", *settings, steps=480, learning_rate=3e-3)) == 1.0).all()
@@ -87,9 +86,9 @@ def test_the_best_that_is_allowed_is_done_and_nothing_else(algorithm):
     torch.testing.assert_close(value, torch.full((2, 8), 1 + 0.5 * 2), atol=0.3, rtol=0)
 
 
-@pytest.mark.parametrize(("cell", "critic"), [("lstm", "separate"), ("gru", "shared")])
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("critic", ["separate", "shared"])
 def test_a_recurrent_state_keeps_what_was_shown_once(cell, critic):
-    """The other pairs are held against plain cells in networks/test_kinds_by_reference.py."""
     # With a rate of 1e-2 one seed in six does not find it; with this one all of twelve do.
     settings = f"network.recurrent={cell}", f"algorithm.critic={critic}", "algorithm.gamma=0.95"
     assert (score(*learned("Recall", "{}", *PPO, *settings, steps=960, learning_rate=5e-3)) == 1.0).all()
