@@ -1,11 +1,12 @@
-"""Train the arms of the protocol in docs/evidence.md, and append one JSON line per run.
+"""Train the arms of the protocols in docs/evidence.md and docs/selection.md, and append one JSON line per run.
 
-    python benchmarks/evidence.py --runs runs/evidence [--data benchmarks/data/evidence.jsonl] [--until 18:30]
+    python benchmarks/evidence.py --runs runs/evidence [--plan selection] [--part 1/2] [--until 18:30]
     python benchmarks/evidence.py --runs runs/evidence --data FILE --jobs lunar_lander-{burn_in,pool}-{9,10,11}
 
-Runs that have a line are not repeated, so the benchmark can be stopped and restarted at any time. Each run is a
-separate process of `demos/online.py` with one thread. Its best agent is scored on fresh episodes, and so are all agents
-of a pool.
+Runs that have a line are not repeated, so the benchmark can be stopped and restarted at any time; several can work on
+parts of a plan side by side. Each run is a separate process of `demos/online.py` with one thread. Its best agent is
+scored on fresh episodes, and so are all agents of a pool. With `--plan selection` the run's lineage is kept beside the
+data.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ from evorl.population import Policy
 from evorl.population.evaluation import evaluate
 from evorl.runs.directory import Checkpoints
 from evorl.system.formats import decode_agents
+from evorl.system.processes import cpu
 
 ROOT = Path(__file__).parent.parent
 PROGRAM = ROOT / "demos" / "online.py"
-DATA = ROOT / "benchmarks" / "data" / "evidence.jsonl"
+DATA = ROOT / "benchmarks" / "data"
+LINEAGES = DATA / "lineages"
 EVORL = "import sys; from evorl.__main__ import main; sys.exit(main())"
 HELD_OUT = 100
 """The number of fresh episodes on which the final agent of a run is scored."""
@@ -77,6 +80,7 @@ SHARED = (
     "evolution.architecture.min_units=32",
     "evolution.architecture.max_units=128",
 )
+SEARCHED = ("learning_rate", "entropy_coefficient", "clip", "batch_size")
 LEARNING_RATE = "{min: 1e-4, max: 1e-2, grow: 2, resample: 0.25}"
 RANGES = (
     f"evolution.hyperparameters.learning_rate={LEARNING_RATE}",
@@ -143,14 +147,19 @@ ARMS = {
     "low_pool": Arm((mutations(none=1), NO_SELECTION, *LOW), seeds=8),
     "low_small_moves": Arm((OF_PPO_YAML, *LOW, *SMALL_MOVES), seeds=6),
     "low_rare_moves": Arm((OF_PPO_YAML, *LOW), seeds=6),
+    # The arms of docs/selection.md beside `pool` and `selection`.
+    "pbt": Arm((mutations(hyperparameters=1), "evolution.selection.replace=0.25"), seeds=40),
+    "pbt_late": Arm(
+        (mutations(hyperparameters=1), "evolution.selection.replace=0.25", "evolution.burn_in=auto"), seeds=40
+    ),
 }
 PRIMARY = ("full", "hyperparameters", "selection", "pool", "shipped")
 Job = tuple[str, str, int]
 """The names of a task and of an arm, and a seed."""
 
 
-def plan() -> Iterator[Job]:
-    """Yield the runs seed by seed over all arms, so that the data are balanced at any time."""
+def evidence_plan() -> Iterator[Job]:
+    """The runs of docs/evidence.md, seed by seed over all arms, so that the data are balanced at any time."""
     most = max(arm.seeds for arm in ARMS.values())
     stages = [
         [("cartpole", arm) for arm in ("low", "low_pool", "low_small_moves", "low_rare_moves")],
@@ -166,13 +175,24 @@ def plan() -> Iterator[Job]:
                     yield task, arm, seed
 
 
+def selection_plan() -> Iterator[Job]:
+    """The runs of docs/selection.md: the arms of the first comparison, then of the second; one half after the other."""
+    for first in (101, 121):
+        for arms in (("pool", "selection"), ("pbt_late",), ("pbt",)):
+            for seed in range(first, first + 20):
+                yield from (("lunar_lander", arm, seed) for arm in arms)
+
+
+PLANS = {"evidence": evidence_plan, "selection": selection_plan}
+
+
 def job_of(name: str) -> Job:
     """Parse a run's name TASK-ARM-SEED."""
     task, arm, seed = name.split("-")
     return task, arm, int(seed)
 
 
-def train(job: Job, directory: Path) -> dict[str, Any]:
+def train(job: Job, directory: Path, keeps_lineage: bool) -> dict[str, Any]:
     """Train one run and return its line: provenance, cost, learning curves and held-out scores."""
     task, arm, seed = job
     name = f"{task}-{arm}-{seed}"
@@ -196,9 +216,11 @@ def train(job: Job, directory: Path) -> dict[str, Any]:
         "arm": arm,
         "seed": seed,
         "revision": revision(),
+        "machine": cpu(),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
         "seconds": round(time.perf_counter() - started, 1),
         **course(rows),
+        "updates": [round(sum(row["updates"])) for row in rows],
         "births": births(read_lines(run / "lineage.jsonl")),
         "winner": json.loads((run / "elite" / "agent.json").read_text())["hyperparameters"],
         "held_out": held_out(run, seed),
@@ -209,7 +231,26 @@ def train(job: Job, directory: Path) -> dict[str, Any]:
         line["members_hyperparameters"] = [
             {key: float(f"{value:.4g}") for key, value in one.items()} for one in rows[-1]["hyperparameters"]
         ]
+    if keeps_lineage:
+        keep_lineage(run, name)
     return line
+
+
+def keep_lineage(run: Path, name: str) -> None:
+    """Copy what a run's lineage says of each agent and generation, in short, to a file of this name."""
+    LINEAGES.mkdir(exist_ok=True)
+    with (LINEAGES / f"{name}.jsonl").open("w") as file:
+        for row in read_lines(run / "lineage.jsonl"):
+            mutation = row["mutation"]
+            short = {
+                "generation": row["generation"],
+                "id": row["id"],
+                "parent": row["parent"],
+                "fitness": None if row["fitness"] is None else rounded(row["fitness"]),
+                "mutation": mutation["target"] or mutation["kind"],
+                **{key: float(f"{row['hyperparameters'][key]:.4g}") for key in SEARCHED},
+            }
+            file.write(json.dumps(short) + "\n")
 
 
 def course(rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
@@ -300,18 +341,23 @@ def append(path: Path, line: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--plan", choices=PLANS, default="evidence")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="take every N-th run, from the K-th")
+    parser.add_argument("--data", type=Path, help="the file of results; default: benchmarks/data/PLAN.jsonl")
     parser.add_argument("--jobs", nargs="+", metavar="TASK-ARM-SEED", help="the runs, in place of the protocol's")
     parser.add_argument("--until", help="begin no run after this time of day, as HH:MM")
     parsed = parser.parse_args()
     torch.set_num_threads(1)
     parsed.runs.mkdir(parents=True, exist_ok=True)
-    done = {(line["task"], line["arm"], line["seed"]) for line in read_lines(parsed.data)}
-    for job in map(job_of, parsed.jobs) if parsed.jobs else plan():
+    data = parsed.data or DATA / f"{parsed.plan}.jsonl"
+    part, parts = map(int, parsed.part.split("/"))
+    jobs = list(map(job_of, parsed.jobs) if parsed.jobs else PLANS[parsed.plan]())
+    for job in jobs[part - 1 :: parts]:
+        done = {(line["task"], line["arm"], line["seed"]) for line in read_lines(data)}
         if parsed.until and datetime.now().strftime("%H:%M") >= parsed.until:
             break
         if job not in done:
-            append(parsed.data, line := train(job, parsed.runs))
+            append(data, line := train(job, parsed.runs, keeps_lineage=parsed.plan == "selection"))
             print(*job, line["held_out"]["mean"], line["cpu_seconds"], flush=True)
 
 
