@@ -249,7 +249,8 @@ class Agent:
 
     `architectures` and `tensors` are those of each of its networks; tensors are by role, in their unpadded shapes.
     `parent` is the id of the agent it was copied from, `parent_generation` the generation after which that happened.
-    `fault` says why it stopped learning before its generation ended.
+    `fault` says why it stopped learning before its generation ended. `ranks` are its ranks from 0 to 1 in the last
+    generations, its parent's while it is new, as far as selection reads them.
     """
 
     id: int
@@ -262,6 +263,7 @@ class Agent:
     mutation: Mutation = INITIAL
     fitness: float | None = None
     fault: str | None = None
+    ranks: tuple[float, ...] = ()
 
     def child(self, id: int, generation: int | None = None) -> Agent:
         """Copy the agent after `generation`, with a new id, its own tensors and no fitness yet."""
@@ -278,6 +280,7 @@ class Agent:
             "mutation": asdict(self.mutation),
             "fitness": self.fitness,
             "fault": self.fault,
+            **({"ranks": list(self.ranks)} if self.ranks else {}),
             "architectures": {network: shape.to_json() for network, shape in self.architectures.items()},
             "hyperparameters": dict(self.hyperparameters),
             "state": asdict(self.state),

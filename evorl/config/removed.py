@@ -32,6 +32,7 @@ REMOVED: Mapping[str, Removed] = {
     "tracking.notes": Removed(None, "set WANDB_NOTES, which W&B reads"),
     "tracking.tags": Removed([], "set WANDB_TAGS, separated by commas, which W&B reads"),
     "evolution.every": Removed(1, "make generations longer by evolution.steps"),
+    "evolution.selection.share": Removed(0.25, "set evolution.selection.replace, the share that is replaced"),
     "evolution.architecture.max_convolutions": Removed(6, "mutations add convolutions up to 6"),
     "evolution.architecture.max_kernel": Removed(9, "mutations let kernels grow to 9"),
     "algorithm.weigh_by_staleness": Removed(False, "actors.max_staleness discards gradients that are too old"),

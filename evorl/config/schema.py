@@ -241,10 +241,14 @@ class Selection(Section):
     """`none` keeps every agent as it is: a pool of agents that learn side by side."""
     size: Size = 2
     """Agents that meet in one tournament."""
+    replace: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of the population, its worst, that children replace; the others train on untouched. With 1 a tournament
+    replaces all but the elite; `truncation` replaces half at most."""
     elitism: bool = True
-    """For `tournament`: the best agent goes on unchanged. Under `truncation` it always does."""
-    share: Annotated[float, Field(gt=0, le=0.5)] = 0.25
-    """For `truncation`: the share of the population that is replaced."""
+    """For `tournament` with `replace: 1`: the best agent goes on unchanged. Otherwise it always does."""
+    memory: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
+    """Generations over which agents are compared. With 1 it is by fitness, with more by the mean of an agent's ranks in
+    these generations; while it is new, its parent's ranks count."""
     archive: Annotated[int, Field(ge=0, strict=True)] = 5
     """Generations for which the best agent so far goes on competing as a parent, on the episodes of each. For ever, it
     would keep a population from whatever gets worse before it gets better; with 0 it never returns."""
@@ -345,8 +349,9 @@ class Evolution(Section):
     steps: Count = 10_000
     """Environment steps of each agent in a generation, over all ranks. A shipped file's number is for its own
     environment."""
-    burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Generations before the first selection and mutation."""
+    burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = 0
+    """Generations before the first selection and mutation. With `auto`, selection begins once the ranks of agents in
+    successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent."""
     initial: Literal["configured", "sampled"] = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
     its layers from the limits of `architecture` where mutations may change them."""
@@ -364,9 +369,10 @@ class Evolution(Section):
     schedule: Schedule | None = None
     """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
 
-    def is_due(self, generation: int) -> bool:
-        """Return whether selection and mutation follow a generation."""
-        return generation > self.burn_in
+    @property
+    def ranks_kept(self) -> int:
+        """The number of generations of which agents keep their ranks."""
+        return max(self.selection.memory if self.selection.memory > 1 else 0, 2 if self.burn_in == "auto" else 0)
 
 
 MAX_COPIES = 2**16

@@ -68,6 +68,7 @@ def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:
         hyperparameters=algorithm.settings.first_hyperparameters() | config.first_environment_hyperparameters(),
         tensors={},
         state=AgentState(acting=algorithm.initial_state()),
+        ranks=(1 / 3,) * config.evolution.ranks_kept,
     )
     tensors = []
     for module, spec in algorithm.networks.items():

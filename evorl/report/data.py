@@ -77,12 +77,16 @@ class Generation:
     elite_std: Measured | None = None
     elite_episodes: Count = 0
     elite_generation: Count | None = None
+    selection_began: Count | None = None
+    rank_correlation: Measured | None = None
     seconds: dict[str, Measured] = field(default_factory=dict)
     made_with: dict[str, str] = field(default_factory=dict)
 
 
 GENERATION = TypeAdapter(Generation)
-NEEDED = (*Generation.__dataclass_fields__, *LISTS)
+# Lines of earlier revisions lack these; to need them would decode such lines whole.
+SINCE = ("selection_began", "rank_correlation")
+NEEDED = (*(name for name in Generation.__dataclass_fields__ if name not in SINCE), *LISTS)
 
 
 @dataclass(frozen=True)

@@ -264,6 +264,38 @@ def shares(run: Drawn) -> Figure:
     return {"data": traces, "layout": {**layout, "barmode": "stack", "height": 210, "legend": {"y": -0.6}}}
 
 
+def correlations(run: Drawn) -> Figure | None:
+    """Plot Spearman's correlation of agents' ranks in successive generations; None where it was not computed."""
+    rows = thinned([row for row in run.generations if row.rank_correlation is not None])
+    if not rows:
+        return None
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [row.agent_steps for row in rows],
+        "y": [row.rank_correlation for row in rows],
+        "line": {"color": "#0072b2"},
+        "marker": {"size": 5},
+    }
+    layout = _axes(STEPS, "rank correlation")
+    layout["yaxis"] |= {"range": [-1.05, 1.05]}
+    began = [row.agent_steps for row in run.generations if row.generation == row.selection_began]
+    lines = [
+        {
+            "type": "line",
+            "yref": "paper",
+            "x0": steps,
+            "x1": steps,
+            "y0": 0,
+            "y1": 1,
+            "line": {"color": "#009e73", "width": 1.5, "dash": "dash"},
+            "label": {"text": "selection begins", "font": {"color": "#009e73"}},
+        }
+        for steps in began
+    ]
+    return {"data": [trace], "layout": {**layout, "shapes": lines, "height": 260, "showlegend": False}}
+
+
 def speed(run: Drawn) -> Figure:
     """Plot the environment steps per second of all agents over steps."""
     rows = thinned(run.generations)

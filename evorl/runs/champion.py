@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, FiniteFloat
 
 from evorl.config import AnyConfig
 from evorl.config.schema import Evaluation
+from evorl.evolution.selection import note_ranks
 from evorl.population.evaluation import EpisodeResults, Evaluator, Purpose
 from evorl.system.console import digits
 from evorl.system.formats import decode_agents, encode_agents
@@ -261,6 +262,7 @@ class Champion:
         """
         fitness = results.fitness(config.evolution.fitness)
         assign_fitness(agents, fitness)
+        note_ranks(agents, config.evolution)
         self.see(fitness)
         solved = self._compete(config, agents, fitness, evaluator, generation)
         self.evaluation_steps = evaluator.pop_steps()

@@ -64,6 +64,10 @@ class Progress:
     replay: bool = True
     shortened_by: Number | None = None
     """The `training.max_steps` that cut the last generation short, or None."""
+    selection_began: Number | None = None
+    """The first generation that selection followed, or None before it."""
+    rank_correlation: Annotated[float, Field(ge=-1.01, le=1.01)] | None = None
+    """The correlation of the agents' ranks in the last generation with those in the one before, where it is used."""
     drifts: Number = 0
     """The number of generations after which replicas differed between ranks and took the agents of rank 0."""
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)

@@ -131,6 +131,10 @@ def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
     if mutated:
         more = f" and {len(mutated) - MOST} more" if len(mutated) > MOST else ""
         parts.append("mutated: " + ", ".join(mutated[:MOST]) + more)
+    if config.evolution.burn_in == "auto" and row["selection_began"] == number:
+        known = row["rank_correlation"]
+        because = "a third of the steps is spent" if known is None else f"ranks correlate by {known:.2f}"
+        parts.append(f"selection begins ({because})")
     return " | ".join([*parts, f"{row['wall_clock_seconds']:.0f} s"])
 
 

@@ -167,6 +167,7 @@ def record_of(row: Mapping[str, Any], varying: frozenset[str], use: Use) -> Reco
         "fitness/best": row["best_fitness"],
         "fitness/mean": row["mean_fitness"],
         "fitness/elite": row["elite_fitness"],
+        "fitness/rank_correlation": row.get("rank_correlation"),
         "time/updates_per_second": row["updates_per_second"],
         **{f"time/{name}": value for name, value in row["seconds"].items()},
         **{f"callbacks/{name}": value for name, value in row.get(LOGGED, {}).items()},

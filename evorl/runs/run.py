@@ -21,6 +21,7 @@ from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, 
 from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationLength, announce, generation_length
 from evorl.evolution import Context, evolve
+from evorl.evolution.selection import begins, rank_correlation
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.replay import Experience
@@ -323,6 +324,12 @@ class Run:
         progress.agent_steps += int(counts.steps.mean())
         progress.global_steps += int(counts.steps.sum())
         progress.wall_clock_seconds = self._wall_clock_seconds()
+        progress.rank_correlation = rank_correlation(trained)
+        spent = progress.agent_steps / self.config.training.max_steps
+        if progress.selection_began is None and begins(
+            self.config.evolution, self.generation, progress.rank_correlation, spent
+        ):
+            progress.selection_began = self.generation
         seconds = {"training": self._training_seconds, **self.stopwatch.seconds}
         self.stopwatch.clear()
 
@@ -351,7 +358,16 @@ class Run:
         elite = self.progress.elite
         archive = elite.competing(self.config, self.generation)
         rng = numpy_generator(self.config.seed, generation=self.generation, rank=0, purpose="evolution")
-        evolved = evolve(trained, self._context, self.progress.next_id, rng, archive, self.generation, elite.generation)
+        evolved = evolve(
+            trained,
+            self._context,
+            self.progress.next_id,
+            rng,
+            archive,
+            self.generation,
+            elite.generation,
+            selects=self.progress.selection_began is not None,
+        )
         self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 import torch
 from pydantic import BeforeValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
@@ -71,6 +71,7 @@ class Description(TypedDict):
     mutation: Mutation
     fitness: float | None
     fault: Annotated[str, Field(max_length=10_000)] | None
+    ranks: NotRequired[Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=100)]]
     architectures: Annotated[dict[str, Architecture], BeforeValidator(_small)]
     hyperparameters: Annotated[dict[str, float], BeforeValidator(_small)]
     state: AgentState

@@ -171,12 +171,15 @@ ACTS = {
         "runs/test_transfer.py::test_they_may_be_the_whole_population_again_from_the_first_where_there_are_too_few"
     ),
     "evolution.steps": "envs/test_generation.py::test_episodes_begin_anew_only_where_a_generation_is_twice_as_long",
-    "evolution.burn_in": Evolves("2"),
+    "evolution.burn_in": "evolution/test_evolution.py::test_selection_begins_when_it_is_due_or_ranks_can_be_trusted",
     "evolution.initial": Evolves("sampled"),
     "evolution.selection.name": Evolves("none"),
     "evolution.selection.size": Evolves("4"),
     "evolution.selection.elitism": Evolves("false"),
-    "evolution.selection.share": Evolves("0.5", "evolution.selection.name=truncation"),
+    "evolution.selection.replace": Evolves("0.25"),
+    "evolution.selection.memory": (
+        "evolution/test_evolution.py::test_with_a_memory_agents_are_compared_by_their_mean_rank"
+    ),
     "evolution.selection.archive": (
         "runs/test_elite.py::test_the_archive_competes_for_so_many_generations_and_no_longer"
     ),

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -32,6 +33,15 @@ EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"doc
 @pytest.fixture
 def run(tmp_path):
     return load(write_run(tmp_path / "runs" / "a"))
+
+
+def test_the_correlation_of_ranks_is_drawn_where_it_was_computed(run):
+    assert figures.correlations(run) is None
+    rows = [replace(row, rank_correlation=0.1 * row.generation, selection_began=3) for row in run.generations]
+    figure = figures.correlations(replace(run, generations=rows))
+    assert figure["data"][0]["y"] == [0.1 * row.generation for row in rows]
+    (line,) = figure["layout"]["shapes"]
+    assert line["x0"] == next(row.agent_steps for row in rows if row.generation == 3)
 
 
 def test_the_winner_is_followed_through_its_parents_as_they_were(run):

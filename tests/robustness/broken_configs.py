@@ -35,7 +35,7 @@ COUNTS = (
 )  # fmt: skip
 NUMBERS = (
     *COUNTS, "seed", "run.timeout", "algorithm.gamma", "algorithm.learning_rate", "evolution.mutation.none",
-    "evolution.mutation.strength", "evolution.mutation.new_layer", "evolution.selection.share", "tracking.timeout",
+    "evolution.mutation.strength", "evolution.mutation.new_layer", "evolution.selection.replace", "tracking.timeout",
     "replay.learning_starts", "evaluation.confirmation_episodes",
 )  # fmt: skip
 SECTIONS = (

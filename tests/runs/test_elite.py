@@ -290,7 +290,8 @@ def test_the_archive_is_a_parent_and_never_takes_an_identity(name):
         member.fitness = float(member.id)
     archived = agent(id=2)
     archived.fitness = 100.0
-    settings = context(f"evolution.selection={{name: {name}}}")
+    replaced = 0.25 if name == "truncation" else 1.0
+    settings = context(f"evolution.selection={{name: {name}, replace: {replaced}}}")
     evolved = evolve(members, settings, next_id=10, rng=np.random.default_rng(0), archive=[archived])
     assert len(evolved) == 4
     assert len({each.id for each in evolved}) == 4

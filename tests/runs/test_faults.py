@@ -88,7 +88,7 @@ def exploding(monkeypatch, *ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("selection", ["{}", "{name: truncation, share: 0.25}"])
+@pytest.mark.parametrize("selection", ["{}", "{name: truncation, replace: 0.25}", "{replace: 0.25, memory: 3}"])
 def test_a_quarantined_agent_is_marked_and_replaced(selection, in_directory, monkeypatch):
     exploding(monkeypatch, 4, 5, 2)
     with pytest.warns(EvorlWarning, match=r"agent \d stopped learning in generation 2: loss or gradient not finite"):

@@ -264,6 +264,22 @@ def test_a_generation_has_whole_rollouts(in_directory):
     assert rows[0]["metrics"].keys() == {"loss", "gradient_norm"} | names
 
 
+def test_selection_waits_for_ranks_that_can_be_trusted_and_says_when_it_begins(in_directory, capsys):
+    """At the latest after a third of the steps; a resumed run goes on with the ranks that its agents had."""
+    overrides = ["evolution.burn_in=auto", "evolution.selection={replace: 0.25, memory: 2}", "population.size=4"]
+    assert train("run.name=a", *overrides) == 0
+    said = "".join(capsys.readouterr())
+    rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
+    began = [row["selection_began"] for row in rows]
+    first = next(number for number in began if number)
+    assert began == [None] * (first - 1) + [first] * (len(rows) - first + 1)
+    assert rows[0]["rank_correlation"] is None
+    assert said.count("selection begins (") == 1
+    lineage = lines(in_directory / "runs" / "a" / "lineage.jsonl")
+    born = {row["generation"] for row in lineage if row["parent"] is not None}
+    assert min(born) == first + 1
+
+
 def test_truncation_selection_and_linear_ranges_train_too(in_directory):
     overrides = [
         "evolution.selection.name=truncation",
