@@ -238,7 +238,8 @@ class Selection(Section):
     """The choice of agents that the next generation is made from."""
 
     name: Text = "tournament"
-    """`none` keeps every agent as it is: a pool of agents that learn side by side."""
+    """`none` keeps every agent as it is: a pool of agents that learn side by side. `multi_frequency` divides the
+    population into equal parts that evolve at the frequencies of `periods`, with migration between them."""
     size: Size = 2
     """Agents that meet in one tournament."""
     replace: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -249,6 +250,9 @@ class Selection(Section):
     memory: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
     """Generations over which agents are compared. With 1 it is by fitness, with more by the mean of an agent's ranks in
     these generations; while it is new, its parent's ranks count."""
+    periods: Annotated[tuple[Size, ...], Field(min_length=1, max_length=100)] = (1, 2, 5, 10)
+    """For `multi_frequency`: the generations from one evolution to the next, of each part of the population. Each needs
+    four agents or more."""
     archive: Annotated[int, Field(ge=0, strict=True)] = 5
     """Generations for which the best agent so far goes on competing as a parent, on the episodes of each. For ever, it
     would keep a population from whatever gets worse before it gets better; with 0 it never returns."""
@@ -596,6 +600,13 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 f"evolution.selection.size: a tournament of {selection.size} needs at least as many agents, "
                 f"but population.size is {size}; take evolution.selection.size={size}"
+            )
+        parts = len(selection.periods)
+        if selection.name == "multi_frequency" and size > 1 and (size % parts or size < 4 * parts):
+            enough = max(4, -(-size // parts)) * parts
+            raise ValueError(
+                f"evolution.selection.periods: {parts} parts of a population need a multiple of {parts} agents, and at "
+                f"least {4 * parts}, but population.size is {size}; take population.size={enough}"
             )
         if self.actors is not None and self.checkpoint.minutes is not None:
             raise ValueError(

@@ -5,6 +5,7 @@ The mutations of a recorded schedule can take the place of random ones.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -63,6 +64,13 @@ def _hyperparameter(agent: Agent, record: ScheduledMutation, context: Context, r
     agent.hyperparameters[record.target] = float(record.after)  # type: ignore[arg-type]
 
 
+def _migration(agent: Agent, record: ScheduledMutation, context: Context, rng: np.random.Generator) -> None:
+    changed = json.loads(str(record.after))
+    if changed.keys() - agent.hyperparameters.keys():
+        raise KeyError(*changed)
+    agent.hyperparameters |= {name: float(value) for name, value in changed.items()}
+
+
 def _noise(agent: Agent, record: ScheduledMutation, context: Context, rng: np.random.Generator) -> None:
     add_noise(agent, context.networks, float(record.after), rng)  # type: ignore[arg-type]
 
@@ -93,6 +101,7 @@ def _architecture(agent: Agent, record: ScheduledMutation, context: Context, rng
 REDO: Mapping[str, Redo] = {
     "none": _nothing,
     "hyperparameters": _hyperparameter,
+    "migration": _migration,
     "parameters": _noise,
     "activation": _activation,
     "architecture": _architecture,
@@ -100,57 +109,104 @@ REDO: Mapping[str, Redo] = {
 
 
 class Offspring(NamedTuple):
-    """A place in the next generation: the candidate that fills it, as a child that may mutate or as itself."""
+    """A place in the next generation: the candidate that fills it, as a child or as itself.
+
+    A child may mutate unless it is a `migrant`, which may take over the hyperparameters of another candidate,
+    `settings_of`.
+    """
 
     parent: int
     child: bool
+    migrant: bool = False
+    settings_of: int | None = None
 
 
-Select = Callable[[NDArray[np.float64], int, Selection, np.random.Generator], list[Offspring]]
-"""Fills the places of the next generation, given the candidates' fitness, how many of them are `archived`, the settings
-and a generator. Archived candidates come first; they serve as parents and do not count towards the population size."""
+class Candidates(NamedTuple):
+    """The parents to select from after `generation`, by their fitness [N].
+
+    The first `archived` are from the archive; they do not count towards the population size. The others are the
+    population in the order of its places. The fitness of an agent that has none is NaN.
+    """
+
+    fitness: NDArray[np.float64]
+    archived: int = 0
+    generation: int = 1
+
+    @property
+    def places(self) -> range:
+        """The indices of the population."""
+        return range(self.archived, len(self.fitness))
 
 
-def tournament(
-    fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
-) -> list[Offspring]:
+Select = Callable[[Candidates, Selection, np.random.Generator], list[Offspring]]
+"""Fills the places of the next generation."""
+
+
+def tournament(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
     """Tournament selection: replace the worst share `replace` of the population with children of tournament winners.
 
     The best of `size` candidates sampled without replacement wins (Miller & Goldberg 1995). Survivors keep their
     places, train on untouched, and are the candidates, together with the archive. If all agents are to be replaced,
     all compete, and only the elite survives, in the first place (with `elitism`): generational selection.
     """
-    size, everyone = len(fitness) - archived, np.arange(len(fitness))
+    fitness, size = candidates.fitness, len(candidates.places)
     count = max(1, round(settings.replace * size))
 
-    def winner(candidates: NDArray[np.int64]) -> Offspring:
-        entrants = np.sort(rng.choice(candidates, size=min(settings.size, len(candidates)), replace=False))
+    def winner(competing: Sequence[int]) -> Offspring:
+        entrants = np.sort(rng.choice(competing, size=min(settings.size, len(competing)), replace=False))
         return Offspring(int(entrants[elite(fitness[entrants])]), child=True)
 
     if count >= size:
         first = [Offspring(elite(fitness), child=False)] if settings.elitism else []
-        return first + [winner(everyone) for _ in range(size - len(first))]
-    worst = _best_first(fitness)
-    replaced = set(worst[worst >= archived][size - count :].tolist())
-    candidates = np.array([index for index in everyone if index not in replaced])
-    return [
-        winner(candidates) if index in replaced else Offspring(int(index), child=False) for index in everyone[archived:]
-    ]
+        return first + [winner(range(len(fitness))) for _ in range(size - len(first))]
+    replaced = set(_best_first(candidates)[size - count :])
+    surviving = [index for index in range(len(fitness)) if index not in replaced]
+    return [winner(surviving) if place in replaced else Offspring(place, child=False) for place in candidates.places]
 
 
-def truncation(
-    fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
-) -> list[Offspring]:
+def truncation(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
     """Replace the worst share `replace`, at most half, with children of as many of the best (arXiv 1711.09846).
 
     All others survive as themselves. In a population of two or more, at least one agent is replaced.
     """
-    size = len(fitness) - archived
+    size = len(candidates.places)
     count = min(max(1, round(settings.replace * size)), size // 2)
-    best_first = _best_first(fitness)
-    population = best_first[best_first >= archived]
-    survivors = [Offspring(int(index), child=False) for index in population[: size - count]]
-    return survivors + [Offspring(int(rng.choice(best_first[: max(1, count)])), child=True) for _ in range(count)]
+    survivors = [Offspring(index, child=False) for index in _best_first(candidates)[: size - count]]
+    parents = _order(candidates.fitness)[: max(1, count)]
+    return survivors + [Offspring(int(rng.choice(parents)), child=True) for _ in range(count)]
+
+
+def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
+    """Population-based training at multiple frequencies (MF-PBT, arXiv 2506.03225, section 4).
+
+    The places are divided into consecutive sub-populations, of which number k evolves every `periods[k]` generations.
+    Children of its best quarter then replace its worst quarter. Each agent of its third quarter gives way to a migrant,
+    the best agent of all other sub-populations, if that is fitter; the next agent to the next best. A migrant is not
+    mutated. One from a sub-population that evolves more often takes over the hyperparameters of the best agent here:
+    those that pay in the short run stay where they came from. The archive has no part in it.
+    """
+    fitness, first = _ranked(candidates.fitness), candidates.archived
+    places = [Offspring(index, child=False) for index in candidates.places]
+    size = len(places) // len(settings.periods)
+    quarter, order = size // 4, _best_first(candidates)
+
+    def period_of(index: int) -> int:
+        return settings.periods[(index - first) // size]
+
+    for number, period in enumerate(settings.periods):
+        if candidates.generation % period:
+            continue
+        here = range(first + number * size, first + (number + 1) * size)
+        members = [index for index in order if index in here]
+        others = [index for index in order if index not in here]
+        for loser, winner in zip(members[-quarter:], members[:quarter], strict=True):
+            places[loser - first] = Offspring(winner, child=True)
+        for weaker in members[2 * quarter : 3 * quarter]:
+            if others and fitness[others[0]] > fitness[weaker]:
+                migrant = others.pop(0)
+                settings_of = members[0] if period_of(migrant) < period else None
+                places[weaker - first] = Offspring(migrant, child=True, migrant=True, settings_of=settings_of)
+    return places
 
 
 def elite(fitness: NDArray[np.float64]) -> int:
@@ -159,9 +215,15 @@ def elite(fitness: NDArray[np.float64]) -> int:
     return int(len(ranked) - 1 - np.argmax(ranked[::-1]))
 
 
-def _best_first(fitness: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Indices of the candidates from best to worst; among equals the newest comes first."""
-    return np.lexsort((-np.arange(len(fitness)), -_ranked(fitness)))
+def _best_first(candidates: Candidates) -> list[int]:
+    """The indices of the population from best to worst."""
+    return [index for index in _order(candidates.fitness) if index >= candidates.archived]
+
+
+def _order(fitness: NDArray[np.float64]) -> list[int]:
+    """Indices from best to worst; among equals the newest comes first."""
+    order: list[int] = np.lexsort((-np.arange(len(fitness)), -_ranked(fitness))).tolist()
+    return order
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -169,14 +231,17 @@ def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(fitness), -np.inf, fitness)
 
 
-def no_selection(
-    fitness: NDArray[np.float64], archived: int, settings: Selection, rng: np.random.Generator
-) -> list[Offspring]:
+def no_selection(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
     """Keep every agent of the population as itself."""
-    return [Offspring(place, child=False) for place in range(archived, len(fitness))]
+    return [Offspring(place, child=False) for place in candidates.places]
 
 
-SELECTIONS: Mapping[str, Select] = {"tournament": tournament, "truncation": truncation, "none": no_selection}
+SELECTIONS: Mapping[str, Select] = {
+    "tournament": tournament,
+    "truncation": truncation,
+    "multi_frequency": multi_frequency,
+    "none": no_selection,
+}
 
 
 def ranks(fitness: NDArray[np.float64], among: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -239,6 +304,15 @@ def _scores(candidates: Sequence[Agent], archived: int, memory: int) -> NDArray[
     return np.where(np.isnan(fitness), np.nan, means)
 
 
+def _settle(migrant: Agent, other: Agent | None) -> Mutation:
+    """Give a migrant the hyperparameters of the other agent, if there is one, and return the record of it."""
+    before = migrant.hyperparameters
+    after = before if other is None else dict(other.hyperparameters)
+    migrant.hyperparameters = after
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    return Mutation("migration", after=json.dumps(changed)) if changed else Mutation("none", "migration")
+
+
 def evolve(
     agents: Sequence[Agent],
     context: Context,
@@ -266,14 +340,17 @@ def evolve(
     scores = _scores(candidates, len(archive), selection.memory)
     evolved = []
     name = selection.name if selects and len(agents) > 1 else "none"
-    for offspring in SELECTIONS[name](scores, len(archive), selection, rng):
+    for offspring in SELECTIONS[name](Candidates(scores, len(archive), generation), selection, rng):
         if candidates[offspring.parent].fault:
             offspring = Offspring(elite(scores), child=True)
         agent = candidates[offspring.parent]
         if offspring.child or offspring.parent < len(archive):
             agent = agent.child(next_id, archived if offspring.parent < len(archive) else generation)
             next_id += 1
-            if offspring.child:
+            if offspring.migrant:
+                other = None if offspring.settings_of is None else candidates[offspring.settings_of]
+                agent.mutation = _settle(agent, other)
+            elif offspring.child:
                 mutate(agent, context, rng)
             else:
                 agent.mutation = RESTORED

@@ -15,7 +15,7 @@ from helpers.long_runs import write_long_run
 
 from evorl.commands.command import run_command
 from evorl.config import Selection
-from evorl.evolution.selection import tournament
+from evorl.evolution.selection import Candidates, tournament
 from evorl.report import figures
 from evorl.report.data import Drawn, load
 from evorl.report.facts import path_rows
@@ -84,7 +84,7 @@ def test_a_mutation_without_effect_shows_none():
         born = [
             (6 * generation + place, born[one.parent][0], mutation) if one.child else born[one.parent]
             for place, (one, mutation) in enumerate(
-                zip(tournament(fitness, 0, Selection(), rng), children, strict=True)
+                zip(tournament(Candidates(fitness), Selection(), rng), children, strict=True)
             )
         ]
     unchanged, useless = (each.interval for each in effects(Drawn("", {}, (), lives, (), {})))

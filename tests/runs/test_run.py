@@ -280,9 +280,11 @@ def test_selection_waits_for_ranks_that_can_be_trusted_and_says_when_it_begins(i
     assert min(born) == first + 1
 
 
-def test_truncation_selection_and_linear_ranges_train_too(in_directory):
+@pytest.mark.parametrize("selection", ["{name: truncation}", "{name: multi_frequency, periods: [1]}"])
+def test_other_selections_and_linear_ranges_train_too(selection, in_directory):
     overrides = [
-        "evolution.selection.name=truncation",
+        "population.size=4",
+        f"evolution.selection={selection}",
         "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99, scale: linear}}",
     ]
     assert train("run.name=a", *overrides) == 0
