@@ -274,14 +274,19 @@ class Mutation(BaseModel):
     """The activation is another of `architecture.activations`."""
     hyperparameters: Weight = 0.2
     """A hyperparameter moves within its range."""
+    dormant: Weight = 0.0
+    """Units that hardly learn any more are reset: their incoming weights are drawn anew, and nothing reads them yet."""
     new_layer: Fraction = 0.2
     """The share of architecture mutations that add or remove a layer rather than units."""
     strength: Positive = 0.02
     """Standard deviation of parameter noise, relative to each weight."""
+    dormant_threshold: Annotated[float, Field(ge=0, lt=1)] = 0.025
+    """The gradient of a dormant unit's incoming weights relative to the mean of its layer, at most. Both are running
+    means over some 1,000 updates, so a unit falls below 0.025 about 7,400 updates after its gradients have ceased."""
 
     def weights(self) -> dict[str, float]:
         """Return the weight of each kind of mutation by name."""
-        return {name: value for name, value in self if name not in ("new_layer", "strength")}
+        return {name: value for name, value in self if name not in ("new_layer", "strength", "dormant_threshold")}
 
     @model_validator(mode="after")
     def _something_can_happen(self) -> Self:

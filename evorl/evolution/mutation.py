@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from textwrap import shorten
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 from evorl.config import ArchitectureLimits, Evolution
 from evorl.config.fields import HyperparameterRange
 from evorl.networks.parameters import (
+    activity,
     added_exp_avg_sq,
     fresh_roles,
     grow,
@@ -23,6 +25,7 @@ from evorl.networks.parameters import (
     initialise,
     joined,
     newborn_exp_avg_sq,
+    renew,
     shrink,
 )
 from evorl.networks.stack import NetworkSpec
@@ -166,6 +169,28 @@ def _torch_generator(rng: np.random.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(rng.integers(2**62)))
 
 
+def reset_dormant(agent: Agent, networks: Networks, threshold: float, rng: np.random.Generator) -> Mutation | None:
+    """Reset dormant units, those whose `activity` is at most `threshold`, in all layers, encoders and recurrent cells.
+
+    Dormant units are reset as in ReDo (arXiv 2302.12902), and found by their gradients as in ReGraMa (arXiv
+    2505.24061). Adam's second moments remember the gradients, so no data is needed. Where a unit's gradients cease, its
+    activity halves every 1,386 updates, and falls from 1 to ReDo's threshold of 0.025 in 7,400. A unit that was reset
+    starts with an activity of about 1, so it has as long to come into use.
+    """
+    counts: dict[str, int] = {}
+    for name in networks:
+        shape, generator = agent.architectures[name], _torch_generator(rng)
+        specs, sizes = networks[name].network.specs(shape), shape.sizes()
+        # A reset changes the moments that the next layer's activity is read from.
+        found = {group: activity(specs, agent.tensors[name][EXP_AVG_SQ], group) for group in sizes}
+        for group, active in found.items():
+            if active is not None and (dormant := active <= threshold).any():
+                agent.tensors[name] = renew(specs, sizes, agent.tensors[name], group, dormant, generator)
+                counts[_of(name, networks) + group] = int(dormant.sum())
+    groups = shorten(", ".join(counts), 200, placeholder=" and others")
+    return Mutation("dormant", f"units reset in {groups}", None, sum(counts.values())) if counts else None
+
+
 def sample_hyperparameters(
     hyperparameters: Mapping[str, float], ranges: Mapping[str, HyperparameterRange], rng: np.random.Generator
 ) -> dict[str, float]:
@@ -228,6 +253,11 @@ def add_noise(agent: Agent, networks: Networks, strength: float, rng: np.random.
             parameters[name] = value + strength * value.abs() * torch.randn(value.shape, generator=generator)
 
 
+def mutate_dormant(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
+    """Reset the dormant units of all networks."""
+    return reset_dormant(agent, context.networks, context.settings.mutation.dormant_threshold, rng)
+
+
 def mutate_activation(agent: Agent, context: Context, rng: np.random.Generator) -> Mutation | None:
     """Change the activation to one shared by all hidden layers of all networks that have one."""
     shapes = {name: shape for name, shape in agent.architectures.items() if shape.activation is not None}
@@ -277,6 +307,7 @@ MUTATIONS: Mapping[str, Mutate] = {
     "parameters": mutate_parameters,
     "activation": mutate_activation,
     "hyperparameters": mutate_hyperparameter,
+    "dormant": mutate_dormant,
 }
 
 

@@ -24,6 +24,7 @@ from evorl.evolution.mutation import (
     mutate,
     reduce,
     remove_residual_layer,
+    reset_dormant,
 )
 from evorl.types import RESTORED, Agent, Mutation, UserError
 
@@ -98,6 +99,11 @@ def _architecture(agent: Agent, record: ScheduledMutation, context: Context, rng
         reduce(agent, networks, name, group, size)
 
 
+def _dormant(agent: Agent, record: ScheduledMutation, context: Context, rng: np.random.Generator) -> None:
+    # This agent's own dormant units, which may be others than the recorded ones, or none.
+    reset_dormant(agent, context.networks, context.settings.mutation.dormant_threshold, rng)
+
+
 REDO: Mapping[str, Redo] = {
     "none": _nothing,
     "hyperparameters": _hyperparameter,
@@ -105,6 +111,7 @@ REDO: Mapping[str, Redo] = {
     "parameters": _noise,
     "activation": _activation,
     "architecture": _architecture,
+    "dormant": _dormant,
 }
 
 

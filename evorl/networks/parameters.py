@@ -39,7 +39,8 @@ class ParameterSpec:
     inputs to all outputs with orthonormal rows or columns, whichever are fewer (Saxe et al., arXiv 1312.6120). These
     and `ones` are multiplied by `gain`. A tuple of numbers gives one constant per index of the first output axis.
     `newborn` is the initialisation of units added later, if different. A `mask` marks the units that count, and is
-    omitted from a stack in which all do.
+    omitted from a stack in which all do. Without `streams` of its own, a parameter that reads a group of several
+    streams reads one of them, `stream`.
     """
 
     reads: tuple[str | int, ...]
@@ -50,6 +51,12 @@ class ParameterSpec:
     streams: int | None = None
     gain: float = 1.0
     mask: bool = False
+    stream: int | None = None
+
+    @property
+    def is_weight(self) -> bool:
+        """True for weights, which are drawn at random; biases, gains and scales start at constants."""
+        return self.trained and self.fill in ("uniform", "orthogonal")
 
     @property
     def axes(self) -> tuple[str | int, ...]:
@@ -183,16 +190,48 @@ def grow(specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, gener
 
 def shrink(specs: Specs, roles: Roles, group: str, kept: Tensor) -> Roles:
     """Keep only the `kept` units of `group`; layer norm statistics then include all remaining units."""
-    shrunk = {role: dict(tensors) for role, tensors in roles.items()}
-    for tensors in shrunk.values():
-        for name in tensors:
-            for axis, axis_group in enumerate(specs[name].axes):
-                if axis_group == group:
-                    tensors[name] = tensors[name].index_select(axis, kept)
+    shrunk = _selected(specs, roles, group, kept)
     for name, values in shrunk["buffers"].items():
         if group in specs[name].axes:
             values.fill_(1.0)
     return shrunk
+
+
+def renew(
+    specs: Specs, sizes: Mapping[str, int], roles: Roles, group: str, units: Tensor, generator: torch.Generator
+) -> Roles:
+    """Reset the marked `units` [S, N] of `group`, in each of its S streams, as in ReDo (arXiv 2302.12902).
+
+    They become what `grow` adds: random incoming and zero outgoing weights, and the other units' mean `exp_avg_sq`.
+    Nothing else changes, buffers neither: layer norm statistics include a unit as before, or they would run out of
+    units in the end. In each stream, some unit must stay.
+    """
+    renewed = {role: dict(tensors) for role, tensors in roles.items()}
+    for stream, marked in enumerate(units):
+        kept, reset = (~marked).nonzero().flatten(), marked.nonzero().flatten()
+        grown = grow(specs, sizes, _selected(specs, roles, group, kept), group, generator)
+        drawn = _selected(specs, grown, group, torch.cat((kept, reset)).argsort())
+        for role, tensors in renewed.items():
+            for name in [name for name in tensors if specs[name].trained and group in specs[name].axes]:
+                if len(units) == 1:
+                    tensors[name] = drawn[role][name]
+                elif specs[name].streams:
+                    tensors[name] = tensors[name].clone()
+                    tensors[name][stream] = drawn[role][name][stream]
+                elif specs[name].stream in (None, stream):
+                    tensors[name] = drawn[role][name]
+    return renewed
+
+
+def _selected(specs: Specs, roles: Roles, group: str, units: Tensor) -> Roles:
+    """Index the units of `group` by `units`, in the tensors of all roles."""
+    selected = {role: dict(tensors) for role, tensors in roles.items()}
+    for tensors in selected.values():
+        for name in tensors:
+            for axis, axis_group in enumerate(specs[name].axes):
+                if axis_group == group:
+                    tensors[name] = tensors[name].index_select(axis, units)
+    return selected
 
 
 def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
@@ -204,6 +243,25 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
         for axis in spec.axes_read(group)
     ]
     return torch.stack(read).sum(0)
+
+
+def activity(specs: Specs, exp_avg_sq: Tensors, group: str) -> Tensor | None:
+    """Each unit's gradient magnitude relative to the mean of its stream [S, N], as in GraMa (arXiv 2505.24061).
+
+    It is the root mean square gradient of the unit's incoming weights, by Adam's `exp_avg_sq`; the bias correction
+    cancels. None for groups without incoming weights. A stream that never had a gradient has NaN.
+    """
+    squares = [
+        exp_avg_sq[name].movedim(axis, -1).reshape(spec.streams or 1, -1, exp_avg_sq[name].shape[axis])
+        for name, spec in specs.items()
+        if spec.is_weight
+        for axis, axis_group in enumerate(spec.axes)
+        if axis_group == group and axis not in spec.axes_read(group)
+    ]
+    if not squares:
+        return None
+    magnitude = torch.cat(squares, 1).mean(1).sqrt()
+    return magnitude / magnitude.mean(1, keepdim=True)
 
 
 def _template(

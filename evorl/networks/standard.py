@@ -241,10 +241,12 @@ def _statistics_specs(name: str, width: int) -> Specs:
 def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
     """A weight and a bias for each head that reads `source`; constant heads have only a bias."""
     specs: Specs = {}
+    stream = 0
     for head in heads:
         if not head.constant:
             gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
-            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain)
+            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain, stream=stream)
+            stream += 1
         specs[f"{head.name}.bias"] = ParameterSpec((1,), (head.outputs,), "zeros")
     return specs
 
@@ -286,7 +288,8 @@ class NoisyNetwork(StandardNetwork):
             inputs = sum(spec.matrix(sizes)[1] for name, spec in own.items() if ".weight" in name)
             gain = self.sigma / math.sqrt(inputs)
             for name, spec in own.items():
-                scales[SIGMA + name] = ParameterSpec(spec.reads, spec.produces, "ones", streams=spec.streams, gain=gain)
+                axes = spec.reads, spec.produces
+                scales[SIGMA + name] = ParameterSpec(*axes, "ones", streams=spec.streams, gain=gain, stream=spec.stream)
         return specs | scales
 
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:

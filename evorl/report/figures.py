@@ -44,7 +44,8 @@ LOOKS = {
     "architecture": Look("architecture", "#e69f00", "square", "s"),
     "parameters": Look("parameters (noise)", "#cc79a7", "triangle-up", "^"),
     "activation": Look("activation", "#009e73", "star", "*"),
-    "migration": Look("migration", "#d55e00", "hexagon", "h"),
+    "migration": Look("migration", "#56b4e9", "hexagon", "h"),
+    "dormant": Look("dormant units reset", "#d55e00", "pentagon", "p"),
 }
 GROUPS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours of groups of runs, used cyclically: the colour-blind-safe palette of Okabe & Ito 2008."""

@@ -36,7 +36,7 @@ COUNTS = (
 NUMBERS = (
     *COUNTS, "seed", "run.timeout", "algorithm.gamma", "algorithm.learning_rate", "evolution.mutation.none",
     "evolution.mutation.strength", "evolution.mutation.new_layer", "evolution.selection.replace", "tracking.timeout",
-    "replay.learning_starts", "evaluation.confirmation_episodes",
+    "replay.learning_starts", "evaluation.confirmation_episodes", "evolution.mutation.dormant_threshold",
 )  # fmt: skip
 SECTIONS = (
     "run", "environment", "algorithm", "network", "replay", "population", "evolution", "evolution.selection",

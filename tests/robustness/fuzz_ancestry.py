@@ -13,7 +13,7 @@ from fuzz_texts import Family, pick
 
 SETTINGS = ("lineage", RUN, "--settings")
 RETRAIN, CONSTANT = ("retrain", RUN, "seed=3"), ("retrain", RUN, "--constant")
-KINDS = ("none", "hyperparameters", "parameters", "activation", "architecture", "initial", "x", "")
+KINDS = ("none", "hyperparameters", "parameters", "activation", "architecture", "dormant", "initial", "x", "")
 TARGETS = (
     "learning_rate", "gamma", "hidden.0", "hidden.9", "hidden.0.residual_layers", "hidden.x", "kernel.0", "q.hidden.0",
     "noise", "activation", "", ".", "environment.kwargs.x", "a\x1b[2J", "x" * 9000,
