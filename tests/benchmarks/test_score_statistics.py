@@ -139,6 +139,6 @@ def test_more_trials_improve_as_often_as_in_all_draws():
 
 def test_the_rank_correlation_shares_ranks_and_needs_variation():
     assert rank_correlation([1, 2, 3, 4], [10, 20, 40, 30]) == pytest.approx(0.8)
-    # Ranks 0.5 0.5 2 against 0 1 2: 1.5 / sqrt(1.5 * 2).
-    assert rank_correlation([7, 7, 9], [1, 2, 3]) == pytest.approx(1.5 / 3**0.5)
+    # Ranks 0.5 0.5 2 3 against 0 1 2 3: covariance 4.5, sums of squares 4.5 and 5.
+    assert rank_correlation([7, 7, 8, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / 22.5**0.5)
     assert np.isnan(rank_correlation([1, 1], [1, 2]))
