@@ -27,6 +27,8 @@ from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate
 
 DATA = ROOT / "benchmarks" / "data" / "defaults.jsonl"
+SETS = ROOT / "benchmarks" / "data" / "dqn_sets.jsonl"
+"""Runs of dqn.yaml on LunarLander at other revisions, ten seeds a line, by thousands of steps until solved."""
 SMALL = {"grow": 1.2, "resample": 0.0}
 LARGER = {"grow": 2.0, "resample": 0.25}
 Arm = Callable[[AnyConfig], list[str]]
@@ -128,6 +130,17 @@ def fewer(found: Found, configs: Sequence[str], arm: str, other: str) -> str:
     return f"{result.value:.2f} ({result.low:.2f} to {result.high:.2f})"
 
 
+def over_all_sets(found: Found, sets: Path) -> str:
+    """Format the probability that dqn.yaml needs fewer steps with larger moves, over the runs of all revisions."""
+    all_steps = {arm: steps(found["dqn"][arm]) for arm in ("larger_moves", "small_moves")}
+    for line in map(json.loads, sets.read_text().splitlines()):
+        all_steps[line["arm"]] = np.append(all_steps[line["arm"]], line["steps"])
+    larger, small = all_steps.values()
+    result = bootstrap(probability_of_improvement, [-larger], [-small], rng=np.random.default_rng(0))
+    counts = f"{len(larger)} and {len(small)} runs, medians {np.median(larger):.0f} and {np.median(small):.0f}"
+    return f"{result.value:.2f} ({result.low:.2f} to {result.high:.2f}; {counts})"
+
+
 def table(found: Found) -> list[str]:
     """Return one row per arm: its runs, and the comparisons with the arms of small and of larger moves."""
     rows = []
@@ -142,6 +155,7 @@ def table(found: Found) -> list[str]:
             rows.append("| " + " | ".join(cells) + " |")
     others = [name for name in found if name != "dqn"]
     rows.append(f"all but dqn, larger moves over small ones: {fewer(found, others, 'larger_moves', 'small_moves')}")
+    rows.append(f"dqn at all revisions, larger moves over small ones: {over_all_sets(found, SETS)}")
     return rows
 
 

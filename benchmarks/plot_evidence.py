@@ -7,35 +7,35 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from evidence_data import DATA, ENDS, ROOT, Line, Runs, normalised, read, score, scores_of, trials_of
 from score_statistics import (
     Array,
     Estimate,
     best_of,
     bootstrap,
+    improvement_by_trials,
     interquartile_mean,
     probability_of_improvement,
+    rank_correlation,
     successive_halving,
+    worth_in_trials,
 )
+from score_tests import RankSum, fisher_exact
 
-ROOT = Path(__file__).parent.parent
-ENDS = {
-    "cartpole": (22.14, 475.0),
-    "acrobot": (-499.62, -100.0),
-    "lunar_lander": (-181.37, 200.0),
-    "cartpole_dqn": (22.14, 475.0),
-}
-"""The mean returns of a random policy and of a solved task, which define the scores 0 and 1."""
 PRIMARY = ("cartpole", "acrobot", "lunar_lander")
 """The tasks of the primary comparison."""
+HARDEST = "lunar_lander"
+"""The only task that not every pool solves."""
+FAILED = 0.8
+"""A run on LunarLander with a score below this counts as failed."""
 COMPARED = (
     ("low", "low_pool"),
     ("low", "low_small_moves"),
@@ -61,20 +61,6 @@ COLOURS = {
     "low": "C4", "low_pool": "C5", "low_small_moves": "C6", "low_rare_moves": "C8",
     "burn_in": "k",
 }  # fmt: skip
-Line = Mapping[str, Any]
-Runs = Mapping[tuple[str, str], Sequence[Line]]
-"""Lines of runs by task and arm."""
-
-
-def normalised(values: Any, task: str) -> Array:
-    """Normalise mean returns to scores: 0 for a random policy, 1 for a solved task."""
-    low, high = ENDS[task]
-    return (np.asarray(values, dtype=float) - low) / (high - low)
-
-
-def score(line: Line) -> float:
-    """Return the held-out score of a run's final agent."""
-    return float(normalised(line["held_out"]["mean"], line["task"]))
 
 
 def used(line: Line) -> Array:
@@ -173,6 +159,75 @@ def search_table(runs: Runs) -> Iterator[str]:
             yield f"| {task} | `{arm}` | " + " | ".join(f"{value:.2f}" for value in means) + " |"
 
 
+def evaluation_table(runs: Runs) -> Iterator[str]:
+    """Yield the evaluation steps of runs as a share of their training steps: the mean, the least and the most."""
+    yield "| task | arm | runs | mean | least, most |"
+    yield "|---|---|---|---|---|"
+    for task in ENDS:
+        for arm in arms_of(runs, task):
+            found = np.array([line["evaluation_steps"][-1] / line["steps"][-1] for line in runs[task, arm]])
+            yield f"| {task} | `{arm}` | {len(found)} | {found.mean():.0%} | {found.min():.0%}, {found.max():.0%} |"
+
+
+def correlation_table(runs: Runs) -> Iterator[str]:
+    """Yield the rank correlation of the fitness in each generation with the final agents' scores: means over pools."""
+    yield "| task | arm | pools | rank correlation, generation by generation |"
+    yield "|---|---|---|---|"
+    for task in ENDS:
+        for arm in ("pool", "shipped"):
+            pools = runs.get((task, arm), ())
+            if pools:
+                found = [[rank_correlation(row, line["members"]) for row in line["fitness"]] for line in pools]
+                listed = " ".join(f"{value:.2f}" for value in np.nanmean(found, axis=0))
+                yield f"| {task} | `{arm}` | {len(pools)} | {listed} |"
+
+
+def worth_table(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
+    """Yield the number of random trials that each arm is worth on LunarLander, by the agents of all its pools."""
+    yield "| arm | runs | mean score | worth in random trials |"
+    yield "|---|---|---|---|"
+    pools = trials_of(runs[HARDEST, "pool"])
+    for arm in arms_of(runs, HARDEST):
+        found = scores_of(runs[HARDEST, arm])
+        worth = worth_in_trials(found, pools, rng=rng)
+        cells = f"{worth.value:.0f} ({worth.low:.0f} to {worth.high:.0f})"
+        yield f"| `{arm}` | {len(found)} | {found.mean():.2f} | {cells} |"
+
+
+def power_lines(rng: np.random.Generator) -> Iterator[str]:
+    """Yield the power of rank tests with as many runs as the evidence has, and as more would have."""
+    for ours, theirs, tasks in ((8, 6, 1), (8, 9, 1), (8, 8, 1), (8, 6, 2), (33, 33, 1)):
+        test = RankSum(ours, theirs, tasks, rng=rng)
+        where = "one task" if tasks == 1 else f"each of {tasks} tasks"
+        yield (
+            f"{ours} against {theirs} runs on {where}: power {test.power(0.7):.2f} for a true probability of 0.7, "
+            f"and 0.80 for {test.distinguishable():.2f}"
+        )
+
+
+def limit_lines(runs: Runs, rng: np.random.Generator) -> Iterator[str]:
+    """Yield what four times the trials would show, the failures on LunarLander, and comparisons with all its pools."""
+    more = [improvement_by_trials(64, 16, np.concatenate(trials_of(runs[task, "pool"]))) for task in PRIMARY]
+    each = ", ".join(f"{task} {value:.2f}" for task, value in zip(PRIMARY, more, strict=True))
+    yield f"random search with 64 trials over one with 16: {np.mean(more):.2f} ({each})"
+    groups = ("full", "hyperparameters"), ("pool",)
+    failures, sizes = [], []
+    for arms in groups:
+        found = np.concatenate([scores_of(runs[HARDEST, arm]) for arm in arms])
+        failures.append(int((found < FAILED).sum()))
+        sizes.append(len(found))
+    p = fisher_exact(*((count, size - count) for count, size in zip(failures, sizes, strict=True)))
+    yield (
+        f"runs on {HARDEST} below {FAILED}: {failures[0]} of {sizes[0]} ({' and '.join(groups[0])}), "
+        f"{failures[1]} of {sizes[1]} (pool): p = {p:.2f}"
+    )
+    theirs = [scores_of(runs[HARDEST, "pool"])]
+    for arm in ("full", "hyperparameters", "selection", "burn_in"):
+        ours = [scores_of(runs[HARDEST, arm])]
+        estimate = bootstrap(probability_of_improvement, ours, theirs, rng=rng)
+        yield f"{HARDEST}, all runs: {arm} over pool ({len(ours[0])}, {len(theirs[0])}): {shown(estimate)}"
+
+
 def birth_table(runs: Runs) -> Iterator[str]:
     """Yield the mean fraction of their generation that children of each kind beat; one half without an effect."""
     yield "| task | arm | none | hyperparameters | parameters | architecture |"
@@ -197,10 +252,10 @@ def replay_table(lines: Sequence[Line], rng: np.random.Generator) -> Iterator[st
     for winner in sorted({line["winner"] for line in lines}):
         task = winner.split("-")[0]
         cells = []
-        for kind, scores in groups.items():
+        for kind, found in groups.items():
             own = [line for line in lines if (line["winner"], line["kind"]) == (winner, kind)]
-            scores.append(normalised([line["held_out"]["mean"] for line in own], task))
-            cells.append(" ".join(f"{value:.2f}" for value in np.sort(scores[-1])))
+            found.append(normalised([line["held_out"]["mean"] for line in own], task))
+            cells.append(" ".join(f"{value:.2f}" for value in np.sort(found[-1])))
         better = probability_of_improvement([groups["schedule"][-1]], [groups["constant"][-1]])
         yield f"| {winner} | {cells[0]} | {cells[1]} | {better:.2f} |"
     every = bootstrap(probability_of_improvement, groups["schedule"], groups["constant"], rng=rng)
@@ -246,16 +301,21 @@ def _course(line: Line, grid: Array) -> Array:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "data" / "evidence.jsonl")
-    parser.add_argument("--replays", type=Path, default=ROOT / "benchmarks" / "data" / "replays.jsonl")
+    parser.add_argument("--data", type=Path, default=DATA / "evidence.jsonl")
+    parser.add_argument("--fresh", type=Path, default=DATA / "evidence_fresh_seeds.jsonl")
+    parser.add_argument("--replays", type=Path, default=DATA / "replays.jsonl")
     parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "evidence.png")
     parsed = parser.parse_args()
-    runs: dict[tuple[str, str], list[Line]] = {}
-    for line in map(json.loads, parsed.data.read_text().splitlines()):
-        runs.setdefault((line["task"], line["arm"]), []).append(line)
+    runs, every = read(parsed.data), read(parsed.data, *([parsed.fresh] if parsed.fresh.is_file() else []))
     rng = np.random.default_rng(0)
-    for rows in (summary_table(runs, rng), comparison_table(runs, rng), search_table(runs), birth_table(runs)):
+    for rows in (summary_table(runs, rng), comparison_table(runs, rng), search_table(every), birth_table(runs)):
         print("\n".join(rows), end="\n\n")
+    for rows in (evaluation_table(every), correlation_table(every)):
+        print("\n".join(rows), end="\n\n")
+    if all((HARDEST, arm) in every for arm in ("pool", "full", "hyperparameters", "selection", "burn_in")):
+        fresh = np.random.default_rng(0)
+        for rows in (worth_table(every, fresh), limit_lines(every, fresh), power_lines(fresh)):
+            print("\n".join(rows), end="\n\n")
     if parsed.replays.is_file():
         print("\n".join(replay_table([*map(json.loads, parsed.replays.read_text().splitlines())], rng)))
     draw(runs, parsed.figure)

@@ -1,0 +1,147 @@
+"""Print the analysis of the paired experiment of docs/selection.md from the data of benchmarks/evidence.py.
+
+    python benchmarks/paired_evidence.py [--data benchmarks/data/selection.jsonl]
+
+Runs of two arms with the same seed have the same founders and form a pair. The primary comparisons have a sign-flip
+test of the mean paired difference, with Holm's correction; the others are secondary and have none. Arms and pairs may
+be missing: a test takes what is there, and only the looks after 20 and 40 pairs decide.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from evidence_data import DATA, Line, read, score, scores_of, trials_of
+from score_statistics import Array, Estimate, bootstrap, probability_of_improvement, worth_in_trials
+from score_tests import holm, sign_flip_power, sign_flip_test
+
+PRIMARY = (("selection", "pool"), ("pbt_late", "pool"))
+"""The primary comparisons: an arm, and the arm that it is compared with."""
+SECONDARY = (("pbt", "pool"), ("pbt_late", "selection"), ("pbt_late", "pbt"))
+LOOKS = {20: 0.005, 40: 0.048}
+"""The level of each look by its number of pairs, for an error of 5 % over both (O'Brien and Fleming 1979)."""
+TRUE = 0.7
+"""The true probability of improvement for which the power is given."""
+Pairs = Array
+"""Scores of paired runs [pairs, 2]: the arm's, and those of the arm it is compared with."""
+Statistic = Callable[[Pairs], float]
+
+
+def pairs_of(ours: Sequence[Line], theirs: Sequence[Line]) -> Pairs:
+    """Return the scores of the runs whose seeds both arms have, in the order of seeds."""
+    by_seed = [{line["seed"]: score(line) for line in lines} for lines in (ours, theirs)]
+    common = sorted(by_seed[0].keys() & by_seed[1].keys())
+    return np.array([[arm[seed] for arm in by_seed] for seed in common]).reshape(-1, 2)
+
+
+def paired_improvement(pairs: Pairs) -> float:
+    """Return the share of pairs in which the arm scores higher; ties count half."""
+    return float(np.mean((pairs[:, 0] > pairs[:, 1]) + 0.5 * (pairs[:, 0] == pairs[:, 1])))
+
+
+def unpaired_improvement(pairs: Pairs) -> float:
+    """Return the probability of improvement over all combinations of runs, as in docs/evidence.md."""
+    return probability_of_improvement([pairs[:, 0]], [pairs[:, 1]])
+
+
+def differences(pairs: Pairs) -> Array:
+    result: Array = pairs[:, 0] - pairs[:, 1]
+    return result
+
+
+def mean_difference(pairs: Pairs) -> float:
+    return float(differences(pairs).mean())
+
+
+def tested(pairs: Pairs) -> float:
+    """Return the p of the sign-flip test; its random flips have a seed of their own, so that p is that of any table."""
+    return sign_flip_test(differences(pairs), np.random.default_rng(0))
+
+
+def comparisons(arms: Mapping[str, Sequence[Line]]) -> dict[tuple[str, str], Pairs]:
+    """Return the pairs of each comparison for which there are at least two."""
+    found = {}
+    for arm, over in (*PRIMARY, *SECONDARY):
+        pairs = pairs_of(arms.get(arm, ()), arms.get(over, ()))
+        if len(pairs) >= 2:
+            found[arm, over] = pairs
+    return found
+
+
+def comparison_table(found: Mapping[tuple[str, str], Pairs], rng: np.random.Generator) -> Iterator[str]:
+    """Yield per comparison the probabilities of improvement, the mean difference, and for the primary ones a test."""
+    p = {name: tested(found[name]) for name in PRIMARY if name in found}
+    adjusted = holm(p, len(PRIMARY))
+    yield f"| arm | over | pairs | paired | unpaired | mean difference | p | Holm's p | power at {TRUE} |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for (arm, over), pairs in found.items():
+        cells = [
+            shown(over_pairs(statistic, pairs, rng))
+            for statistic in (paired_improvement, unpaired_improvement, mean_difference)
+        ]
+        if (arm, over) in p:
+            power = sign_flip_power(len(pairs), TRUE, LOOKS[max(LOOKS)], rng)
+            cells += [f"{p[arm, over]:.4f}", f"{adjusted[arm, over]:.4f}", f"{power:.2f}"]
+        else:
+            cells += ["", "", ""]
+        yield f"| `{arm}` | `{over}` | {len(pairs)} | " + " | ".join(cells) + " |"
+
+
+def over_pairs(statistic: Statistic, pairs: Pairs, rng: np.random.Generator) -> Estimate:
+    """Return a statistic with its bootstrap interval over pairs."""
+    return bootstrap(lambda resampled: statistic(resampled[0]), [pairs], rng=rng)
+
+
+def look_table(found: Mapping[tuple[str, str], Pairs]) -> Iterator[str]:
+    """Yield the result of each look whose number of pairs a primary comparison has, on its first pairs by seed."""
+    yield "| look | arm | over | p | Holm's p | level | distinguished |"
+    yield "|---|---|---|---|---|---|---|"
+    for count, level in LOOKS.items():
+        p = {name: tested(found[name][:count]) for name in PRIMARY if name in found and len(found[name]) >= count}
+        for (arm, over), adjusted in holm(p, len(PRIMARY)).items():
+            verdict = "yes" if adjusted < level else "no"
+            yield f"| {count} | `{arm}` | `{over}` | {p[arm, over]:.4f} | {adjusted:.4f} | {level} | {verdict} |"
+
+
+def worth_table(arms: Mapping[str, Sequence[Line]], rng: np.random.Generator) -> Iterator[str]:
+    """Yield the number of random trials that each arm is worth, by the agents of all pools."""
+    yield "| arm | runs | mean score | worth in random trials |"
+    yield "|---|---|---|---|"
+    pools = trials_of(line for line in arms.get("pool", ()) if "members" in line)
+    for arm, lines in arms.items():
+        if len(pools) >= 2 and len(lines) >= 2:
+            worth = worth_in_trials(scores_of(lines), pools, rng=rng)
+            cells = f"{worth.value:.0f} ({worth.low:.0f} to {worth.high:.0f})"
+            yield f"| `{arm}` | {len(lines)} | {scores_of(lines).mean():.2f} | {cells} |"
+
+
+def shown(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def analysis(arms: Mapping[str, Sequence[Line]], rng: np.random.Generator) -> Iterator[str]:
+    """Yield all tables of one task; `arms` are its runs by arm."""
+    found = comparisons(arms)
+    for table in (comparison_table(found, rng), look_table(found), worth_table(arms, rng)):
+        yield from table
+        yield ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA / "selection.jsonl")
+    parsed = parser.parse_args()
+    if not parsed.data.is_file():
+        raise SystemExit(f"{parsed.data}: there is no such file; benchmarks/evidence.py --plan selection writes it")
+    runs = read(parsed.data)
+    for task in sorted({task for task, _ in runs}):
+        print(f"{task}\n")
+        arms = {arm: lines for (of, arm), lines in runs.items() if of == task}
+        print("\n".join(analysis(arms, np.random.default_rng(0))))
+
+
+if __name__ == "__main__":
+    main()
