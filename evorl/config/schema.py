@@ -339,6 +339,22 @@ class Schedule(Section):
     """The mutations, in their order."""
 
 
+MAX_RUNS = 100
+
+
+def _is_initial(given: Any) -> Any:
+    listed = isinstance(given, list | tuple) and all(isinstance(each, str | Path) for each in given)
+    if given not in ("configured", "sampled") and not (listed and 1 <= len(given) <= MAX_RUNS):
+        raise ValueError(
+            f"{shown(given)} is neither 'configured' nor 'sampled' nor a list of 1 to {MAX_RUNS} directories of runs"
+        )
+    return given
+
+
+Initial = Annotated[Literal["configured", "sampled"] | tuple[Path, ...], BeforeValidator(_is_initial)]
+"""The settings of initial agents, or the directories of runs around whose settings they are drawn."""
+
+
 class Evolution(Section):
     """The length of a generation, and how the next one's agents are made from its own."""
 
@@ -347,9 +363,11 @@ class Evolution(Section):
     environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Generations before the first selection and mutation."""
-    initial: Literal["configured", "sampled"] = "configured"
+    initial: Initial = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
-    its layers from the limits of `architecture` where mutations may change them."""
+    its layers from the limits of `architecture` where mutations may change them. A list of directories of earlier runs,
+    of the same environment and algorithm, draws them around the settings of the best agents there; every fourth agent
+    is drawn as by `sampled`. Weights are new in any case."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
@@ -363,6 +381,11 @@ class Evolution(Section):
     with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is."""
     schedule: Schedule | None = None
     """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
+
+    @property
+    def earlier_runs(self) -> tuple[Path, ...]:
+        """Return the directories of the runs that `initial` lists; empty if it lists none."""
+        return () if isinstance(self.initial, str) else self.initial
 
     def is_due(self, generation: int) -> bool:
         """Return whether selection and mutation follow a generation."""
@@ -599,6 +622,14 @@ class Config(Section, Generic[Settings]):
         if self.population.from_ is not None and self.evolution.schedule is not None:
             raise ValueError(
                 "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
+            )
+        if self.evolution.earlier_runs and self.evolution.schedule is not None:
+            raise ValueError(
+                "evolution.initial: an agent that follows evolution.schedule begins as it says; leave the runs out"
+            )
+        if self.evolution.earlier_runs and self.population.from_ is not None:
+            raise ValueError(
+                "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
             )
         if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(

@@ -33,6 +33,8 @@ MAX_CONVOLUTIONS = 6
 """The most convolutional layers that mutations may come to."""
 MAX_KERNEL = 9
 """The width to which mutations let kernels grow."""
+SPREAD = 1 / 6
+"""Standard deviation of initial settings around those of an earlier run's agent, as a share of the range's width."""
 MERGED = "merged into the next"
 """Recorded in place of a size for a hidden layer that was merged away."""
 
@@ -173,18 +175,53 @@ def sample_hyperparameters(
     return {**hyperparameters, **{name: range.at(rng.random()) for name, range in ranges.items()}}
 
 
+def sample_hyperparameters_near(
+    hyperparameters: Mapping[str, float],
+    ranges: Mapping[str, HyperparameterRange],
+    center: Mapping[str, float],
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """Draw the hyperparameters that have a range from a normal distribution around `center`, on the range's scale.
+
+    Its standard deviation is `SPREAD` of the range's width there, and draws are clipped to the range. Those that
+    `center` lacks are drawn uniformly; those without a range are kept.
+    """
+    shares = {
+        name: range.share_of(center[name]) + SPREAD * rng.standard_normal() if name in center else rng.random()
+        for name, range in ranges.items()
+    }
+    return {**hyperparameters, **{name: ranges[name].at(min(max(share, 0.0), 1.0)) for name, share in shares.items()}}
+
+
 def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
     """Draw units and channels log-uniformly, for the same number of layers."""
+    for group, (low, high) in _bounds(shape, limits).items():
+        shape = shape.resized(group, round(low * (high / low) ** rng.random()))
+    return shape
+
+
+def sample_sizes_near(
+    shape: Architecture, limits: ArchitectureLimits, center: Mapping[str, int], rng: np.random.Generator
+) -> Architecture:
+    """Draw units and channels from a log-normal distribution around the sizes `center`, for the same number of layers.
+
+    The standard deviation is `SPREAD` of the logarithmic width of the limits, to which draws are clipped. Groups that
+    `center` lacks are drawn log-uniformly.
+    """
+    for group, (low, high) in _bounds(shape, limits).items():
+        first, shares = (center[group], SPREAD * rng.standard_normal()) if group in center else (low, rng.random())
+        shape = shape.resized(group, min(max(round(first * (high / low) ** shares), low), high))
+    return shape
+
+
+def _bounds(shape: Architecture, limits: ArchitectureLimits) -> dict[str, tuple[int, int]]:
+    """The least and the largest size of each group of units or channels."""
     bounds = {
         "hidden": (limits.min_units, limits.max_units),
         "recurrent": (limits.min_units, limits.max_units),
         "channels": (limits.min_channels, limits.max_channels),
     }
-    for group in shape.sizes():
-        if ends := bounds.get(group.split(".")[0]):
-            low, high = ends
-            shape = shape.resized(group, round(low * (high / low) ** rng.random()))
-    return shape
+    return {group: bounds[kind] for group in shape.sizes() if (kind := group.split(".")[0]) in bounds}
 
 
 @dataclass(frozen=True)

@@ -231,12 +231,15 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     """
     if bf16 and config.network.bf16 is False:
         raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
-    run, network, population = config.run, config.network, config.population
+    run, network, population, evolution = config.run, config.network, config.population, config.evolution
     run = run.model_copy(update={"directory": run.directory.absolute()})
     network = network.model_copy(update={"bf16": bf16 if network.bf16 is None else network.bf16})
     if population.from_ is not None:
         population = population.model_copy(update={"from_": population.from_.absolute()})
-    return config.model_copy(update={"run": run, "network": network, "population": population})
+    if evolution.earlier_runs:
+        evolution = evolution.model_copy(update={"initial": tuple(path.absolute() for path in evolution.earlier_runs)})
+    update = {"run": run, "network": network, "population": population, "evolution": evolution}
+    return config.model_copy(update=update)
 
 
 def check(config: AnyConfig, trains: bool = True) -> AnyConfig:

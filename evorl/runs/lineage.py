@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
-from evorl.config.errors import on_one_line
+from evorl.config.errors import on_one_line, shown
 from evorl.runs.champion import Measured, Number
 from evorl.runs.directory import JsonLines, Row, load_elite
 from evorl.system.console import aligned, digits
@@ -98,10 +98,15 @@ class _Search:
 def _stage(run: Path, row: Any, key: Key) -> Stage:
     if row is None:
         raise UserError(f"{run / 'lineage.jsonl'}: says nothing of agent {key[1]} in generation {key[0]}")
+    return stage_of(row, run / "lineage.jsonl")
+
+
+def stage_of(row: Row, path: Path) -> Stage:
+    """Validate a line of the lineage in the file `path`. Raises UserError."""
     try:
         return LINE.validate_python({name: row[name] for name in Stage.__dataclass_fields__})
     except (ValidationError, KeyError) as error:
-        where = f"{run / 'lineage.jsonl'}: agent {key[1]} in generation {key[0]}"
+        where = f"{path}: agent {shown(row.get('id'))} in generation {shown(row['generation'])}"
         raise UserError(f"{where}: cannot be read: {on_one_line(str(error))[:200]}") from error
 
 
