@@ -75,7 +75,7 @@ def initial_population(
         elif evolution.initial != "configured":
             rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
             if predecessors and id % EXPLORES < EXPLORES - 1:
-                _sample_near(agent, predecessors[rng.integers(len(predecessors))], evolution, rng)
+                _sample_near(agent, predecessors[int(rng.integers(len(predecessors)))], evolution, rng)
             else:
                 _sample(agent, evolution, rng)
         new_tensors(algorithm.networks, agent, generator)
