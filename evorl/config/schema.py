@@ -374,6 +374,11 @@ class Evolution(Section):
     """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none. One may be a number in
     `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
     and evaluation keeps the configured one."""
+    strategy: Plain | None = None
+    """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of initial
+    agents, and of children where the mutation `hyperparameters` would otherwise move one. NAME(ranges, seed) returns an
+    object with `ask(count)`, which returns that many lists of numbers from 0 to 1, one for each range, on its scale,
+    and with `tell(settings, fitness)`, which is called after each generation."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """What selection, the elite and `training.target_fitness` go by: the mean over evaluation episodes of `return`, of
@@ -631,6 +636,7 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
             )
+        self._check_strategy()
         if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(
                 f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
@@ -659,6 +665,18 @@ class Config(Section, Generic[Settings]):
                 raise ValueError(f"algorithm.{name}: evolution can only perturb a number, and it is null")
             self._check_range(name, ends)
         return self
+
+    def _check_strategy(self) -> None:
+        """Raise ValueError if `evolution.strategy` has nothing to choose, or something else chooses it."""
+        evolution = self.evolution
+        if evolution.strategy is None:
+            return
+        if evolution.schedule is not None:
+            raise ValueError("evolution.strategy: agents follow evolution.schedule; leave one of them out")
+        if evolution.earlier_runs:
+            raise ValueError("evolution.strategy: it chooses the first settings itself; leave evolution.initial out")
+        if not self.resolved().evolution.hyperparameters:
+            raise ValueError("evolution.strategy: there are no ranges to choose from; give evolution.hyperparameters")
 
     def first_environment_hyperparameters(self) -> dict[str, float]:
         """Return the configured values of hyperparameters that are environment settings.

@@ -34,6 +34,7 @@ from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpecs
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
+from evorl.evolution.strategy import load_strategy
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_population_size
 from evorl.runs.video import check_encoder
@@ -258,6 +259,8 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
         check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
+    if trains and config.evolution.strategy is not None:
+        load_strategy(config.evolution.strategy)
     shared_settings(config)
     if config.tracking.video:
         check_encoder("tracking.video")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
 from evorl.config.errors import on_one_line, shown
+from evorl.evolution.strategy import KIND as STRATEGY
 from evorl.runs.champion import Measured, Number
 from evorl.runs.directory import JsonLines, Row, load_elite
 from evorl.system.console import aligned, digits
@@ -113,14 +115,23 @@ def stage_of(row: Row, path: Path) -> Stage:
 def schedule_of(stages: Sequence[Stage]) -> Schedule:
     """The schedule that replays these stages: the initial settings and every later mutation."""
     mutations = [
-        ScheduledMutation(generation=place, kind=kind, target=one.target, before=one.before, after=one.after)
-        for place, one in enumerate(stage.mutation for stage in stages)
-        if place and (kind := one.kind) != "none"
+        ScheduledMutation(generation=place, kind=one.kind, target=one.target, before=one.before, after=one.after)
+        for place, (parent, stage) in enumerate(pairwise(stages), start=1)
+        for one in _single(parent, stage)
+        if one.kind != "none"
     ]
     first = stages[0]
     return Schedule(
         hyperparameters=first.hyperparameters, architectures=first.architectures, mutations=tuple(mutations)
     )
+
+
+def _single(parent: Stage, stage: Stage) -> list[Mutation]:
+    """The mutations of single settings that made a stage of its parent: several if a strategy chose them all."""
+    if stage.mutation.kind != STRATEGY:
+        return [stage.mutation]
+    changes = ((name, parent.hyperparameters.get(name), value) for name, value in stage.hyperparameters.items())
+    return [Mutation("hyperparameters", name, before, after) for name, before, after in changes if before != after]
 
 
 def constant_schedule_of(stages: Sequence[Stage]) -> Schedule:
@@ -140,7 +151,7 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
     if "training.max_steps" not in config.algorithm.frozen_on_resume and config.replay.prioritised is None:
         training["max_steps"] = _steps(run, stages)
     selection = config.evolution.selection.model_copy(update={"name": "none"})
-    evolution = {"schedule": schedule, "initial": "configured", "selection": selection}
+    evolution = {"schedule": schedule, "initial": "configured", "strategy": None, "selection": selection}
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"name": None, "resume": "never", "directory": run.parent.absolute()}),
