@@ -313,6 +313,9 @@ class ArchitectureLimits(Section):
         return self
 
 
+MAX_MUTATIONS = 100_000
+
+
 class ScheduledMutation(Section):
     """A mutation that is not drawn: its record as `lineage.jsonl` has it, and the generation after which it comes."""
 
@@ -335,7 +338,7 @@ class Schedule(Section):
     """The first hyperparameters."""
     architectures: dict[Text, Architecture]
     """The first architecture of each network."""
-    mutations: Annotated[tuple[ScheduledMutation, ...], Field(max_length=100_000)] = ()
+    mutations: Annotated[tuple[ScheduledMutation, ...], Field(max_length=MAX_MUTATIONS)] = ()
     """The mutations, in their order."""
 
 

@@ -22,7 +22,7 @@ from evorl.types import INITIAL, Agent, Mutation, UserError
 KEY = "evolution.strategy"
 KIND = "strategy"
 """The kind of mutation recorded for a child whose hyperparameters a strategy has chosen."""
-MAX_NAME = 200
+MAX_NAME = 100
 """Maximum characters of the strategy's name in a lineage."""
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
 from evorl.config.errors import on_one_line, shown
+from evorl.config.schema import MAX_MUTATIONS
 from evorl.evolution.strategy import KIND as STRATEGY
 from evorl.runs.champion import Measured, Number
 from evorl.runs.directory import JsonLines, Row, load_elite
@@ -113,13 +114,21 @@ def stage_of(row: Row, path: Path) -> Stage:
 
 
 def schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """The schedule that replays these stages: the initial settings and every later mutation."""
+    """The schedule that replays these stages: the initial settings and every later mutation.
+
+    Raises UserError if it has more mutations than a configuration may hold.
+    """
     mutations = [
         ScheduledMutation(generation=place, kind=one.kind, target=one.target, before=one.before, after=one.after)
         for place, (parent, stage) in enumerate(pairwise(stages), start=1)
         for one in _single(parent, stage)
         if one.kind != "none"
     ]
+    if len(mutations) > MAX_MUTATIONS:
+        raise UserError(
+            f"the best agent has come by {len(mutations):,} mutations; a schedule has at most {MAX_MUTATIONS:,}; "
+            "--constant needs none"
+        )
     first = stages[0]
     return Schedule(
         hyperparameters=first.hyperparameters, architectures=first.architectures, mutations=tuple(mutations)

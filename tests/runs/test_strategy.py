@@ -17,7 +17,7 @@ from evorl.config import read_yaml
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution.selection import evolve
 from evorl.evolution.strategy import Range, Tuner, mutations_of
-from evorl.runs.lineage import ancestry, schedule_of
+from evorl.runs.lineage import Stage, ancestry, schedule_of
 from evorl.types import EvorlWarning, Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
@@ -173,6 +173,18 @@ def test_the_winners_settings_are_replayed_one_by_one(run):
     assert read_yaml(run / "retrain.yaml")["evolution"]["strategy"] is None
     assert train("run.name=again", configuration=run / "retrain.yaml") == 0
     assert lines(run.parent / "again" / "lineage.jsonl")[-1]["hyperparameters"] == stages[-1].hyperparameters
+
+
+def test_a_schedule_that_no_configuration_holds_is_refused():
+    """A strategy makes as many scheduled mutations as it changes hyperparameters."""
+    settings = [{f"{name}": float(place) for name in range(100)} for place in range(1002)]
+    stages = [
+        Stage(place, place, None, None, Mutation("strategy", NAME), one, {}, None)
+        for place, one in enumerate(settings, start=1)
+    ]
+    with pytest.raises(UserError, match=r"come by 100,100 mutations; a schedule has at most 100,000"):
+        schedule_of(stages)
+    assert len(schedule_of(stages[:1001]).mutations) == 100_000
 
 
 def test_a_strangers_strategy_is_run_only_with_consent(run):
