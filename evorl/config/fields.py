@@ -112,7 +112,7 @@ class HyperparameterRange(Section):
         return up, undoing if self.shrink is None else self.shrink
 
     def at(self, share: float) -> float:
-        """Interpolate between `min` and `max` on the range's scale, at `share` in [0, 1]."""
+        """Interpolate between `min` and `max` on the range's scale, at `share` in [0, 1]; clipped beyond."""
         low, high = (1 - self.min, 1 - self.max) if self.scale == "one_minus_log" else (self.min, self.max)
         value = low + share * (high - low) if self.scale == "linear" else low * (high / low) ** share
         value = 1 - value if self.scale == "one_minus_log" else value

@@ -190,7 +190,7 @@ def sample_hyperparameters_near(
         name: range.share_of(center[name]) + SPREAD * rng.standard_normal() if name in center else rng.random()
         for name, range in ranges.items()
     }
-    return {**hyperparameters, **{name: ranges[name].at(min(max(share, 0.0), 1.0)) for name, share in shares.items()}}
+    return {**hyperparameters, **{name: ranges[name].at(share) for name, share in shares.items()}}
 
 
 def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:

@@ -41,6 +41,11 @@ class Short(Climber):
         return [[0.5]] * count
 
 
+class Far(Climber):
+    def ask(self, count):
+        return [[1e300, -1e300]] * count
+
+
 class NotFinite(Climber):
     def ask(self, count):
         return [[np.nan] * len(self.ranges)] * count

@@ -105,6 +105,9 @@ def test_the_best_quarter_of_the_last_generations_and_the_elite_are_taken(before
     assert set(found) == {"agent 24 of before", "agent 23 of before", f"agent {elite.id} of before"}
     assert found["agent 23 of before"].hyperparameters["learning_rate"] == pytest.approx(23e-4)
     assert found[f"agent {elite.id} of before"].sizes == {"q": elite.architectures["q"].sizes()}
+    (before / "lineage.jsonl").write_text(json.dumps(written(1, elite.id, 1.0)) + "\n")
+    assert [one.name for one in read_predecessors(config(), algorithm(), [before])] == [f"agent {elite.id} of before"]
+    (before / "lineage.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     twice = [one.name for one in read_predecessors(config(), algorithm(), [before, before])]
     assert len(twice) == 6
 

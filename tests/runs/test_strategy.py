@@ -140,6 +140,13 @@ def test_who_has_no_fitness_has_the_least_and_values_are_clipped(calls):
     assert {one.hyperparameters["batch_size"] for one in agents} == {agent().hyperparameters["batch_size"]}
 
 
+def test_what_lies_far_outside_of_the_cube_is_clipped_too():
+    tuner = Tuner(config("evolution.strategy=helpers.strategies:Far", RANGES).evolution, 1)
+    members = [agent(id=0), agent(id=1)]
+    tuner.begin(members)
+    assert [point(vars(one)) for one in members] == [[1.0, 0.0]] * 2
+
+
 def test_survivors_keep_what_was_chosen_for_them(calls):
     settings = config(*SEARCH).evolution
     tuner = Tuner(settings, 1)
@@ -262,6 +269,7 @@ def test_an_error_on_the_main_process_ends_both_ranks(tmp_path, forked_launch):
     done = forked_launch(tmp_path, "evolution.strategy=helpers.strategies:Failing", RANGES, "run.name=a")
     assert done.returncode != 0
     assert done.stderr.count("error: evolution.strategy: tell of ") == 1
+    assert "(on rank 0)" not in done.stderr, "the other rank knows of it"
 
 
 def example():
