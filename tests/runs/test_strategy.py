@@ -144,7 +144,7 @@ def test_what_lies_far_outside_of_the_cube_is_clipped_too():
     tuner = Tuner(config("evolution.strategy=helpers.strategies:Far", RANGES).evolution, 1)
     members = [agent(id=0), agent(id=1)]
     tuner.begin(members)
-    assert [point(vars(one)) for one in members] == [[1.0, 0.0]] * 2
+    assert [point(vars(one)) for one in members] == [[0.0, 1.0]] * 2
 
 
 def test_survivors_keep_what_was_chosen_for_them(calls):
