@@ -78,7 +78,7 @@ def resume_command(
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
     config = read_config(run / "config.yaml", given)
-    refuse_code(config, allow_code)
+    refuse_code(config, allow_code, trains=True)
     check_same_run(run, check(config))
     return _again(run, program, config, run / "config.yaml", given, processes)
 
@@ -107,7 +107,7 @@ def retrain_command(
     refuse_code(config, allow_code)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
-    refuse_code(check(read_config(path, overrides)), allow_code)
+    refuse_code(check(read_config(path, overrides)), allow_code, trains=True)
     if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
         others = config.population.size - 1
         say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")

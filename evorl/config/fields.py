@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -85,7 +86,7 @@ Scale = Literal["log", "linear", "one_minus_log"]
 
 class HyperparameterRange(Section):
     """The range of one hyperparameter: it bounds what a mutation may choose, and is what first values are drawn from
-    where `evolution.initial` is `sampled`."""
+    where `evolution.initial` is not `configured`."""
 
     min: Finite
     """The least value."""
@@ -111,11 +112,20 @@ class HyperparameterRange(Section):
         return up, undoing if self.shrink is None else self.shrink
 
     def at(self, share: float) -> float:
-        """Interpolate between `min` and `max` on the range's scale, at `share` in [0, 1]."""
+        """Interpolate between `min` and `max` on the range's scale, at `share` in [0, 1]; clipped beyond."""
         low, high = (1 - self.min, 1 - self.max) if self.scale == "one_minus_log" else (self.min, self.max)
         value = low + share * (high - low) if self.scale == "linear" else low * (high / low) ** share
         value = 1 - value if self.scale == "one_minus_log" else value
         return float(min(max(value, self.min), self.max))
+
+    def share_of(self, value: float) -> float:
+        """Locate a value between `min` and `max` on the range's scale, in [0, 1]; the inverse of `at`, clipped."""
+        low, high, value = self.min, self.max, min(max(value, self.min), self.max)
+        if self.scale == "one_minus_log":
+            low, high, value = 1 - low, 1 - high, 1 - value
+        linear = self.scale == "linear"
+        share = (value - low) / (high - low) if linear else math.log(value / low) / math.log(high / low)
+        return min(max(share, 0.0), 1.0)
 
     def validation_error(self) -> str | None:
         """Return why the bounds are invalid on this scale, or None."""

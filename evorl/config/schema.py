@@ -326,6 +326,9 @@ class ArchitectureLimits(Section):
         return self
 
 
+MAX_MUTATIONS = 100_000
+
+
 class ScheduledMutation(Section):
     """A mutation that is not drawn: its record as `lineage.jsonl` has it, and the generation after which it comes."""
 
@@ -348,8 +351,24 @@ class Schedule(Section):
     """The first hyperparameters."""
     architectures: dict[Text, Architecture]
     """The first architecture of each network."""
-    mutations: Annotated[tuple[ScheduledMutation, ...], Field(max_length=100_000)] = ()
+    mutations: Annotated[tuple[ScheduledMutation, ...], Field(max_length=MAX_MUTATIONS)] = ()
     """The mutations, in their order."""
+
+
+MAX_RUNS = 100
+
+
+def _is_initial(given: Any) -> Any:
+    listed = isinstance(given, list | tuple) and all(isinstance(each, str | Path) for each in given)
+    if given not in ("configured", "sampled") and not (listed and 1 <= len(given) <= MAX_RUNS):
+        raise ValueError(
+            f"{shown(given)} is neither 'configured' nor 'sampled' nor a list of 1 to {MAX_RUNS} directories of runs"
+        )
+    return given
+
+
+Initial = Annotated[Literal["configured", "sampled"] | tuple[Path, ...], BeforeValidator(_is_initial)]
+"""The settings of initial agents, or the directories of runs around whose settings they are drawn."""
 
 
 class Evolution(Section):
@@ -361,15 +380,22 @@ class Evolution(Section):
     burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = 0
     """Generations before the first selection and mutation. With `auto`, selection begins once the ranks of agents in
     successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent."""
-    initial: Literal["configured", "sampled"] = "configured"
+    initial: Initial = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
-    its layers from the limits of `architecture` where mutations may change them."""
+    its layers from the limits of `architecture` where mutations may change them. A list of directories of earlier runs,
+    of the same environment and algorithm, draws them around the settings of the best agents there; every fourth agent
+    is drawn as by `sampled`. Weights are new in any case."""
     selection: Selection = Selection()
     mutation: Mutation = Mutation()
     hyperparameters: Annotated[dict[str, HyperparameterRange] | None, BeforeValidator(with_dotted_names)] = None
     """Those that mutations perturb. Null stands for the algorithm's own ranges; `{}` are none. One may be a number in
     `environment.kwargs`, as `environment.kwargs.gravity`: each agent then trains in environments with its own value,
     and evaluation keeps the configured one."""
+    strategy: Plain | None = None
+    """`package.module:NAME` of a search strategy of your own, such as CMA-ES. It chooses all hyperparameters of initial
+    agents, and of children where the mutation `hyperparameters` would otherwise move one. NAME(ranges, seed) returns an
+    object with `ask(count)`, which returns that many lists of numbers from 0 to 1, one for each range, on its scale,
+    and with `tell(settings, fitness)`, which is called after each generation."""
     architecture: ArchitectureLimits = ArchitectureLimits()
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """What selection, the elite and `training.target_fitness` go by: the mean over evaluation episodes of `return`, of
@@ -382,6 +408,11 @@ class Evolution(Section):
     def ranks_kept(self) -> int:
         """The number of generations of which agents keep their ranks."""
         return max(self.selection.memory if self.selection.memory > 1 else 0, 2 if self.burn_in == "auto" else 0)
+
+    @property
+    def earlier_runs(self) -> tuple[Path, ...]:
+        """Return the directories of the runs that `initial` lists; empty if it lists none."""
+        return () if isinstance(self.initial, str) else self.initial
 
 
 MAX_COPIES = 2**16
@@ -622,6 +653,15 @@ class Config(Section, Generic[Settings]):
             raise ValueError(
                 "population.from: an agent that follows evolution.schedule begins as it says; leave it out"
             )
+        if self.evolution.earlier_runs and self.evolution.schedule is not None:
+            raise ValueError(
+                "evolution.initial: an agent that follows evolution.schedule begins as it says; leave the runs out"
+            )
+        if self.evolution.earlier_runs and self.population.from_ is not None:
+            raise ValueError(
+                "evolution.initial: the agents of population.from keep their own settings; leave one of them out"
+            )
+        self._check_strategy()
         if size * self.environment.num_envs > MAX_COPIES:
             raise ValueError(
                 f"environment.num_envs: {self.environment.num_envs} for each of {size} agents make more than "
@@ -650,6 +690,18 @@ class Config(Section, Generic[Settings]):
                 raise ValueError(f"algorithm.{name}: evolution can only perturb a number, and it is null")
             self._check_range(name, ends)
         return self
+
+    def _check_strategy(self) -> None:
+        """Raise ValueError if `evolution.strategy` has nothing to choose, or something else chooses it."""
+        evolution = self.evolution
+        if evolution.strategy is None:
+            return
+        if evolution.schedule is not None:
+            raise ValueError("evolution.strategy: agents follow evolution.schedule; leave one of them out")
+        if evolution.earlier_runs:
+            raise ValueError("evolution.strategy: it chooses the first settings itself; leave evolution.initial out")
+        if not self.resolved().evolution.hyperparameters:
+            raise ValueError("evolution.strategy: there are no ranges to choose from; give evolution.hyperparameters")
 
     def first_environment_hyperparameters(self) -> dict[str, float]:
         """Return the configured values of hyperparameters that are environment settings.

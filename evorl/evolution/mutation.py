@@ -7,7 +7,7 @@ in any of the agent's networks. Growth is function-preserving.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from textwrap import shorten
 
@@ -36,6 +36,8 @@ MAX_CONVOLUTIONS = 6
 """The most convolutional layers that mutations may come to."""
 MAX_KERNEL = 9
 """The width to which mutations let kernels grow."""
+SPREAD = 1 / 6
+"""Standard deviation of initial settings around those of an earlier run's agent, as a share of the range's width."""
 MERGED = "merged into the next"
 """Recorded in place of a size for a hidden layer that was merged away."""
 
@@ -198,26 +200,65 @@ def sample_hyperparameters(
     return {**hyperparameters, **{name: range.at(rng.random()) for name, range in ranges.items()}}
 
 
+def sample_hyperparameters_near(
+    hyperparameters: Mapping[str, float],
+    ranges: Mapping[str, HyperparameterRange],
+    center: Mapping[str, float],
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """Draw the hyperparameters that have a range from a normal distribution around `center`, on the range's scale.
+
+    Its standard deviation is `SPREAD` of the range's width there, and draws are clipped to the range. Those that
+    `center` lacks are drawn uniformly; those without a range are kept.
+    """
+    shares = {
+        name: range.share_of(center[name]) + SPREAD * rng.standard_normal() if name in center else rng.random()
+        for name, range in ranges.items()
+    }
+    return {**hyperparameters, **{name: ranges[name].at(share) for name, share in shares.items()}}
+
+
 def sample_sizes(shape: Architecture, limits: ArchitectureLimits, rng: np.random.Generator) -> Architecture:
     """Draw units and channels log-uniformly, for the same number of layers."""
+    for group, (low, high) in _bounds(shape, limits).items():
+        shape = shape.resized(group, round(low * (high / low) ** rng.random()))
+    return shape
+
+
+def sample_sizes_near(
+    shape: Architecture, limits: ArchitectureLimits, center: Mapping[str, int], rng: np.random.Generator
+) -> Architecture:
+    """Draw units and channels from a log-normal distribution around the sizes `center`, for the same number of layers.
+
+    The standard deviation is `SPREAD` of the logarithmic width of the limits, to which draws are clipped. Groups that
+    `center` lacks are drawn log-uniformly.
+    """
+    for group, (low, high) in _bounds(shape, limits).items():
+        first, shares = (center[group], SPREAD * rng.standard_normal()) if group in center else (low, rng.random())
+        shape = shape.resized(group, min(max(round(first * (high / low) ** shares), low), high))
+    return shape
+
+
+def _bounds(shape: Architecture, limits: ArchitectureLimits) -> dict[str, tuple[int, int]]:
+    """The least and the largest size of each group of units or channels."""
     bounds = {
         "hidden": (limits.min_units, limits.max_units),
         "recurrent": (limits.min_units, limits.max_units),
         "channels": (limits.min_channels, limits.max_channels),
     }
-    for group in shape.sizes():
-        if ends := bounds.get(group.split(".")[0]):
-            low, high = ends
-            shape = shape.resized(group, round(low * (high / low) ** rng.random()))
-    return shape
+    return {group: bounds[kind] for group in shape.sizes() if (kind := group.split(".")[0]) in bounds}
 
 
 @dataclass(frozen=True)
 class Context:
-    """The settings and networks that a mutation may read besides the agent."""
+    """The settings and networks that a mutation may read besides the agent.
+
+    `replaced` holds the mutations that take the place of those registered under the same names.
+    """
 
     settings: Evolution
     networks: Networks
+    replaced: Mapping[str, Mutate] = field(default_factory=dict)
 
 
 Mutate = Callable[[Agent, Context, np.random.Generator], Mutation | None]
@@ -316,5 +357,5 @@ def mutate(agent: Agent, context: Context, rng: np.random.Generator) -> None:
     weights = context.settings.mutation.weights()
     total = sum(weights.values())
     kind = str(rng.choice(list(weights), p=[weight / total for weight in weights.values()]))
-    mutation = MUTATIONS[kind](agent, context, rng)
+    mutation = context.replaced.get(kind, MUTATIONS[kind])(agent, context, rng)
     agent.mutation = mutation or Mutation("none", kind, after="nothing to change")

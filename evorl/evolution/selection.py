@@ -5,7 +5,6 @@ The mutations of a recorded schedule can take the place of random ones.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,6 +30,8 @@ from evorl.types import RESTORED, Agent, Mutation, UserError
 Redo = Callable[[Agent, ScheduledMutation, Context, np.random.Generator], None]
 """Applies the recorded mutation to the agent in place."""
 DEPTH = ".residual_layers"
+MIGRATION = "migration"
+"""The kind of mutation recorded for a migrant that took over hyperparameters."""
 TRUSTED_CORRELATION, LATEST_SHARE = 0.7, 1 / 3
 """When `burn_in: auto` ends: ranks of successive generations correlate by this, or this share of steps is spent."""
 
@@ -63,13 +64,6 @@ def _hyperparameter(agent: Agent, record: ScheduledMutation, context: Context, r
     if record.target not in agent.hyperparameters:
         raise KeyError(record.target)
     agent.hyperparameters[record.target] = float(record.after)  # type: ignore[arg-type]
-
-
-def _migration(agent: Agent, record: ScheduledMutation, context: Context, rng: np.random.Generator) -> None:
-    changed = json.loads(str(record.after))
-    if changed.keys() - agent.hyperparameters.keys():
-        raise KeyError(*changed)
-    agent.hyperparameters |= {name: float(value) for name, value in changed.items()}
 
 
 def _noise(agent: Agent, record: ScheduledMutation, context: Context, rng: np.random.Generator) -> None:
@@ -107,7 +101,6 @@ def _dormant(agent: Agent, record: ScheduledMutation, context: Context, rng: np.
 REDO: Mapping[str, Redo] = {
     "none": _nothing,
     "hyperparameters": _hyperparameter,
-    "migration": _migration,
     "parameters": _noise,
     "activation": _activation,
     "architecture": _architecture,
@@ -313,11 +306,10 @@ def _scores(candidates: Sequence[Agent], archived: int, memory: int) -> NDArray[
 
 def _settle(migrant: Agent, other: Agent | None) -> Mutation:
     """Give a migrant the hyperparameters of the other agent, if there is one, and return the record of it."""
-    before = migrant.hyperparameters
-    after = before if other is None else dict(other.hyperparameters)
-    migrant.hyperparameters = after
-    changed = {name: value for name, value in after.items() if value != before[name]}
-    return Mutation("migration", after=json.dumps(changed)) if changed else Mutation("none", "migration")
+    if other is None or migrant.hyperparameters == other.hyperparameters:
+        return Mutation("none", MIGRATION)
+    migrant.hyperparameters = dict(other.hyperparameters)
+    return Mutation(MIGRATION, "hyperparameters")
 
 
 def evolve(

@@ -13,7 +13,7 @@ from evorl.envs.spaces import ObservationSpec, ObservationSpecs, as_numbers
 from evorl.networks.dense import Tape
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.networks.stack import Layout, Network
-from evorl.system.plugins import described, import_from_here, place
+from evorl.system.plugins import described, imported
 from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError
 
 Inputs = int | tuple[int, ...]
@@ -98,16 +98,8 @@ def _constant(head: Head) -> str:
 
 def load_factory(path: str) -> Factory:
     """Import the function `package.module:function`. Raises UserError if it cannot be imported or called."""
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        raise UserError(f"network.factory: {path!r} must have the form package.module:function")
-    try:
-        factory = getattr(import_from_here(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"network.factory: cannot import {path!r}: {error}{place(error)}") from error
-    if not callable(factory):
-        raise UserError(f"network.factory: {path!r} is not callable")
-    return factory  # type: ignore[no-any-return]
+    factory: Factory = imported("network.factory", path, "package.module:function")
+    return factory
 
 
 def module_network(

@@ -1,6 +1,7 @@
 """Populations of agents: initialisation, policies, learners and evaluation."""
 
 from evorl.population.initial import (
+    Predecessor,
     check_agents,
     check_environment_hyperparameters,
     check_population_size,
@@ -12,6 +13,7 @@ from evorl.population.policy import Policy
 __all__ = [
     "Learner",
     "Policy",
+    "Predecessor",
     "check_agents",
     "check_environment_hyperparameters",
     "check_population_size",

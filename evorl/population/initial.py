@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
-from evorl.evolution.mutation import MAX_CONVOLUTIONS, sample_hyperparameters, sample_sizes
+from evorl.evolution.mutation import (
+    MAX_CONVOLUTIONS,
+    sample_hyperparameters,
+    sample_hyperparameters_near,
+    sample_sizes,
+    sample_sizes_near,
+)
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.formats import MAX_HEADER_BYTES, header_bytes
-from evorl.types import EXP_AVG, EXP_AVG_SQ, ROLES, Agent, AgentState, Architecture, UserError
+from evorl.types import EXP_AVG, EXP_AVG_SQ, INITIAL, ROLES, Agent, AgentState, Architecture, UserError
 
 MAX_COUNT = 1e15
 """Upper bound on every counter of an agent; no counter and no acting state is negative."""
@@ -24,11 +33,29 @@ STATISTICS = "normal."
 """Name prefix of the observation normalisation statistics of networks: count, mean and variance."""
 
 
-def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
+EXPLORES = 4
+"""Every `EXPLORES`-th initial agent ignores the earlier runs, so that a population can leave settings that mislead."""
+
+
+@dataclass(frozen=True)
+class Predecessor:
+    """The settings of an agent of an earlier run, around which those of initial agents are drawn.
+
+    `name` tells whose they are in the lineage; `sizes` are those of the groups of units of each of its networks.
+    """
+
+    name: str
+    hyperparameters: Mapping[str, float]
+    sizes: Mapping[str, Mapping[str, int]]
+
+
+def initial_population(
+    config: AnyConfig, algorithm: Algorithm, predecessors: Sequence[Predecessor] = ()
+) -> list[Agent]:
     """Create the first generation.
 
-    Agents differ only in their random weights or, with `evolution.initial: sampled`, also in whatever evolution may
-    change.
+    Agents differ only in their random weights or, unless `evolution.initial` is `configured`, also in whatever
+    evolution may change: drawn from the whole ranges, or around one of the `predecessors`, chosen uniformly.
     """
     agents, evolution = [], config.evolution
     for id in range(config.population.size):
@@ -45,15 +72,35 @@ def initial_population(config: AnyConfig, algorithm: Algorithm) -> list[Agent]:
             agent.architectures = dict(evolution.schedule.architectures)
             check_description(agent, algorithm, "evolution.schedule")
             check_environment_hyperparameters([agent], config, "evolution.schedule")
-        elif evolution.initial == "sampled":
+        elif evolution.initial != "configured":
             rng = numpy_generator(config.seed, generation=0, rank=id, purpose="first hyperparameters")
-            agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, evolution.hyperparameters or {}, rng)
-            if evolution.mutation.architecture > 0:
-                shapes = agent.architectures.items()
-                agent.architectures = {name: sample_sizes(shape, evolution.architecture, rng) for name, shape in shapes}
+            if predecessors and id % EXPLORES < EXPLORES - 1:
+                _sample_near(agent, predecessors[int(rng.integers(len(predecessors)))], evolution, rng)
+            else:
+                _sample(agent, evolution, rng)
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
     return agents
+
+
+def _sample(agent: Agent, evolution: Evolution, rng: np.random.Generator) -> None:
+    """Draw the agent's settings from the whole ranges, and the sizes of its layers if mutations may change them."""
+    agent.hyperparameters = sample_hyperparameters(agent.hyperparameters, evolution.hyperparameters or {}, rng)
+    if evolution.mutation.architecture > 0:
+        shapes = agent.architectures.items()
+        agent.architectures = {name: sample_sizes(shape, evolution.architecture, rng) for name, shape in shapes}
+
+
+def _sample_near(agent: Agent, near: Predecessor, evolution: Evolution, rng: np.random.Generator) -> None:
+    """Draw the same around a predecessor's settings, and record whose they are."""
+    ranges = evolution.hyperparameters or {}
+    agent.hyperparameters = sample_hyperparameters_near(agent.hyperparameters, ranges, near.hyperparameters, rng)
+    if evolution.mutation.architecture > 0:
+        agent.architectures = {
+            name: sample_sizes_near(shape, evolution.architecture, near.sizes.get(name, {}), rng)
+            for name, shape in agent.architectures.items()
+        }
+    agent.mutation = replace(INITIAL, target=near.name)
 
 
 def check_population_size(config: AnyConfig, algorithm: Algorithm) -> None:

@@ -144,8 +144,8 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     `has_elite` is True if the elite is on disk.
     """
     target, steps = config.training.target_fitness, config.training.max_steps
-    allow = " --allow-code" if ":" in config.environment.id + (config.network.factory or "") else ""
-    where = f"{from_here(directory)}{allow}"
+    own_code = ":" in config.environment.id + (config.network.factory or "") + (config.evolution.strategy or "")
+    where = f"{from_here(directory)}{' --allow-code' if own_code else ''}"
     next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
     if summary["ended"] != "finished":
         how = f"{_broken_off(summary)} after generation {summary['generations']}"

@@ -34,6 +34,7 @@ from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpecs
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
+from evorl.evolution.strategy import load_strategy
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_population_size
 from evorl.runs.video import check_encoder
@@ -231,12 +232,15 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     """
     if bf16 and config.network.bf16 is False:
         raise UserError("network.bf16: false, and accelerate's mixed_precision is 'bf16'; leave one of them out")
-    run, network, population = config.run, config.network, config.population
+    run, network, population, evolution = config.run, config.network, config.population, config.evolution
     run = run.model_copy(update={"directory": run.directory.absolute()})
     network = network.model_copy(update={"bf16": bf16 if network.bf16 is None else network.bf16})
     if population.from_ is not None:
         population = population.model_copy(update={"from_": population.from_.absolute()})
-    return config.model_copy(update={"run": run, "network": network, "population": population})
+    if evolution.earlier_runs:
+        evolution = evolution.model_copy(update={"initial": tuple(path.absolute() for path in evolution.earlier_runs)})
+    update = {"run": run, "network": network, "population": population, "evolution": evolution}
+    return config.model_copy(update=update)
 
 
 def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
@@ -255,6 +259,8 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
         check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
+    if trains and config.evolution.strategy is not None:
+        load_strategy(config.evolution.strategy)
     shared_settings(config)
     if config.tracking.video:
         check_encoder("tracking.video")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Schedule, ScheduledMutation, validate, without_removed
-from evorl.config.errors import on_one_line
+from evorl.config.errors import on_one_line, shown
+from evorl.config.schema import MAX_MUTATIONS
+from evorl.evolution.selection import MIGRATION
+from evorl.evolution.strategy import KIND as STRATEGY
 from evorl.runs.champion import Measured, Number
 from evorl.runs.directory import JsonLines, Row, load_elite
 from evorl.system.console import aligned, digits
@@ -98,24 +102,46 @@ class _Search:
 def _stage(run: Path, row: Any, key: Key) -> Stage:
     if row is None:
         raise UserError(f"{run / 'lineage.jsonl'}: says nothing of agent {key[1]} in generation {key[0]}")
+    return stage_of(row, run / "lineage.jsonl")
+
+
+def stage_of(row: Row, path: Path) -> Stage:
+    """Validate a line of the lineage in the file `path`. Raises UserError."""
     try:
         return LINE.validate_python({name: row[name] for name in Stage.__dataclass_fields__})
     except (ValidationError, KeyError) as error:
-        where = f"{run / 'lineage.jsonl'}: agent {key[1]} in generation {key[0]}"
+        where = f"{path}: agent {shown(row.get('id'))} in generation {shown(row['generation'])}"
         raise UserError(f"{where}: cannot be read: {on_one_line(str(error))[:200]}") from error
 
 
 def schedule_of(stages: Sequence[Stage]) -> Schedule:
-    """The schedule that replays these stages: the initial settings and every later mutation."""
+    """The schedule that replays these stages: the initial settings and every later mutation.
+
+    Raises UserError if it has more mutations than a configuration may hold.
+    """
     mutations = [
-        ScheduledMutation(generation=place, kind=kind, target=one.target, before=one.before, after=one.after)
-        for place, one in enumerate(stage.mutation for stage in stages)
-        if place and (kind := one.kind) != "none"
+        ScheduledMutation(generation=place, kind=one.kind, target=one.target, before=one.before, after=one.after)
+        for place, (parent, stage) in enumerate(pairwise(stages), start=1)
+        for one in _single(parent, stage)
+        if one.kind != "none"
     ]
+    if len(mutations) > MAX_MUTATIONS:
+        raise UserError(
+            f"the best agent has come by {len(mutations):,} mutations; a schedule has at most {MAX_MUTATIONS:,}; "
+            "--constant needs none"
+        )
     first = stages[0]
     return Schedule(
         hyperparameters=first.hyperparameters, architectures=first.architectures, mutations=tuple(mutations)
     )
+
+
+def _single(parent: Stage, stage: Stage) -> list[Mutation]:
+    """The mutations of single settings that made a stage of its parent: several if a strategy or a migration did."""
+    if stage.mutation.kind not in (STRATEGY, MIGRATION):
+        return [stage.mutation]
+    changes = ((name, parent.hyperparameters.get(name), value) for name, value in stage.hyperparameters.items())
+    return [Mutation("hyperparameters", name, before, after) for name, before, after in changes if before != after]
 
 
 def constant_schedule_of(stages: Sequence[Stage]) -> Schedule:
@@ -135,7 +161,7 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
     if "training.max_steps" not in config.algorithm.frozen_on_resume and config.replay.prioritised is None:
         training["max_steps"] = _steps(run, stages)
     selection = config.evolution.selection.model_copy(update={"name": "none"})
-    evolution = {"schedule": schedule, "initial": "configured", "selection": selection}
+    evolution = {"schedule": schedule, "initial": "configured", "strategy": None, "selection": selection}
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"name": None, "resume": "never", "directory": run.parent.absolute()}),

@@ -24,13 +24,15 @@ from evorl.system.formats import decode_agents, parse_json
 from evorl.types import Agent, UserError
 
 
-def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code") -> None:
+def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code", *, trains: bool = False) -> None:
     """Raise UserError if a run's configuration names custom code to import, unless that is `allowed`.
 
-    `allow` is the option that the error message suggests.
+    `allow` is the option that the error message suggests. Strategies are imported only where the run `trains`.
     """
-    for key, value in (("environment.id", config.environment.id), ("network.factory", config.network.factory or "")):
-        if not allowed and ":" in value:
+    names = {"environment.id": config.environment.id, "network.factory": config.network.factory}
+    names |= {"evolution.strategy": config.evolution.strategy} if trains else {}
+    for key, value in names.items():
+        if not allowed and ":" in (value or ""):
             raise UserError(f"{key}: {value!r} runs code of its own; add {allow} if you trust this run")
 
 

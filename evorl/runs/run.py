@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +24,7 @@ from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationLength, announce, generation_length
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation
+from evorl.evolution.strategy import Tuner, mutations_of
 from evorl.population import Learner
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.replay import Experience
@@ -30,6 +33,7 @@ from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, P
 from evorl.runs.console import end_of, exchange_reasons, header, summary_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.launch import use_threads
+from evorl.runs.lineage import stage_of
 from evorl.runs.logger import Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.transfer import first_agents
@@ -68,6 +72,8 @@ class Run:
     _logger: NullLogger
     _pauses: Pauses
     _callbacks: Sequence[Callback]
+    _tuner: Tuner | None
+    """The user's strategy, on the main process of a run that has one."""
     _recorded: Progress
     """The progress at the last generation recorded."""
     _saved_steps: int
@@ -95,7 +101,7 @@ class Run:
         self.config, self.placement, self.ranks = config, placement, placement.ranks
         self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
-        self._context = Context(config.evolution, algorithm.networks)
+        self._context = Context(config.evolution, algorithm.networks, mutations_of(config.evolution))
         self._generation = self.generation_length = replace(
             generation_length(config, placement.copies, experience.period), continued=environments.can_continue
         )
@@ -112,13 +118,16 @@ class Run:
             self._warn_once,
         )
         self._interim = self._checkpoints.interim
+        self._tuner = None
         restored = self._checkpoints.restore()
+        self._on_main(self._make_tuner)
         if restored is None:
             self.progress = Progress(next_id=config.population.size)
-            self.agents = first_agents(config, algorithm, self.ranks)
+            self.agents = first_agents(config, algorithm, self.ranks, self._tuner)
             self._checkpoints.restore_first(self.agents)
         else:
             self.progress, self.agents = restored
+            self._on_main(self._catch_up)
             self.progress.solved = self.progress.is_solved(config)
         self.generation = self.progress.generation + 1
         self.progress.note_setup(config, placement)
@@ -353,11 +362,17 @@ class Run:
                 "algorithm.learning_rate or an algorithm.max_grad_norm would be gentler",
                 reported_elsewhere=not self.ranks.is_main,
             )
-        if not self.ranks.is_main:
-            return []
+        evolved: list[Agent] = []
+        self._on_main(lambda: evolved.extend(self._evolved(trained)))
+        return evolved
+
+    def _evolved(self, trained: list[Agent]) -> list[Agent]:
+        """The agents of the next generation, on the main process."""
         elite = self.progress.elite
         archive = elite.competing(self.config, self.generation)
         rng = numpy_generator(self.config.seed, generation=self.generation, rank=0, purpose="evolution")
+        if self._tuner is not None:
+            self._tuner.tell(trained)
         evolved = evolve(
             trained,
             self._context,
@@ -368,6 +383,8 @@ class Run:
             elite.generation,
             selects=self.progress.selection_began is not None,
         )
+        if self._tuner is not None:
+            self._tuner.settle(evolved)
         self.progress.next_id = max(self.progress.next_id, 1 + max(agent.id for agent in evolved))
         return evolved
 
@@ -385,6 +402,38 @@ class Run:
         agents = self._checkpoints.reload(payload, self.generation)
         self.ranks.assert_identical(digest(encode_agents(agents)), "evolved agents")
         return agents
+
+    def _on_main(self, work: Callable[[], None]) -> None:
+        """Do what may call the user's strategy, on the main process; its UserError is then raised on all ranks."""
+
+        def done() -> bytes:
+            work()
+            return b""
+
+        if self.config.evolution.strategy is not None:
+            self.ranks.from_main(done, "the main process's evolution.strategy")
+        elif self.ranks.is_main:
+            work()
+
+    def _make_tuner(self) -> None:
+        """Make the user's strategy, if there is one."""
+        if self.config.evolution.strategy is not None:
+            seed = derive_seed(self.config.seed, generation=0, rank=0, purpose="strategy")
+            self._tuner = Tuner(self.config.evolution, seed)
+
+    def _catch_up(self) -> None:
+        """Tell and ask the strategy of a resumed run all that it was told and asked before."""
+        if self._tuner is None:
+            return
+        lineage = self._directory.lineage
+        stages = (stage_of(row, lineage.path) for row in lineage.rows())
+        generations = (list(members) for _, members in groupby(stages, key=attrgetter("generation")))
+        if not self._tuner.catch_up(generations, self.agents):
+            self._warn_once(
+                "strategy",
+                "this resume is not bit-exact: evolution.strategy does not choose again what it chose before; it may "
+                "draw from nothing but its seed, or the lineage was damaged",
+            )
 
     def _open_logger(self) -> None:
         """Print the header, and open the run's files and trackers."""

@@ -9,23 +9,34 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.config.fields import ENVIRONMENT
 from evorl.distributed import Ranks
+from evorl.evolution.strategy import Tuner
 from evorl.population import check_agents, initial_population
 from evorl.runs.directory import AGENTS, Checkpoints, load_elite
+from evorl.runs.predecessors import read_predecessors
 from evorl.system.files import refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import INITIAL, Agent, UserError
 
 
-def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks) -> list[Agent]:
+def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks, tuner: Tuner | None = None) -> list[Agent]:
     """The initial population on all ranks: new agents, or those of the run `population.from`.
 
-    Raises UserError on all ranks if that run has no agents that the algorithm can train.
+    Only the main process reads other runs, and has the `tuner` of `evolution.strategy`, which chooses the
+    hyperparameters of new agents. Raises UserError on all ranks if these are not what the algorithm can use.
     """
-    source = config.population.from_
-    if source is None:
+    source, runs = config.population.from_, config.evolution.earlier_runs
+    if source is None and not runs and config.evolution.strategy is None:
         return initial_population(config, algorithm)
-    payload = ranks.from_main(lambda: encode_agents(_trained(config, algorithm, source)), "the agents of another run")
-    return decode_agents(payload, str(source))
+
+    def made() -> bytes:
+        if source is not None:
+            return encode_agents(_trained(config, algorithm, source))
+        agents = initial_population(config, algorithm, read_predecessors(config, algorithm, runs))
+        if tuner is not None:
+            tuner.begin(agents)
+        return encode_agents(agents)
+
+    return decode_agents(ranks.from_main(made, "the initial agents"), "the initial agents")
 
 
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:

@@ -1,4 +1,4 @@
-"""Import of user modules (environments, networks), and descriptions of errors in them with the lines of that code."""
+"""Import of user modules (environments, networks, strategies), and errors in them with the lines of that code."""
 
 from __future__ import annotations
 
@@ -117,6 +117,23 @@ def import_from_here(module: str) -> ModuleType:
     except Exception as error:
         # Any error of the module itself; relative and empty names raise TypeError and ValueError.
         raise ImportError(f"{type(error).__name__} in {module!r}: {error}") from error
+
+
+def imported(key: str, path: str, form: str = "package.module:NAME") -> Any:
+    """The class or function that the setting `key` names by its `path`, of this form.
+
+    Raises UserError if it cannot be imported or called.
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise UserError(f"{key}: {path!r} must have the form {form}")
+    try:
+        found = getattr(import_from_here(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{key}: cannot import {path!r}: {error}{place(error)}") from error
+    if not callable(found):
+        raise UserError(f"{key}: {path!r} is not callable")
+    return found
 
 
 def name_of(factory: Any) -> str:

@@ -11,8 +11,8 @@ from helpers.support import SMALL, lines, train
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
 from evorl.config import override, read_yaml
-from evorl.runs.lineage import SAME, ancestry, constant_schedule_of, schedule_of
-from evorl.types import Mutation, UserError
+from evorl.runs.lineage import SAME, Stage, ancestry, constant_schedule_of, schedule_of
+from evorl.types import INITIAL, Mutation, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
 SEARCH = (
@@ -165,3 +165,15 @@ def test_a_schedule_that_does_not_fit_ends_in_one_line(record, named, run, capsy
     capsys.readouterr()
     assert train(configuration=run / "x.yaml") == 2
     assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_migration_is_followed_setting_by_setting():
+    first = Stage(1, 0, None, None, INITIAL, {"gamma": 0.9, "tau": 0.1}, {})
+    moved = Stage(2, 5, 0, 1, Mutation("migration", "hyperparameters"), {"gamma": 0.99, "tau": 0.1}, {})
+    (mutation,) = schedule_of([first, moved]).mutations
+    assert (mutation.generation, mutation.kind, mutation.target, mutation.after) == (
+        1,
+        "hyperparameters",
+        "gamma",
+        0.99,
+    )

@@ -1,0 +1,310 @@
+"""Runs whose hyperparameters a strategy of the user chooses, by ask and tell."""
+
+import math
+import re
+import shutil
+import sys
+from itertools import groupby
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers.strategies import Climber
+from helpers.support import ROOT, agent, config, context, lines, train
+
+from evorl.commands.train import resume_command, retrain_command
+from evorl.config import read_yaml
+from evorl.config.fields import HyperparameterRange
+from evorl.evolution.selection import evolve
+from evorl.evolution.strategy import Range, Tuner, mutations_of
+from evorl.runs.lineage import Stage, ancestry, schedule_of
+from evorl.types import EvorlWarning, Mutation, UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore:no episode ended")
+RANGES = "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, gamma: {min: 0.9, max: 0.999}}"
+NAME = "helpers.strategies:Climber"
+MIXED = "evolution.mutation={none: 0.3, architecture: 0.5, parameters: 0.3, hyperparameters: 1}"
+SEARCH = (f"evolution.strategy={NAME}", RANGES, MIXED, "checkpoint.keep=20")
+SPANS = {
+    "gamma": HyperparameterRange(min=0.9, max=0.999, scale="one_minus_log"),
+    "learning_rate": HyperparameterRange(min=1e-4, max=1e-2, scale="log"),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of the strategies and told to them."""
+    monkeypatch.setattr(Climber, "calls", [])
+    return Climber.calls
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A run of some ten generations, and the calls of its strategy."""
+    directory = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setattr(Climber, "calls", [])
+        assert train(*SEARCH, "run.name=a", "training.max_steps=400") == 0
+        return directory / "runs" / "a", list(Climber.calls)
+
+
+@pytest.fixture
+def run(searched, in_directory):
+    return shutil.copytree(searched[0], in_directory / "runs" / "a")
+
+
+def generations(run):
+    rows = lines(run / "lineage.jsonl")
+    return [list(group) for _, group in groupby(rows, key=lambda row: row["generation"])]
+
+
+def point(row):
+    return [SPANS[name].share_of(row["hyperparameters"][name]) for name in SPANS]
+
+
+def test_each_generation_is_told_and_the_children_in_it_are_asked_for(searched):
+    run, (made, first, *rest) = searched
+    assert made[:2] == ("made", {name: Range(one.min, one.max, one.scale) for name, one in SPANS.items()})
+    assert 0 <= made[2] < 2**32
+    trained = generations(run)
+    assert first[:2] == ("ask", 4)
+    asked = [first]
+    known = set()
+    for place, members in enumerate(trained):
+        new = [row for row in members if row["id"] not in known and row["mutation"]["kind"] in ("initial", "strategy")]
+        known |= {row["id"] for row in members}
+        if new:
+            assert asked, "they were not asked for"
+            (_, count, points), asked = asked[0], []
+            assert count == len(new)
+            assert [point(row) for row in new] == [pytest.approx(np.clip(each, 0, 1)) for each in points]
+        assert not asked
+        told, rest = rest[0], rest[1:]
+        assert told == ("tell", [point(row) for row in members], [row["fitness"] for row in members])
+        if rest and rest[0][0] == "ask":
+            asked, rest = [rest[0]], rest[1:]
+        elif place + 1 < len(trained):
+            kinds = [row["mutation"]["kind"] for row in trained[place + 1] if row["id"] not in known]
+            assert "strategy" not in kinds
+    assert not rest
+
+
+def test_it_takes_the_place_of_the_mutation_of_hyperparameters_and_of_no_other(searched):
+    rows = lines(searched[0] / "lineage.jsonl")
+    kinds = {row["mutation"]["kind"] for row in rows}
+    assert {"strategy", "architecture"} <= kinds
+    assert "hyperparameters" not in kinds
+    records = {row["mutation"]["target"] for row in rows if row["mutation"]["kind"] in ("initial", "strategy")}
+    assert records == {NAME}
+
+
+def test_a_resumed_run_chooses_as_one_that_was_not_stopped(run, calls, searched, recwarn):
+    last = len(generations(run))
+    before = lines(run / "lineage.jsonl")
+    agents = (run / "checkpoints" / f"generation-{last:06d}" / "agents.safetensors").read_bytes()
+    for generation in range(4, last + 1):
+        shutil.rmtree(run / "checkpoints" / f"generation-{generation:06d}")
+    assert train(*SEARCH, "run.name=a", "run.resume=auto", "training.max_steps=400") == 0
+    assert not [one for one in recwarn if issubclass(one.category, EvorlWarning)]
+    assert calls == searched[1]
+    assert lines(run / "lineage.jsonl") == before
+    assert (run / "checkpoints" / f"generation-{last:06d}" / "agents.safetensors").read_bytes() == agents
+
+
+def test_a_strategy_that_chooses_otherwise_is_told_of(in_directory):
+    asked = ("evolution.strategy=helpers.strategies:Forgetful", RANGES, "run.name=a")
+    assert train(*asked, "training.max_steps=80") == 0
+    with pytest.warns(EvorlWarning, match="not bit-exact: evolution.strategy does not choose again what it chose befo"):
+        assert train(*asked, "training.max_steps=120", "run.resume=auto") == 0
+
+
+def test_who_has_no_fitness_has_the_least_and_values_are_clipped(calls):
+    settings = config(*SEARCH).evolution
+    tuner = Tuner(settings, 2**40 + 3)
+    assert calls[0][2] == 3
+    members = [agent(id=0, gamma=0.9999, learning_rate=1e-3), agent(id=1, gamma=0.5, learning_rate=1e-9)]
+    members[0].fitness = math.nan
+    tuner.tell(members)
+    assert calls[-1] == ("tell", [[1.0, pytest.approx(0.5)], [0.0, 0.0]], [-math.inf, -math.inf])
+    for count in (0, 50):
+        agents = [agent(id=2 + place) for place in range(count)]
+        for one in agents:
+            one.mutation = Mutation("strategy", NAME)
+        tuner.settle(agents)
+    assert [call[0] for call in calls] == ["made", "tell", "ask"], "it is not asked for nobody"
+    points = np.array(calls[-1][2])
+    assert (points > 1).any()
+    assert max(one.hyperparameters["gamma"] for one in agents) == 0.999
+    assert [point(vars(one)) for one in agents] == [pytest.approx(each) for each in points.clip(0, 1)]
+    assert {one.hyperparameters["batch_size"] for one in agents} == {agent().hyperparameters["batch_size"]}
+
+
+def test_what_lies_far_outside_of_the_cube_is_clipped_too():
+    tuner = Tuner(config("evolution.strategy=helpers.strategies:Far", RANGES).evolution, 1)
+    members = [agent(id=0), agent(id=1)]
+    tuner.begin(members)
+    assert [point(vars(one)) for one in members] == [[0.0, 1.0]] * 2
+
+
+def test_survivors_keep_what_was_chosen_for_them(calls):
+    settings = config(*SEARCH).evolution
+    tuner = Tuner(settings, 1)
+    members = [agent(id=place) for place in range(4)]
+    members[2].mutation = Mutation("strategy", NAME)
+    for one in members:
+        one.fitness = float(one.id)
+    tuner.tell(members)
+    before = dict(members[2].hyperparameters)
+    here = SimpleNamespace(settings=settings, networks=context().networks, replaced=mutations_of(settings))
+    evolved = evolve(members, here, 4, np.random.default_rng(0))
+    evolved.append(members[2])
+    tuner.settle(evolved)
+    assert members[2].hyperparameters == before
+    (waiting,) = [call for call in calls if call[0] == "ask"]
+    assert waiting[1] == sum(one.mutation.kind == "strategy" for one in evolved) - 1
+
+
+def test_the_winners_settings_are_replayed_one_by_one(run):
+    stages = ancestry(run)
+    schedule = schedule_of(stages)
+    hyperparameters = dict(schedule.hyperparameters)
+    for place, stage in enumerate(stages):
+        for one in schedule.mutations:
+            if one.generation == place and one.kind == "hyperparameters":
+                assert one.before == hyperparameters[one.target]
+                hyperparameters[one.target] = one.after
+        assert hyperparameters == stage.hyperparameters
+    assert any(stage.mutation.kind == "strategy" for stage in stages), "another seed would have to be taken"
+    retrain_command(run, (), None, 1, constant=False)
+    assert read_yaml(run / "retrain.yaml")["evolution"]["strategy"] is None
+    assert train("run.name=again", configuration=run / "retrain.yaml") == 0
+    assert lines(run.parent / "again" / "lineage.jsonl")[-1]["hyperparameters"] == stages[-1].hyperparameters
+
+
+def test_a_schedule_that_no_configuration_holds_is_refused():
+    """A strategy makes as many scheduled mutations as it changes hyperparameters."""
+    settings = [{f"{name}": float(place) for name in range(100)} for place in range(1002)]
+    stages = [
+        Stage(place, place, None, None, Mutation("strategy", NAME), one, {}, None)
+        for place, one in enumerate(settings, start=1)
+    ]
+    with pytest.raises(UserError, match=r"come by 100,100 mutations; a schedule has at most 100,000"):
+        schedule_of(stages)
+    assert len(schedule_of(stages[:1001]).mutations) == 100_000
+
+
+def test_a_strangers_strategy_is_run_only_with_consent(run):
+    with pytest.raises(UserError, match=r"^evolution\.strategy: 'helpers\.strategies:Climber' runs code of its own"):
+        resume_command(run, (), None, 1)
+    assert resume_command(run, (), None, 1, allow_code=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("climber", "'climber' must have the form package.module:NAME"),
+        ("helpers.strategies:Nobody", "cannot import 'helpers.strategies:Nobody': module 'helpers.strategies' has no"),
+        ("nowhere:Climber", "cannot import 'nowhere:Climber': No module named 'nowhere'"),
+        ("helpers.strategies:NOTHING", "'helpers.strategies:NOTHING' is not callable"),
+        (
+            "helpers.strategies:refuses",
+            r"the constructor of 'helpers.strategies:refuses': ValueError: no ranges that it likes "
+            r"\(.*strategies.py:\d+ in refuses: raise ValueError",
+        ),
+        ("helpers.strategies:Short", r"ask of 'helpers.strategies:Short': .*it must return 4 lists of 2 finite num"),
+        ("helpers.strategies:NotFinite", "ask of 'helpers.strategies:NotFinite': .*it must return 4 lists of 2 finit"),
+        ("helpers.strategies:Deaf", "tell of 'helpers.strategies:Deaf': AttributeError: .* has no attribute 'tell'"),
+        ("helpers.strategies:Failing", r"tell of .*: KeyError: 'mine' \(.*strategies.py:\d+ in tell: return {}"),
+    ],
+)
+def test_a_strategy_that_fails_is_named_on_one_line_with_its_own(name, message, in_directory, capsys):
+    assert train(f"evolution.strategy={name}", RANGES, "run.name=a") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(rf"^error: evolution\.strategy: {message}", error)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("evolution.schedule={hyperparameters: {}, architectures: {}}",), "agents follow evolution.schedule"),
+        (("evolution.initial=[runs/x]",), "it chooses the first settings itself"),
+        (("evolution.hyperparameters={}",), "there are no ranges to choose from"),
+    ],
+)
+def test_what_contradicts_a_strategy_is_refused(overrides, message):
+    with pytest.raises(UserError, match=rf"evolution\.strategy: {message}"):
+        config(f"evolution.strategy={NAME}", *overrides)
+
+
+def test_agents_of_another_run_keep_their_settings_until_they_have_children(run, calls):
+    assert train(*SEARCH, "run.name=b", "population.from=runs/a", "training.max_steps=40") == 0
+    assert [call[0] for call in calls[:2]] == ["made", "tell"]
+    first = generations(run.parent / "b")[0]
+    assert {row["mutation"]["target"].split(" of ")[1] for row in first} == {"a"}
+    calls.clear()
+    assert train(*SEARCH, "run.name=b", "population.from=runs/a", "training.max_steps=80", "run.resume=auto") == 0
+    assert [call[0] for call in calls[:2]] == ["made", "tell"]
+
+
+@pytest.mark.two_process
+def test_two_ranks_agree_and_go_on_alike(tmp_path, forked_launch):
+    common = (*SEARCH, "training.max_steps=240", "population.placement=sharded")
+    done = forked_launch(tmp_path, "run.name=a", *common)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run, again = tmp_path / "runs" / "a", tmp_path / "runs" / "b"
+    shutil.copytree(run, again)
+    last = len(generations(run))
+    assert "strategy" in {row["mutation"]["kind"] for row in lines(run / "lineage.jsonl")}
+    for generation in range(3, last + 1):
+        shutil.rmtree(again / "checkpoints" / f"generation-{generation:06d}")
+    done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", *common)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "not bit-exact" not in done.stderr
+    assert lines(run / "lineage.jsonl") == lines(again / "lineage.jsonl")
+
+
+@pytest.mark.two_process
+def test_an_error_on_the_main_process_ends_both_ranks(tmp_path, forked_launch):
+    done = forked_launch(tmp_path, "evolution.strategy=helpers.strategies:Failing", RANGES, "run.name=a")
+    assert done.returncode != 0
+    assert done.stderr.count("error: evolution.strategy: tell of ") == 1
+    assert "(on rank 0)" not in done.stderr, "the other rank knows of it"
+
+
+def example():
+    """The strategy in docs/recipes.md."""
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return code
+
+
+def test_the_example_of_cma_es_searches_and_is_resumed(in_directory, monkeypatch, recwarn):
+    pytest.importorskip("cmaes")
+    (in_directory / "cma_es.py").write_text(example())
+    monkeypatch.delitem(sys.modules, "cma_es", raising=False)
+    monkeypatch.syspath_prepend(in_directory)
+    every = "evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 1}"
+    asked = ("evolution.strategy=cma_es:Search", RANGES, every, "checkpoint.keep=20", "training.max_steps=240")
+    assert train(*asked, "run.name=a") == 0
+    run = in_directory / "runs" / "a"
+    before = lines(run / "lineage.jsonl")
+    assert {row["mutation"]["kind"] for row in before} == {"initial", "strategy"}
+    assert len({row["hyperparameters"]["gamma"] for row in before}) > 8
+    for generation in range(3, len(generations(run)) + 1):
+        shutil.rmtree(run / "checkpoints" / f"generation-{generation:06d}")
+    assert train(*asked, "run.name=a", "run.resume=auto") == 0
+    assert lines(run / "lineage.jsonl") == before
+    assert not [one for one in recwarn if issubclass(one.category, EvorlWarning)]
+
+
+def test_cma_es_finds_the_best_settings_of_a_known_landscape():
+    """A bowl in the unit cube, told to the example as a run would."""
+    pytest.importorskip("cmaes")
+    names = {}
+    exec(compile(example(), "docs/recipes.md", "exec"), names)
+    search, best = names["Search"](dict.fromkeys("abc"), 1), np.array([0.2, 0.7, 0.4])
+    for _ in range(40):
+        points = np.array(search.ask(10))
+        search.tell(points.tolist(), (-((points - best) ** 2).sum(1)).tolist())
+    assert np.array(search.ask(10)).mean(0) == pytest.approx(best, abs=0.02)
