@@ -638,7 +638,7 @@ class Config(Section, Generic[Settings]):
     def _check_training_fitness(self, environments: Collection[str]) -> None:
         """Raise ValueError where training episodes do not tell what an agent's fitness is."""
         if self.evolution.fitness != {RETURN: 1.0}:
-            terms = ", ".join(self.evolution.fitness)
+            terms = " + ".join(f"{name} x {weight:g}" for name, weight in self.evolution.fitness.items())
             raise ValueError(
                 f"evaluation.fitness: training counts only returns, and evolution.fitness is {terms}; take evaluation, "
                 "or evolution.fitness=return"

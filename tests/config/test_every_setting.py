@@ -203,6 +203,7 @@ ACTS = {
     "evolution.architecture.channel_steps": Evolves("[3]"),
     "evolution.architecture.activations": Evolves("[tanh, relu]", "evolution.mutation.activation=9"),
     "evolution.fitness": "runs/test_fitness.py::test_a_run_selects_by_what_is_reported",
+    "evaluation.fitness": "runs/test_training_fitness.py::test_a_run_plays_few_evaluation_episodes",
     "evaluation.episodes": "runs/test_run.py::test_only_fresh_episodes_make_an_elite_and_stop_a_run",
     "evaluation.max_steps": "runs/test_run.py::test_lines_count_the_steps_of_evaluations",
     "evaluation.confirmation_episodes": (
