@@ -451,9 +451,9 @@ class Evaluation(Section):
     """The episodes that decide what agents are worth, without exploration."""
 
     fitness: Literal["evaluation", "training"] = "evaluation"
-    """`training` takes the mean return of the training episodes of the generation, which cost nothing, where each agent
-    has at least `episodes` of them; only the best agent and the elite are evaluated. All agents are evaluated in other
-    generations."""
+    """`training`: an agent's fitness is the mean return of its training episodes, with exploration, and only the best
+    agent and the elite are evaluated. In a generation in which an agent has fewer than `episodes` of them, all agents
+    are evaluated."""
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None

@@ -17,7 +17,15 @@ from evorl.types import UserError
 TRAINING = "evaluation.fitness=training"
 REPORTING = ("environment.id=helpers.reporting:Reporting-v0", "run.name=a", TRAINING)
 PPO = ("algorithm={name: ppo, rollout_steps: 20, batch_size: 8}",)
-MEASURED = {"seconds", "env_steps_per_second", "updates_per_second", "wall_clock_seconds"}
+LOCKSTEP = "actors={count: 2, lockstep: true}"
+RESUMED = {
+    "dqn": (),
+    "ppo": ("algorithm={name: ppo, rollout_steps: 11, batch_size: 11}",),
+    "impala": ("algorithm={name: impala, rollout_steps: 11}", LOCKSTEP),
+    "apex_dqn": ("algorithm={name: apex_dqn, rollout_steps: 11, batch_size: 8}", "replay.prioritised={}", LOCKSTEP),
+}
+WITH_ACTORS = ("impala", "apex_dqn")
+MEASURED = {"actors", "seconds", "env_steps_per_second", "updates_per_second", "wall_clock_seconds"}
 
 
 def test_the_shift_is_the_mean_difference_of_the_population():
@@ -180,13 +188,16 @@ def test_a_run_whose_generations_have_few_episodes_is_evaluated(in_directory, ca
 
 
 @pytest.mark.parametrize(
-    "algorithm", [(), ("algorithm={name: ppo, rollout_steps: 11, batch_size: 11}",)], ids=["dqn", "ppo"]
+    ("name", "carries_over"),
+    [
+        *((name, carries_over) for name in ("dqn", "ppo") for carries_over in ("true", "false")),
+        *(pytest.param(name, "true", marks=pytest.mark.slow) for name in WITH_ACTORS),
+    ],
 )
-@pytest.mark.parametrize("carries_over", ["true", "false"])
-def test_a_resumed_run_has_the_same_fitness(algorithm, carries_over, in_directory):
+def test_a_resumed_run_has_the_same_fitness(name, carries_over, in_directory):
     """A generation has 22 steps of each environment, so an episode of four steps runs on where it may."""
     world = (*REPORTING[::2], f"environment.carry_over={carries_over}", "evolution.steps=44")
-    settings = (*world, *algorithm, "training.max_steps=220")
+    settings = (*world, *RESUMED[name], "training.max_steps=220")
     assert train("run.name=whole", *settings) == 0
     assert train("run.name=stopped", *settings, "training.max_steps=88") == 0
     assert train("run.name=stopped", *settings, "run.resume=auto") == 0
