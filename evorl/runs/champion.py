@@ -304,8 +304,8 @@ class Champion:
         confirms = settings.confirmation_episodes
         play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
         # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
-        played = self.measure(play, confirms if seems_reached else settings.episodes, confirms)
-        solved = target is not None and self.reaches(target, settings.error, seems_reached, play, confirms, played)
+        count = self.measure(play, confirms if seems_reached else settings.episodes, confirms)
+        solved = target is not None and self.reaches(target, settings.error, seems_reached, play, confirms, count)
         if won and self.score:
             # Store the measured mean: the mean over the episodes that selected it is biased upwards.
             self.payload = encode_agents([replace(best, fitness=self.score.mean)])
