@@ -22,7 +22,12 @@ RESUMED = {
     "dqn": (),
     "ppo": ("algorithm={name: ppo, rollout_steps: 11, batch_size: 11}",),
     "impala": ("algorithm={name: impala, rollout_steps: 11}", LOCKSTEP),
-    "apex_dqn": ("algorithm={name: apex_dqn, rollout_steps: 11, batch_size: 8}", "replay.prioritised={}", LOCKSTEP),
+    "apex_dqn": (
+        "algorithm={name: apex_dqn, rollout_steps: 11, batch_size: 8}",
+        # By default the exponent follows `training.max_steps`, in which the runs differ.
+        "replay.prioritised={importance_exponent: {steps: 100}}",
+        LOCKSTEP,
+    ),
 }
 WITH_ACTORS = ("impala", "apex_dqn")
 MEASURED = {"actors", "seconds", "env_steps_per_second", "updates_per_second", "wall_clock_seconds"}
