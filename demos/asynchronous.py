@@ -9,7 +9,8 @@ processes that act with all of its agents, each in its own environments, while t
 1. this rank's agents are stacked into a policy, which its actors follow, and a learner, which trains them;
 2. actors send rollouts through shared memory, tagged with the version of their parameters;
 3. the learner updates all agents with each batch that is due, and publishes the new parameters to the actors;
-4. all agents play the same evaluation episodes, which determine their fitness (`evolution.fitness`: the mean return);
+4. agents get their fitness (`evolution.fitness`: the mean return), from evaluation episodes that all of them play or
+   from those of training (`evaluation.fitness`), and the best challenges the elite;
 5. the generation's metrics are written, and the main process selects and mutates agents;
 6. a checkpoint is saved with the next generation's agents, which the other ranks reload.
 """
@@ -72,9 +73,8 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             figures = actors.figures(placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
-                results = evaluator.evaluate(policy, generation)
-                run.assign_fitness(trained, results, evaluator)
-            run.record(trained, results, counts, figures)
+                fitness = run.assign_fitness(trained, policy, counts, evaluator)
+            run.record(trained, fitness, counts, figures)
             with stopwatch("evolution"):
                 evolved = run.evolve(trained)
             with stopwatch("checkpoint"):

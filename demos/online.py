@@ -7,7 +7,8 @@ This is the complete training loop, written to be copied and changed. In each ge
 1. this rank's agents are stacked into a policy, which acts, and a learner, which trains them;
 2. all environments step together, and every transition is stored;
 3. the learner updates all agents with each batch that is due, and the experience observes the result;
-4. all agents play the same evaluation episodes, which determine their fitness (`evolution.fitness`: the mean return);
+4. agents get their fitness (`evolution.fitness`: the mean return), from evaluation episodes that all of them play or
+   from those of training (`evaluation.fitness`), and the best challenges the elite;
 5. the generation's metrics are written, and the main process selects and mutates agents;
 6. a checkpoint is saved with the next generation's agents, which the other ranks reload.
 """
@@ -71,9 +72,8 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
             counts = gather_metrics(learner, environments.pop_collected(), placement)
             trained = run.gather_agents(learner)
             with stopwatch("evaluation"):
-                results = evaluator.evaluate(policy, generation)
-                run.assign_fitness(trained, results, evaluator)
-            run.record(trained, results, counts)
+                fitness = run.assign_fitness(trained, policy, counts, evaluator)
+            run.record(trained, fitness, counts)
             with stopwatch("evolution"):
                 evolved = run.evolve(trained)
             with stopwatch("checkpoint"):

@@ -105,6 +105,9 @@ class Algorithm(ABC):
 
     `act` receives and returns it as the recurrent state, which is zero where episodes start.
     """
+    explores_by_noise: bool = False
+    """True if agents explore by noise on actions that would be deterministic, such as random actions at some rate:
+    returns of training are then below those of evaluation, by as much as the noise costs."""
     state_limits: ClassVar[Mapping[str, float]] = {}
     """Upper bounds of the acting states that are not counters; agents in files are checked against them."""
     report_every: ClassVar[int] = 1

@@ -59,6 +59,7 @@ class DDPG(OffPolicy):
 
     Settings = DDPGSettings
     metrics = ("td_error", "q_values")
+    explores_by_noise = True
     critics: ClassVar[tuple[str, ...]] = ("value",)
     """The heads of the critics' network, one per critic."""
 

@@ -85,6 +85,7 @@ class DQN(OffPolicy):
     """Deep Q-learning for a stack of agents."""
 
     Settings = DQNSettings
+    explores_by_noise = True
     state_limits: ClassVar[Mapping[str, float]] = {"epsilon": 1.0}
     stored_action = (), torch.int64
 

@@ -251,6 +251,7 @@ class SAC(OffPolicy):
             raise wrong_actions("sac", interface, TAKES)
         self.actions = kind(interface, self.settings.exploration)
         self.noise_shape = self.actions.noise_shape
+        self.explores_by_noise = self.settings.exploration.noise != "none"
         self.stored_action = self.actions.stored
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
         critics = [Head(name, self.actions.values) for name in TWIN_CRITICS]

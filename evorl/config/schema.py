@@ -496,6 +496,10 @@ class PopulationSettings(Section):
 class Evaluation(Section):
     """The episodes that decide what agents are worth, without exploration."""
 
+    fitness: Literal["evaluation", "training"] = "evaluation"
+    """`training`: an agent's fitness is the mean return of its training episodes, with exploration, and only the best
+    agent and the elite are evaluated. In a generation in which an agent has fewer than `episodes` of them, all agents
+    are evaluated."""
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None
@@ -676,6 +680,8 @@ class Config(Section, Generic[Settings]):
             name = next(name for name, value in self.replay if value != getattr(plain, name))
             raise ValueError(f"replay.{name}: {self.algorithm.name} learns from rollouts; leave it out")
         environments = self.first_environment_hyperparameters()
+        if self.evaluation.fitness == "training":
+            self._check_training_fitness(environments)
         for name, ends in (self.resolved().evolution.hyperparameters or {}).items():
             if name in environments:
                 if reason := ends.validation_error():
@@ -702,6 +708,20 @@ class Config(Section, Generic[Settings]):
             raise ValueError("evolution.strategy: it chooses the first settings itself; leave evolution.initial out")
         if not self.resolved().evolution.hyperparameters:
             raise ValueError("evolution.strategy: there are no ranges to choose from; give evolution.hyperparameters")
+
+    def _check_training_fitness(self, environments: Collection[str]) -> None:
+        """Raise ValueError where training episodes do not tell what an agent's fitness is."""
+        if self.evolution.fitness != {RETURN: 1.0}:
+            terms = " + ".join(f"{name} x {weight:g}" for name, weight in self.evolution.fitness.items())
+            raise ValueError(
+                f"evaluation.fitness: training counts only returns, and evolution.fitness is {terms}; take evaluation, "
+                "or evolution.fitness=return"
+            )
+        if environments:
+            raise ValueError(
+                f"evaluation.fitness: with {next(iter(environments))} in evolution.hyperparameters agents train in "
+                "different environments, so their training returns cannot be compared; take evaluation"
+            )
 
     def first_environment_hyperparameters(self) -> dict[str, float]:
         """Return the configured values of hyperparameters that are environment settings.

@@ -120,13 +120,14 @@ class Evaluator:
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
         self._config = config
         self._placement = placement
-        self._algorithm = algorithm
+        self.algorithm = algorithm
         self._settings = for_evaluation(config.environment)
         copy = 0 if placement.is_sharded else placement.ranks.rank
         self._mine = slice(copy, None, placement.copies)
-        episodes = len(range(config.evaluation.episodes)[self._mine])
-        self._environments = self._make(placement.local_size, episodes)
+        self._populations: dict[int, Environments] = {}
         self._few: dict[tuple[int, int], Environments] = {}
+        if config.evaluation.fitness == "evaluation":
+            self._population(config.evaluation.episodes)
         self._weights = config.evolution.fitness
         self._keys = reported_keys(self._weights)
         self._steps = 0
@@ -141,7 +142,7 @@ class Evaluator:
 
     def close(self) -> None:
         """Close all environments, as `Environments.close` does."""
-        for environments in (self._environments, *self._few.values()):
+        for environments in (*self._populations.values(), *self._few.values()):
             environments.close()
 
     def pop_steps(self) -> int:
@@ -149,10 +150,14 @@ class Evaluator:
         steps, self._steps = self._steps, 0
         return steps
 
-    def evaluate(self, policy: Policy, generation: int) -> EpisodeResults:
-        """Play the generation's episodes with every agent; results [P, episodes] have agents in rank order."""
-        seeds = self._seeds(generation, "generation", 0, self._config.evaluation.episodes)
-        results = self._play(policy, self._environments, seeds[self._mine])
+    def evaluate(self, policy: Policy, generation: int, episodes: int | None = None) -> EpisodeResults:
+        """Play the generation's episodes with every agent; results [P, episodes] have agents in rank order.
+
+        They are the first `episodes` of the generation; None is `evaluation.episodes`.
+        """
+        episodes = episodes or self._config.evaluation.episodes
+        seeds = self._seeds(generation, "generation", 0, episodes)
+        results = self._play(policy, self._population(episodes), seeds[self._mine])
         everyones = self._gathered(results, len(seeds), self._placement.copies)
         if self._placement.is_sharded:
             return EpisodeResults.of(np.concatenate(list(everyones), axis=1), self._keys)
@@ -174,9 +179,16 @@ class Evaluator:
         if environments is None:
             environments = self._few[len(agents), width] = self._make(len(agents), width)
         generator = torch.Generator(device=ranks.device)  # Never sampled from: agents act without exploration.
-        results = self._play(Policy(agents, self._algorithm, generator), environments, mine)
+        results = self._play(Policy(agents, self.algorithm, generator), environments, mine)
         everyones = _interleaved(self._gathered(results, len(seeds), ranks.size), len(seeds))
         return EpisodeResults.of(everyones, self._keys).fitness(self._weights)
+
+    def _population(self, episodes: int) -> Environments:
+        """The environments of this rank's agents for its share of so many episodes."""
+        if episodes not in self._populations:
+            share = len(range(episodes)[self._mine])
+            self._populations[episodes] = self._make(self._placement.local_size, share)
+        return self._populations[episodes]
 
     def _make(self, agents: int, episodes: int) -> Environments:
         columns = max(1, min(episodes, MAX_COPIES))

@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from evorl.config import AnyConfig
 from evorl.config.schema import Evaluation
 from evorl.evolution.selection import note_ranks
-from evorl.population.evaluation import EpisodeResults, Evaluator, Purpose
+from evorl.population.evaluation import Evaluator, Purpose
+from evorl.runs.fitness import Fitness
 from evorl.system.console import digits
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import Agent
@@ -122,9 +123,10 @@ class Champion:
     """The best agent so far (the elite): its score, its challenge by each generation's best, its test of the target.
 
     It won in generation `generation`. `returns` come from episodes that only measure it: none of them selected it or
-    decided a challenge. `worst` is the worst return of any agent in the run's evaluations. `tests` counts the elites
-    tested for the target, including this one if it `is_tested`; `lower_bound` is then the lower confidence bound on its
-    mean. These fields are in every checkpoint's state; the agent has a file of its own there.
+    decided a challenge. `worst` is the worst return of any agent in the run's evaluations, or a lower mean of training
+    episodes. `tests` counts the elites tested for the target, including this one if it `is_tested`; `lower_bound` is
+    then the lower confidence bound on its mean. These fields are in every checkpoint's state; the agent has a file of
+    its own there.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -251,19 +253,19 @@ class Champion:
         self,
         config: AnyConfig,
         agents: Sequence[Agent],
-        results: EpisodeResults,
+        fitness: Fitness,
         evaluator: Evaluator,
         generation: int,
     ) -> bool:
-        """Assign fitness from `results` [P, N], and let the best agent challenge the elite.
+        """Assign the `fitness` [P] to the agents, and let the best one challenge the elite.
 
-        The elite plays the generation's episodes too. If it loses on them, both play fresh episodes. The winner is
-        then measured, and tested for the target, on separate episodes. True if the target is reached.
+        Both play the generation's episodes, unless evaluation has already played them with the best. If the elite loses
+        on them, both play fresh episodes. The winner is then measured, and tested for the target, on separate episodes.
+        True if the target is reached.
         """
-        fitness = results.fitness(config.evolution.fitness)
-        assign_fitness(agents, fitness)
+        assign_fitness(agents, fitness.mean)
         note_ranks(agents, config.evolution)
-        self.see(fitness)
+        self.see(fitness.seen)
         solved = self._compete(config, agents, fitness, evaluator, generation)
         self.evaluation_steps = evaluator.pop_steps()
         return solved
@@ -280,43 +282,53 @@ class Champion:
         self,
         config: AnyConfig,
         agents: Sequence[Agent],
-        fitness: NDArray[np.float64],
+        fitness: Fitness,
         evaluator: Evaluator,
         generation: int,
     ) -> bool:
         place = max(range(len(agents)), key=lambda index: _by_fitness(agents[index]))
         best, target, settings = agents[place], config.training.target_fitness, config.evaluation
-        won = self._loses_to(best, fitness[place], evaluator, generation, settings)
+        self.parents = decode_agents(self.payload, "the elite") if self.payload else []
+        played = self._generation_returns(best, fitness, place, evaluator, generation, settings.episodes)
+        for agent, theirs in zip(self.parents, played[1:], strict=True):
+            agent.fitness = float(theirs.mean())
+            if fitness.evaluated is None and best.fitness is not None:
+                # Means of training lag behind and may be of an exploring policy, so the elite gets the best agent's
+                # and the difference on episodes that both have played.
+                agent.fitness += best.fitness - float(played[0].mean())
+        won = best.fitness is not None and self._loses_to(best, played, evaluator, generation, settings)
         if won:
             self.parents = []
         elif not self.parents:
             return False
         (agent,) = self.parents or [best]
-        seems_reached = target is not None and agent.fitness is not None and agent.fitness >= target
+        seems_reached = target is not None and bool(played[0 if won else 1].mean() >= target)
         confirms = settings.confirmation_episodes
         play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
         # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
-        played = self.measure(play, confirms if seems_reached else settings.episodes, confirms)
-        solved = target is not None and self.reaches(target, settings.error, seems_reached, play, confirms, played)
+        count = self.measure(play, confirms if seems_reached else settings.episodes, confirms)
+        solved = target is not None and self.reaches(target, settings.error, seems_reached, play, confirms, count)
         if won and self.score:
             # Store the measured mean: the mean over the episodes that selected it is biased upwards.
             self.payload = encode_agents([replace(best, fitness=self.score.mean)])
         return solved
 
+    def _generation_returns(
+        self, best: Agent, fitness: Fitness, place: int, evaluator: Evaluator, generation: int, episodes: int
+    ) -> Returns:
+        """Returns [1 or 2, N] of the generation's best agent, at `place`, and of the elite on the same episodes."""
+        if fitness.evaluated is None:
+            return self._play(evaluator, [best, *self.parents], generation, "generation")(0, episodes)
+        elite = [self._play(evaluator, [agent], generation, "generation")(0, episodes) for agent in self.parents]
+        return np.concatenate([fitness.evaluated[place : place + 1], *elite])
+
     def _loses_to(
-        self, best: Agent, fitness: NDArray[np.float64], evaluator: Evaluator, generation: int, settings: Evaluation
+        self, best: Agent, played: Returns, evaluator: Evaluator, generation: int, settings: Evaluation
     ) -> bool:
-        """Load the elite into `parents`, and let the generation's best agent, with `fitness` [N], challenge it."""
-        again = None
-        self.parents = decode_agents(self.payload, "the elite") if self.payload else []
-        for agent in self.parents:
-            again = self._play(evaluator, [agent], generation, "generation")(0, settings.episodes)[0]
-            agent.fitness = float(again.mean())
-        if best.fitness is None:
-            return False
+        """Let the generation's best agent challenge the elite; both have `played` [1 or 2, N] its episodes."""
         confirms = settings.confirmation_episodes
         play = self._play(evaluator, [best, *self.parents], generation, "confirmation") if confirms else None
-        return self.challenge(fitness, again, play, confirms, generation)
+        return self.challenge(played[0], played[1] if self.parents else None, play, confirms, generation)
 
     def _play(self, evaluator: Evaluator, agents: Sequence[Agent], generation: int, purpose: Purpose) -> Play:
         def play(first: int, episodes: int) -> Returns:
@@ -328,12 +340,9 @@ class Champion:
 
 
 def assign_fitness(agents: Sequence[Agent], fitness: NDArray[np.float64]) -> None:
-    """Set each agent's fitness to the mean over its episodes of `fitness` [P, N].
-
-    It is None if an episode's value is not finite or a fault stopped the agent's training.
-    """
-    for agent, row in zip(agents, fitness, strict=True):
-        agent.fitness = float(row.mean()) if np.isfinite(row).all() and agent.fault is None else None
+    """Set each agent's `fitness` [P]; None if it is not finite or a fault stopped the agent's training."""
+    for agent, value in zip(agents, fitness, strict=True):
+        agent.fitness = float(value) if np.isfinite(value) and agent.fault is None else None
 
 
 def _by_fitness(agent: Agent) -> tuple[bool, float, int]:

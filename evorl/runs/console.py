@@ -68,6 +68,7 @@ def header(
         _aim(config, length.steps * length.counted),
         *([omissions] if (omissions := config.origins.omissions()) else []),
         *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
+        *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
         *([ALONE] if size == 1 and config.evolution.schedule is None else []),
         *([SLOW] if slow else []),
     ]

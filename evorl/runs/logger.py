@@ -14,12 +14,11 @@ from evorl.config import AnyConfig
 from evorl.envs.generation import GenerationLength
 from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
-from evorl.population.evaluation import EpisodeResults
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
-from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
 from evorl.runs.console import STOPPED, closing_lines, generation_line
 from evorl.runs.directory import JsonLines, RunDirectory
+from evorl.runs.fitness import Fitness
 from evorl.runs.metrics import (
     Counts,
     RecentEpisodes,
@@ -54,13 +53,13 @@ class NullLogger:
     def record(
         self,
         agents: list[Agent],
-        results: EpisodeResults,
+        fitness: Fitness,
         counts: Counts,
         progress: Progress,
         seconds: Mapping[str, float],
         actors: Mapping[str, float] | None,
     ) -> Stop | None:
-        """Log a finished generation, whose evaluation gave `results` [P, N]; return the Stop of a callback, or None."""
+        """Log a finished generation with the `fitness` of its agents; return the Stop of a callback, or None."""
         return None
 
     def close(self, summary: Row) -> str:
@@ -142,7 +141,7 @@ class Logger(NullLogger):
     def record(
         self,
         agents: list[Agent],
-        results: EpisodeResults,
+        fitness: Fitness,
         counts: Counts,
         progress: Progress,
         seconds: Mapping[str, float],
@@ -159,10 +158,8 @@ class Logger(NullLogger):
         if warning := self._config.algorithm.warning(counts.metrics):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")
         known = {name: value for name, value in asdict(progress).items() if name != "elite"}
-        fitness = self._config.evolution.fitness
-        scores = [Score.of(row) for row in results.fitness(fitness)]
-        row = generation_row(agents, scores, counts, known, progress.elite, seconds, self._config)
-        row |= evaluation_row(results, fitness, progress.elite.evaluation_steps)
+        row = generation_row(agents, fitness, counts, known, progress.elite, seconds, self._config)
+        row |= evaluation_row(fitness, self._config.evolution.fitness, progress.elite.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}
         logged, stop = call_each(self._callbacks, row, agents)
         row |= {LOGGED: logged} if logged else {}

@@ -19,9 +19,9 @@ from evorl.config.fields import RETURN
 from evorl.distributed import Placement
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner
-from evorl.population.evaluation import EpisodeResults
 from evorl.runs.callbacks import LOGGED
-from evorl.runs.champion import Champion, Score
+from evorl.runs.champion import Champion
+from evorl.runs.fitness import Fitness
 from evorl.tracking import AgentRecord, Points, Record
 from evorl.types import Agent
 
@@ -74,7 +74,7 @@ def gather_metrics(learner: Learner, collected: Collected, placement: Placement)
 
 def generation_row(
     agents: Sequence[Agent],
-    scores: Sequence[Score],
+    measured: Fitness,
     counts: Counts,
     progress: Mapping[str, Any],
     elite: Champion,
@@ -83,8 +83,8 @@ def generation_row(
 ) -> dict[str, Any]:
     """The line of `metrics.jsonl`; lists have one entry per agent, in the order of `agents`.
 
-    `mutations` are in words, with values as training uses them; `hyperparameters` are the stored values, which
-    evolution perturbs.
+    `measured` is the fitness with its spread. `mutations` are in words, with values as training uses them;
+    `hyperparameters` are the stored values, which evolution perturbs.
     """
     fitness = [agent.fitness for agent in agents]
     known = [value for value in fitness if value is not None]
@@ -109,8 +109,8 @@ def generation_row(
         "mutations": [str(agent.mutation.as_used(config.as_used)) for agent in agents],
         "hyperparameters": [agent.hyperparameters for agent in agents],
         "architectures": [agent.describe()["architectures"] for agent in agents],
-        "fitness_std": [score.std for score in scores],
-        "fitness_episodes": [score.episodes for score in scores],
+        "fitness_std": _list(measured.std),
+        "fitness_episodes": [int(episodes) for episodes in measured.episodes],
         "train_return": _list(counts.train_return),
         "train_length": _list(counts.train_length),
         "train_episodes": [int(episodes) for episodes in counts.train_episodes],
@@ -120,14 +120,14 @@ def generation_row(
     }
 
 
-def evaluation_row(results: EpisodeResults, weights: Mapping[str, float], steps: int) -> dict[str, Any]:
+def evaluation_row(measured: Fitness, weights: Mapping[str, float], steps: int) -> dict[str, Any]:
     """The part of a generation's line on its evaluation, which took `steps` environment steps of all agents.
 
     If fitness is more than the return, `terms` has each agent's mean of every fitness term and of the return.
     """
     row: dict[str, Any] = {"evaluation_steps": steps}
     if dict(weights) != {RETURN: 1.0}:
-        row["terms"] = {name: _list(values.mean(1)) for name, values in results.terms().items()}
+        row["terms"] = {name: _list(values) for name, values in measured.terms.items()}
     return row
 
 

@@ -25,13 +25,14 @@ from evorl.envs.generation import GenerationLength, announce, generation_length
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation
 from evorl.evolution.strategy import Tuner, mutations_of
-from evorl.population import Learner
-from evorl.population.evaluation import EpisodeResults, Evaluator
+from evorl.population import Learner, Policy
+from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress
 from evorl.runs.console import end_of, exchange_reasons, header, summary_of
 from evorl.runs.directory import RunDirectory
+from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
 from evorl.runs.lineage import stage_of
 from evorl.runs.logger import Logger, NullLogger
@@ -305,24 +306,28 @@ class Run:
             warnings.warn(drift_warning(ranks.peers, drifted, self.generation), EvorlWarning, stacklevel=2)
         return agents
 
-    def assign_fitness(self, trained: list[Agent], results: EpisodeResults, evaluator: Evaluator) -> None:
-        """Assign each agent its fitness, the mean over its episodes, and let the best challenge the elite.
+    def assign_fitness(self, trained: list[Agent], policy: Policy, counts: Counts, evaluator: Evaluator) -> Fitness:
+        """Assign each agent its fitness, from evaluation or training episodes, and let the best challenge the elite.
 
         The run is solved if the elite then reaches the target on fresh episodes.
         """
+        fitness = generation_fitness(
+            self.config, policy, trained, evaluator, self.generation, counts.train_return, counts.train_episodes
+        )
         elite = self.progress.elite
-        self.progress.solved = elite.compete(self.config, trained, results, evaluator, self.generation)
+        self.progress.solved = elite.compete(self.config, trained, fitness, evaluator, self.generation)
+        return fitness
 
     def record(
         self,
         trained: list[Agent],
-        results: EpisodeResults,
+        fitness: Fitness,
         counts: Counts,
         actors: Mapping[str, float] | None = None,
     ) -> None:
         """Update the progress, log the generation to files and trackers, and call the callbacks.
 
-        `results` [P, N] are those of its evaluation, `actors` the statistics of actor processes. The seconds spent on
+        `fitness` is that of the `trained` agents, `actors` the statistics of actor processes. The seconds spent on
         evolution appear in the next generation's line. Raises UserError on all ranks if a callback misbehaves.
         """
         progress = self.progress
@@ -343,7 +348,7 @@ class Run:
         self.stopwatch.clear()
 
         def written() -> bytes:
-            stop = self._logger.record(trained, results, counts, progress, seconds, actors)
+            stop = self._logger.record(trained, fitness, counts, progress, seconds, actors)
             return b"" if stop is None else stop.reason.encode() or b"a callback"
 
         self._stopped = self.ranks.from_main(written, "the main process's callbacks").decode()

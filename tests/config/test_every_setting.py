@@ -214,6 +214,7 @@ ACTS = {
         "runs/test_strategy.py::test_it_takes_the_place_of_the_mutation_of_hyperparameters_and_of_no_other"
     ),
     "evolution.fitness": "runs/test_fitness.py::test_a_run_selects_by_what_is_reported",
+    "evaluation.fitness": "runs/test_training_fitness.py::test_a_run_plays_few_evaluation_episodes",
     "evaluation.episodes": "runs/test_run.py::test_only_fresh_episodes_make_an_elite_and_stop_a_run",
     "evaluation.max_steps": "runs/test_run.py::test_lines_count_the_steps_of_evaluations",
     "evaluation.confirmation_episodes": (
