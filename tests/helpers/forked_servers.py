@@ -72,7 +72,7 @@ def _become_new(kept, env, arguments):
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: PTH123, SIM115
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     sys.argv = ["-c", *arguments]
     os.environ.clear()
     os.environ.update(env)

@@ -151,10 +151,10 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 @pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
-    """In small: two generations, few environments, and a replay of a few thousand steps instead of gigabytes."""
+    """In small: two generations of two, few environments, and a replay of thousands of steps instead of gigabytes."""
     short = [
-        "evolution.steps=80", "training.max_steps=160", "environment.num_envs=2", "evaluation.episodes=1",
-        "evaluation.max_steps=20", "evaluation.confirmation_episodes=2",
+        "population.size=2", "evolution.steps=80", "training.max_steps=160", "environment.num_envs=2",
+        "evaluation.episodes=1", "evaluation.max_steps=20", "evaluation.confirmation_episodes=2",
     ]  # fmt: skip
     if SETTINGS[read_yaml(path)["algorithm"]["name"]].replayed:
         short += ["replay.learning_starts=100", "replay.capacity=2000"]
