@@ -41,7 +41,7 @@ class ForkedLaunches:
     def __call__(self, directory, *overrides, processes=2, configuration=SMALL, first="", stop_at=None):
         """Run the demo in `directory`, as `support.launch` does.
 
-        Each rank executes `first` before. The launcher gets SIGTERM once a file is there that matches `stop_at`.
+        Each rank executes `first` before. The ranks get SIGTERM once a file is there that matches `stop_at`.
         """
         log = Path(directory) / "launch.log"
         log.unlink(missing_ok=True)
@@ -86,7 +86,8 @@ def serve():
         deadline = time.monotonic() + LIMIT
         while (code := launched.poll()) is None and time.monotonic() < deadline:
             if stop_at and any(place.glob(stop_at)):
-                os.kill(launched.pid, signal.SIGTERM)
+                for pid in timeline.pids(ranks):
+                    os.kill(pid, signal.SIGTERM)
                 stop_at = None
             time.sleep(0.005)
         if code is None:

@@ -112,35 +112,19 @@ def fork_launch(
     return Forked(lambda: enter(one if ranks == 1 else several), dies_with_parent=True)
 
 
-class _Told(BaseException):
-    """SIGTERM has come."""
-
-
-def _be_told(*_: object) -> None:
-    raise _Told
-
-
 def _stand_in(rank: Callable[[], int], ranks: int, restarts: int) -> int:
-    """Start the ranks, and again where one fails; return 0 once all have ended well, and end them at SIGTERM."""
+    """Start the ranks, and again where one fails; return 0 once all have ended well."""
     reading, writing = os.pipe()
     Forked(lambda: _keep_store(writing), dies_with_parent=True)
     port = os.read(reading, 16).decode()
     for attempt in range(restarts + 1):
         launched = partial(_be_launched, rank, ranks=ranks, port=port, attempt=attempt, restarts=restarts)
         started = [Forked(partial(launched, number)) for number in range(ranks)]
-        try:
-            signal.signal(signal.SIGTERM, _be_told)
-            while not any(codes := [process.poll() for process in started]):
-                if None not in codes:
-                    return 0
-                time.sleep(0.005)
-        except _Told:
-            restarts = attempt
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        while not any(codes := [process.poll() for process in started]):
+            if None not in codes:
+                return 0
+            time.sleep(0.005)
         _end(started)
-        if attempt == restarts:
-            break
     return 1
 
 
