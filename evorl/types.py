@@ -104,7 +104,7 @@ class Head:
 
 
 Streams = Literal["shared", "last", "all"]
-"""Which hidden layers each head has for itself."""
+"""Hidden layers that each head has for itself."""
 
 
 Width = Annotated[int, Field(ge=1, le=65_536)]
@@ -189,7 +189,7 @@ class Architecture:
         return replace(self, convolutions=_put(self.convolutions, index, layer))
 
     def depth(self, group: str) -> int:
-        """How many residual layers follow the layer of a group."""
+        """The number of residual layers after the layer of a group."""
         kind, _, index = group.partition(".")
         return self.residual_layers[int(index)] if kind == "hidden" else self.convolutions[int(index)].residual_layers
 

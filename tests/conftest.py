@@ -1,9 +1,13 @@
 import os
+import subprocess
 
 import pytest
 import torch
+from helpers import forked_servers
 from helpers.forked_launches import ForkedLaunches
 from helpers.support import train
+
+from evorl.actors import server
 
 # Forked and launched processes share two cores, and a parent that has run multi-threaded work must not fork.
 torch.set_num_threads(1)
@@ -25,6 +29,20 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_servers():
+    """Actors whose server need not import anything, for runs in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "subprocess", forked_servers.patched())
+        yield
+
+
+@pytest.fixture
+def launched_servers(monkeypatch):
+    """Actors of a server that is started as users' are."""
+    monkeypatch.setattr(server, "subprocess", subprocess)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ class A2C(Algorithm):
     Settings = A2CSettings
     metrics: tuple[str, ...] = ("policy_loss", "value_loss", "entropy", "explained_variance")
     target_rule: TargetRule | None = None
-    """How the target network follows the online network, for losses that need one."""
+    """Update rule of the target network, for losses that need one."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)

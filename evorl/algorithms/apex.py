@@ -31,7 +31,7 @@ class EpsilonLadder(Section):
     base: Annotated[float, Field(gt=0, le=1)] = 0.4
     """The probability of the first actor."""
     exponent: Weight = 7.0
-    """How fast it falls from actor to actor."""
+    """The rate at which it falls from actor to actor."""
 
     def rung(self, index: int, count: int) -> float:
         """The exploration rate of actor `index` of `count`."""

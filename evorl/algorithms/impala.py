@@ -45,7 +45,7 @@ class IMPALASettings(AsynchronousSettings):
     replayed_rollouts: Annotated[int, Field(ge=0, le=4096)] = 0
     """Older rollouts in each batch beside its `rollouts` new ones: drawn evenly, on each rank from its own."""
     kept_rollouts: Size = 64
-    """How many of the last rollouts of a generation those are drawn from."""
+    """The number of last rollouts of a generation from which those are drawn."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*AsynchronousSettings.hyperparameters, "rho_clip", "c_clip")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {

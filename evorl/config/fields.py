@@ -164,7 +164,7 @@ class AlgorithmSettings(Section):
     """Shift and scale vectors by each agent's running mean and variance; agents that share a replay share those too."""
 
     sends: ClassVar[str | None] = None
-    """What its actor processes send to the learner (`evorl.actors.collectors`); null collects in the learner's own."""
+    """Kind of message from actor processes to the learner (`evorl.actors.collectors`); null: there are no actors."""
     replayed: ClassVar[bool] = False
     """Learns from a replay, so that the section `replay` has a meaning."""
     initialisation: ClassVar[Initialisation] = "uniform"

@@ -183,7 +183,7 @@ class Prioritised(Section):
     """Priorities are (|error| + epsilon) to this power; 0 draws all alike."""
     importance_exponent: ImportanceExponent = ImportanceExponent()
     epsilon: Positive = 1e-6
-    """What is added to each error, so that all transitions can be drawn."""
+    """Number added to each error, so that all transitions can be drawn."""
 
 
 class Replay(Section):
@@ -337,7 +337,7 @@ class ScheduledMutation(Section):
     kind: Text
     """The kind of mutation."""
     target: Text = ""
-    """What it changes."""
+    """Part of the agent that it changes, such as a hyperparameter."""
     before: int | Finite | Text | None = None
     """The value before it."""
     after: int | Finite | Text | None = None

@@ -24,7 +24,7 @@ from evorl.types import Agent
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
 Purpose = Literal["generation", "confirmation", "measurement"]
-"""What episodes are played for: the fitness of all agents, the choice of the elite, or an estimate of its
+"""The purpose of episodes: the fitness of all agents, the choice of the elite, or an estimate of its
 performance."""
 
 

@@ -101,6 +101,7 @@ def test_a_server_that_cannot_live_is_given_up():
             learning.learn(1000)
 
 
+@pytest.mark.usefixtures("launched_servers")
 def test_actors_close_their_environments_in_the_end(tmp_path):
     file = tmp_path / "log"
     environment = f"environment={{id: 'helpers.faults:Recorded-v0', num_envs: 2, kwargs: {{file: {file}}}}}"
@@ -235,6 +236,7 @@ def test_more_actors_than_cores_are_warned_of():
         warn_of_cores(300, Ranks())
 
 
+@pytest.mark.usefixtures("launched_servers")
 def test_no_actor_outlives_its_rank():
     reader, writer = os.pipe()
     rank = os.fork()

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from helpers import forked_servers
 from helpers.support import ROOT, SMALL, demo, fitting, program_for
 
 LIMIT = 180.0
@@ -36,13 +38,18 @@ class ForkedLaunches:
             words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT / "tests"
         )
 
-    def __call__(self, directory, *overrides, processes=2):
-        """Run the demo in `directory`, as `support.launch` does."""
+    def __call__(self, directory, *overrides, processes=2, configuration=SMALL, first="", stop_at=None):
+        """Run the demo in `directory`, as `support.launch` does.
+
+        Each rank executes `first` before. The ranks get SIGTERM once a file is there that matches `stop_at`.
+        """
         log = Path(directory) / "launch.log"
         log.unlink(missing_ok=True)
-        overrides = fitting(overrides)
-        settings = ["--config", str(SMALL), *overrides]
-        json.dump([str(directory), processes, program_for(SMALL, overrides), settings], self._process.stdin)
+        settings = list(overrides)
+        if configuration:
+            settings = ["--config", str(configuration), *fitting(overrides)]
+        program = program_for(configuration or SMALL, fitting(overrides))
+        json.dump([str(directory), processes, program, settings, first, stop_at], self._process.stdin)
         print(file=self._process.stdin, flush=True)
         code = json.loads(self._process.stdout.readline())
         return Done(code, log.read_text(errors="replace"))
@@ -52,23 +59,36 @@ class ForkedLaunches:
         self._process.wait(LIMIT)
 
 
+def after(first, main, arguments):
+    """Execute a program, and then be the demo."""
+    exec(first, {})
+    main(arguments)
+
+
 def serve():
     """Read launches from the standard input, one a line, and answer each with its exit code."""
     # Only here: the client must not import what a process without threads should import first.
     from launches import fork_launch
     from timeline import Timeline
 
+    from evorl.actors import server
     from evorl.runs.launch import load_config
 
+    server.subprocess = forked_servers.patched()
     programs = {path: demo(path) for path in ("demos/online.py", "demos/asynchronous.py")}
     load_config([], SMALL)
     for line in sys.stdin:
-        directory, ranks, program, settings = json.loads(line)
+        directory, ranks, program, settings, first, stop_at = json.loads(line)
         place = Path(directory)
         timeline = Timeline(place / "timeline", fresh=True)
-        launched = fork_launch(programs[program], place, place / "launch.log", timeline, settings, ranks, restarts=0)
+        main = partial(after, first, programs[program]) if first else programs[program]
+        launched = fork_launch(main, place, place / "launch.log", timeline, settings, ranks, restarts=0)
         deadline = time.monotonic() + LIMIT
         while (code := launched.poll()) is None and time.monotonic() < deadline:
+            if stop_at and any(place.glob(stop_at)):
+                for pid in timeline.pids(ranks):
+                    os.kill(pid, signal.SIGTERM)
+                stop_at = None
             time.sleep(0.005)
         if code is None:
             os.killpg(launched.pid, signal.SIGKILL)

@@ -85,7 +85,10 @@ def be_a_rank(arguments: Sequence[str]) -> int:
 def launch(
     directory: Path, name: str, kills: int, launcher: str = LAUNCHERS[0], *overrides: str
 ) -> tuple[str, list[str]]:
-    """Return the output of a launch, and what each attack found. Raises RuntimeError where it did not end well."""
+    """Return the output of a launch, and what each attack found. Raises RuntimeError where it did not end well.
+
+    Without a name, the run has the only directory of this launch's runs, below `unnamed`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -98,9 +101,11 @@ def launch(
             "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, "--max-restarts", str(RESTARTS),
         ],
     }  # fmt: skip
-    program = [__file__, "--be-a-rank", str(kills), *SETTINGS, *overrides, f"run.name={name}"]
+    program = [__file__, "--be-a-rank", str(kills), *SETTINGS, *overrides]
+    program.append(f"run.name={name}" if name else "run.directory=unnamed")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with (directory / f"{name}.log").open("w+") as log:
+    runs = directory / ("runs" if name else "unnamed")
+    with (directory / f"{name or 'unnamed'}.log").open("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *launchers[launcher], *program],
             cwd=directory,
@@ -108,24 +113,25 @@ def launch(
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        found = attack(directory / "runs" / name, process, kills)
+        found = attack(runs, name, process, kills)
         code = process.wait(DEADLINE)
         log.seek(0)
         output = log.read()
     if code:
-        raise RuntimeError(f"{name} ended with {code}: {output[-3000:]}")
+        raise RuntimeError(f"{name or 'an unnamed run'} ended with {code}: {output[-3000:]}")
     return output, found
 
 
-def attack(run: Path, process: subprocess.Popen[bytes], restarts: int) -> list[str]:
+def attack(runs: Path, name: str, process: subprocess.Popen[bytes], restarts: int) -> list[str]:
     """Attack a run after each of its restarts, while it waits for that; return what was found each time."""
     found: list[str] = []
     for number in range(1, restarts + 1):
-        waits, attacked_already = signs(run, number)
-        while not waits.exists():
+        while not (waiting := list(runs.parent.glob(f"{name or '*'}-{number}.waits"))):
             if process.poll() is not None:
                 return found
             time.sleep(0.01)
+        run = runs / waiting[0].name.removesuffix(f"-{number}.waits")
+        _, attacked_already = signs(run, number)
         change = [f"run.directory={run.parent}", f"run.name={run.name}", "run.resume=auto"]
         trainer = validate(override(read_yaml(run / "config.yaml"), change), ALGORITHMS)
         found.append(attacked(run, trainer))

@@ -175,30 +175,25 @@ def test_a_launcher_that_starts_one_process_of_two_is_an_error(tmp_path):
 
 
 DRIFTING = """
-import sys
-sys.path[:0] = ["{root}/demos"]
-import online
-from evorl.runs.launch import run_program
+import os
 from evorl.population import Learner
 
 to_agents = Learner.to_agents
 
 def rounded(self):
     agents = to_agents(self)
-    if __import__("os").environ["RANK"] == "1":
+    if os.environ["RANK"] == "1":
         for agent in agents:
             agent.tensors["q"]["parameters"]["hidden.0.bias"] += 1e-7
     return agents
 
 Learner.to_agents = rounded
-sys.exit(run_program(online.main, sys.argv[1:]))
 """
 
 
 @pytest.mark.two_process
-def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path):
-    (tmp_path / "program.py").write_text(DRIFTING.format(root=ROOT))
-    done = launch(tmp_path, "run.name=a", program=tmp_path / "program.py")
+def test_ranks_that_round_otherwise_go_on_with_the_agents_of_rank_0(tmp_path, forked_launch):
+    done = forked_launch(tmp_path, "run.name=a", first=DRIFTING)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert [row["drifts"] for row in rows] == [row["generation"] for row in rows]

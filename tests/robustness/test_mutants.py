@@ -73,7 +73,7 @@ def test_mutants_are_killed_by_tests_or_by_the_limit_and_a_gap_is_shown(tree):
     # Without the imports of the real program, which take most of the time.
     program = "import sys, mutants; mutants.warm = lambda: None; sys.exit(mutants.main(sys.argv[1:]))"
     lines = [word for line in (5, 7, 12) for word in ("--at", f"replay/sums.py:{line}")]
-    command = [sys.executable, "-c", program, "--tree", str(tree), "--limit", "10", *lines]
+    command = [sys.executable, "-c", program, "--tree", str(tree), "--limit", "3", *lines]
     environment = os.environ | {"PYTHONPATH": str(Path(mutants.__file__).parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.support import ROOT, demo, error_line, lines
+from helpers.support import ROOT, demo, error_line, free_port, lines
 from robustness.chaos import differences
 from robustness.systems import CASES
 
@@ -254,36 +254,41 @@ def test_a_signal_does_not_wait_long_for_a_step(monkeypatch):
 
 @pytest.mark.two_process
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_two_ranks_stop_together_and_go_on(placement, tmp_path):
-    settings = (*CASES["dqn-prioritised"], f"population.placement={placement}", "evolution.steps=4000",
-                "training.max_steps=8000")  # fmt: skip
-    words = [
-        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
-        str(ROOT / "configs" / "accelerate" / "accelerate.yaml"), "--num_processes", "2",
-        str(ROOT / "demos" / "online.py"), *settings,
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-
-    def start(*more):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen([*words, *more], cwd=tmp_path, env=environment, **pipes)
-
-    alone = start("run.name=a")
-    assert alone.wait(timeout=150) == 0, alone.stdout.read()
+def test_two_ranks_stop_together_and_go_on(placement, tmp_path, forked_launch):
+    settings = (*CASES["dqn-prioritised"], f"population.placement={placement}", "evolution.steps=1200",
+                "training.max_steps=2400")  # fmt: skip
     # Saving from the beginning on tells when the generation is in progress.
-    often = "checkpoint.minutes=0.005"
-    stopped, deadline = start("run.name=b", often), time.monotonic() + 100
-    while not list(tmp_path.glob("runs/b/checkpoints/interim-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    stopped.send_signal(signal.SIGTERM)
-    told, _ = stopped.communicate(timeout=100)
+    often, saved_first = "checkpoint.minutes=0.002", "runs/b/checkpoints/interim-*"
+    alone = forked_launch(tmp_path, *settings, "run.name=a", configuration=None)
+    assert alone.returncode == 0, alone.stderr
+    if placement == "replicated":
+        stopped = forked_launch(tmp_path, *settings, "run.name=b", often, configuration=None, stop_at=saved_first)
+        told = stopped.stderr
+    else:
+        told = stopped_by_accelerate(tmp_path, saved_first, *settings, "run.name=b", often)
     assert "saved within generation" in told
-    last = start("run.name=b", "run.resume=auto")
-    told, _ = last.communicate(timeout=150)
-    assert last.returncode == 0, told
-    assert "going on within generation" in told
-    assert "not bit-exact" not in told
+    last = forked_launch(tmp_path, *settings, "run.name=b", "run.resume=auto", configuration=None)
+    assert last.returncode == 0, last.stderr
+    assert "going on within generation" in last.stderr
+    assert "not bit-exact" not in last.stderr
     assert set(differences(tmp_path / "runs" / "a", tmp_path / "runs" / "b")) <= {"config.yaml"}
     assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) == len(
         lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     )
+
+
+def stopped_by_accelerate(directory, pattern, *settings):
+    """The output of a launch that gets SIGTERM once a file is there that matches."""
+    words = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
+        str(ROOT / "configs" / "accelerate" / "accelerate.yaml"), "--num_processes", "2",
+        "--main_process_port", str(free_port()), str(ROOT / "demos" / "online.py"), *settings,
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    launched, deadline = subprocess.Popen(words, cwd=directory, env=environment, **pipes), time.monotonic() + 100
+    while not list(directory.glob(pattern)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    launched.send_signal(signal.SIGTERM)
+    told, _ = launched.communicate(timeout=100)
+    return told

@@ -151,13 +151,13 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 @pytest.mark.filterwarnings("ignore:no episode ended")
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
-    """In small: two generations, few environments, and a replay of a few thousand steps instead of gigabytes."""
+    """In small: two generations of two, few environments, and a replay of thousands of steps instead of gigabytes."""
     short = [
-        "evolution.steps=80", "training.max_steps=160", "environment.num_envs=2", "evaluation.episodes=1",
-        "evaluation.max_steps=20", "evaluation.confirmation_episodes=2",
+        "population.size=2", "evolution.steps=40", "training.max_steps=80", "environment.num_envs=2",
+        "evaluation.episodes=1", "evaluation.max_steps=20", "evaluation.confirmation_episodes=2",
     ]  # fmt: skip
     if SETTINGS[read_yaml(path)["algorithm"]["name"]].replayed:
-        short += ["replay.learning_starts=100", "replay.capacity=2000"]
+        short += ["replay.learning_starts=50", "replay.capacity=2000"]
     assert train("run.name=a", "tracking.backends=[]", *short, configuration=path) == 0
     rows = lines(in_directory / "runs" / "a" / "metrics.jsonl")
     losses = [values for name, values in rows[-1]["metrics"].items() if name.endswith("loss")]

@@ -29,13 +29,6 @@ from evorl.types import EvorlWarning
 HISTORY = [Record(number, 10 * number, {"x": -number, "time/training": number}) for number in range(1, 8)]
 
 
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch, tmp_path):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
 def offline(run):
     """The offline directories of a run in their order: its id and its rows {step: points} in each."""
     found = []

@@ -16,13 +16,6 @@ from evorl.tracking.wandb import EACH, MOST_ROWS, AgentTables
 from evorl.types import EvorlWarning, UserError
 
 
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch, tmp_path):
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
 def recorded(run):
     """The numbers, hidden keys, custom charts and tables of a run, and the kinds of its records."""
     (directory,) = (run / "wandb").glob("offline-run-*")

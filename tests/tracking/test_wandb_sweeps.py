@@ -27,9 +27,6 @@ def command_of(file, args):
 @pytest.fixture
 def sweep(monkeypatch, in_directory):
     """What an agent of a sweep gives to a run's environment."""
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(in_directory))
     parameters = Path("wandb", "sweep-s1", "config-abc123.yaml")
     (in_directory / parameters).parent.mkdir(parents=True)
     (in_directory / parameters).write_text(yaml.safe_dump({"wandb_version": 1, **CHOSEN}))
