@@ -113,7 +113,8 @@ def _row(generation, agents, best):
     return {
         "generation": generation, "agent_steps": 2000 * generation, "global_steps": 2000 * generation * len(agents),
         "next_id": 0, "solved": False, "wall_clock_seconds": 2.0 * generation, "ranks": 1, "placement": "replicated",
-        "vectorization": "auto", "replay": True, "shortened_by": None, "drifts": 0,
+        "vectorization": "auto", "replay": True, "shortened_by": None,
+        "selection_began": None, "rank_correlation": None, "drifts": 0,
         "made_with": {"python": "3.11", "torch": "2.13"},
         "elite_fitness": best["fitness"], "elite_std": 8.0, "elite_episodes": 10, "elite_lower_bound": None,
         "elite_generation": best["generation"], "best_fitness": max(fitness), "mean_fitness": float(np.mean(fitness)),
