@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import signal
@@ -180,14 +181,20 @@ BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 CPU_FEATURES = Path("/proc/cpuinfo")
 
 
-def made_with(device: torch.device) -> dict[str, str]:
-    """The package versions, device, CPU type and thread count of this process."""
+@functools.cache
+def _versions() -> dict[str, str]:
+    """The versions of Python and of the packages, read once: every checkpoint names them."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
+    return found
+
+
+def made_with(device: torch.device) -> dict[str, str]:
+    """The package versions, device, CPU type and thread count of this process."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return found | {"device": name, "cpu": cpu(), "threads": str(torch.get_num_threads())}
+    return {**_versions(), "device": name, "cpu": cpu(), "threads": str(torch.get_num_threads())}
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

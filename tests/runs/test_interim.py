@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,25 @@ def play(name, case=CASE, stop_after=None, *, monkeypatch, more=()):
         patch.setattr(run.Run, "steps", steps)
         settings = (*CASES[case], f"run.name={name}", "run.resume=auto", *more)
         return run_program(demo(), [*settings])
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory):
+    """A function that copies a run, stopped in the given step, to `runs/b`; each is trained once."""
+    made = {}
+
+    def copy(case, step):
+        if (case, step) not in made:
+            directory = tmp_path_factory.mktemp("stopped")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(directory)
+                assert play("b", case, step, monkeypatch=patch) == 143
+            made[case, step] = directory / "runs" / "b"
+        shutil.copytree(made[case, step], "runs/b")
+        (place,) = saved("b")
+        return place
+
+    return copy
 
 
 def refusal(capsys):
@@ -164,9 +184,9 @@ def with_tensors(change):
         ("experience", lambda t, n: t.pop("within.counters.made"), "tensor 'made' is missing"),
     ],
 )  # fmt: skip
-def test_a_file_that_lies_is_refused(part, lie, says, in_directory, monkeypatch, capsys):
-    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
-    (place,) = saved("b")
+@pytest.mark.usefixtures("in_directory")
+def test_a_file_that_lies_is_refused(part, lie, says, stopped_run, monkeypatch, capsys):
+    place = stopped_run(CASE, 30)
     rewritten(place, f"{part}-rank-000.safetensors", with_tensors(lie))
     capsys.readouterr()
     assert play("b", monkeypatch=monkeypatch) == 2
@@ -184,9 +204,9 @@ def test_a_file_that_lies_is_refused(part, lie, says, in_directory, monkeypatch,
         lambda t, n: t.pop("rollout.column.value"),
     ],
 )
-def test_a_rollout_that_lies_is_refused(lie, in_directory, monkeypatch, capsys):
-    assert play("b", "ppo-recurrent", 21, monkeypatch=monkeypatch) == 143
-    (place,) = saved("b")
+@pytest.mark.usefixtures("in_directory")
+def test_a_rollout_that_lies_is_refused(lie, stopped_run, monkeypatch, capsys):
+    place = stopped_run("ppo-recurrent", 21)
     rewritten(place, "experience-rank-000.safetensors", with_tensors(lie))
     assert play("b", "ppo-recurrent", monkeypatch=monkeypatch) == 2
     assert "rollout" in refusal(capsys)
@@ -204,9 +224,9 @@ def test_a_rollout_that_lies_is_refused(lie, in_directory, monkeypatch, capsys):
         lambda state: state["position"].update(base="0" * 64),
     ],
 )
-def test_a_state_that_lies_begins_the_generation_anew(change, in_directory, monkeypatch):
-    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
-    (place,) = saved("b")
+@pytest.mark.usefixtures("in_directory")
+def test_a_state_that_lies_begins_the_generation_anew(change, stopped_run, monkeypatch):
+    place = stopped_run(CASE, 30)
 
     def changed(payload):
         state = json.loads(payload)

@@ -47,7 +47,8 @@ def returns_of(agent, config, seeds):
 def test_predict_gives_the_returns_of_evaluate(name, tmp_path):
     if "atari" in name:
         pytest.importorskip("ale_py")
-    config = fresh_run(tmp_path / "a", configuration_file(name))
+    small = ["network.hidden_sizes=[16]"] if "atari" in name else []
+    config = fresh_run(tmp_path / "a", configuration_file(name), *small)
     evaluated = evaluate_elite(tmp_path / "a", 3, 0)
     returns = returns_of(evorl.load(tmp_path / "a"), config, seeds_of(0, 3))
     assert returns == pytest.approx(evaluated["returns"], abs=1e-3)

@@ -156,6 +156,8 @@ def test_every_shipped_configuration_runs(path, in_directory):
         "population.size=2", "evolution.steps=40", "training.max_steps=80", "environment.num_envs=2",
         "evaluation.episodes=1", "evaluation.max_steps=20", "evaluation.confirmation_episodes=2",
     ]  # fmt: skip
+    if "atari" in path.name:
+        short.append("network.hidden_sizes=[16]")  # Files of megabytes would be most of the time.
     if SETTINGS[read_yaml(path)["algorithm"]["name"]].replayed:
         short += ["replay.learning_starts=50", "replay.capacity=2000"]
     assert train("run.name=a", "tracking.backends=[]", *short, configuration=path) == 0
