@@ -5,8 +5,8 @@
 
 Runs that have a line are not repeated, so the benchmark can be stopped and restarted at any time; several can work on
 parts of a plan side by side. Each run is a separate process of `demos/online.py` with one thread. Its best agent is
-scored on fresh episodes, and so are all agents of a pool. With `--plan selection` the run's lineage is kept beside the
-data.
+scored on fresh episodes, and so are all agents of a pool. With the plans `selection` and `wide` the run's lineage is
+kept beside the data.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SHARED = (
     "evolution.architecture.min_units=32",
     "evolution.architecture.max_units=128",
 )
-SEARCHED = ("learning_rate", "entropy_coefficient", "clip", "batch_size")
+SEARCHED = ("learning_rate", "entropy_coefficient", "clip", "batch_size", "gamma", "gae_lambda", "epochs")
 LEARNING_RATE = "{min: 1e-4, max: 1e-2, grow: 2, resample: 0.25}"
 RANGES = (
     f"evolution.hyperparameters.learning_rate={LEARNING_RATE}",
@@ -88,6 +88,16 @@ RANGES = (
     "evolution.hyperparameters.clip={min: 0.1, max: 0.4, grow: 1.2, resample: 0.25}",
     "evolution.hyperparameters.batch_size={min: 128, max: 512, grow: 2, resample: 0.25}",
 )
+WIDE = (
+    "evolution.hyperparameters={learning_rate: {min: 1e-5, max: 1e-1, grow: 2, resample: 0.25},"
+    " gamma: {min: 0.9, max: 0.9999, grow: 2, resample: 0.25},"
+    " gae_lambda: {min: 0.8, max: 0.999, grow: 2, resample: 0.25},"
+    " entropy_coefficient: {min: 1e-5, max: 1e-1, grow: 2, resample: 0.25},"
+    " clip: {min: 0.05, max: 0.8, grow: 1.5, resample: 0.25},"
+    " epochs: {min: 1, max: 16, grow: 2, resample: 0.25},"
+    " batch_size: {min: 128, max: 1024, grow: 2, resample: 0.25}}",
+)
+"""Ranges as a user without knowledge would give them."""
 TASKS = {
     "cartpole": Task(
         "ppo.yaml",
@@ -103,6 +113,10 @@ TASKS = {
         "ppo.yaml", (*RANGES, "environment.id=Acrobot-v1", "evolution.steps=4096", "training.max_steps=40960")
     ),
     "lunar_lander": Task("ppo.yaml", (*RANGES, "evolution.steps=8192", "training.max_steps=98304")),
+    "acrobot_wide": Task(
+        "ppo.yaml", (*WIDE, "environment.id=Acrobot-v1", "evolution.steps=4096", "training.max_steps=40960")
+    ),
+    "lunar_lander_wide": Task("ppo.yaml", (*WIDE, "evolution.steps=8192", "training.max_steps=98304")),
     "cartpole_dqn": Task(
         "dqn.yaml",
         (
@@ -183,7 +197,15 @@ def selection_plan() -> Iterator[Job]:
                 yield from (("lunar_lander", arm, seed) for arm in arms)
 
 
-PLANS = {"evidence": evidence_plan, "selection": selection_plan}
+def wide_plan() -> Iterator[Job]:
+    """The runs of docs/selection.md's second part: the pilot's pools, then pairs of both arms on both tasks."""
+    for seed in range(201, 206):
+        yield from ((task, "pool", seed) for task in ("acrobot_wide", "lunar_lander_wide"))
+    for seed in range(301, 341):
+        yield from ((task, arm, seed) for task in ("acrobot_wide", "lunar_lander_wide") for arm in ("pool", "pbt_late"))
+
+
+PLANS = {"evidence": evidence_plan, "selection": selection_plan, "wide": wide_plan}
 
 
 def job_of(name: str) -> Job:
@@ -248,7 +270,7 @@ def keep_lineage(run: Path, name: str) -> None:
                 "parent": row["parent"],
                 "fitness": None if row["fitness"] is None else rounded(row["fitness"]),
                 "mutation": mutation["target"] or mutation["kind"],
-                **{key: float(f"{row['hyperparameters'][key]:.4g}") for key in SEARCHED},
+                **{key: float(f"{value:.4g}") for key, value in row["hyperparameters"].items() if key in SEARCHED},
             }
             file.write(json.dumps(short) + "\n")
 
@@ -357,7 +379,7 @@ def main() -> None:
         if parsed.until and datetime.now().strftime("%H:%M") >= parsed.until:
             break
         if job not in done:
-            append(data, line := train(job, parsed.runs, keeps_lineage=parsed.plan == "selection"))
+            append(data, line := train(job, parsed.runs, keeps_lineage=parsed.plan != "evidence"))
             print(*job, line["held_out"]["mean"], line["cpu_seconds"], flush=True)
 
 
