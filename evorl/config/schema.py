@@ -596,7 +596,7 @@ class Config(Section, Generic[Settings]):
 
     @property
     def origins(self) -> Origins:
-        """Where the settings came from, as far as known."""
+        """The origins of the settings, as far as known."""
         return self._origins
 
     def with_origins(self, origins: Origins) -> Self:

@@ -57,7 +57,7 @@ MakeStrategy = Callable[[Mapping[str, Range], int], Strategy]
 
 
 class Member(Protocol):
-    """What is told of an agent, as it is now or as the lineage has it."""
+    """The part of an agent, or of its line in the lineage, that a strategy is told."""
 
     @property
     def id(self) -> int: ...

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.report.data import Crowd, Drawn, Tree, born_by, units_of
+from evorl.report.data import Crowd, Drawn, Generation, Tree, born_by, units_of
 from evorl.report.statistics import MEASURES, POINTS, Effect, Group, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.console import digits
@@ -272,14 +272,6 @@ def correlations(run: Drawn) -> Figure | None:
     rows = thinned([row for row in run.generations if row.rank_correlation is not None])
     if not rows:
         return None
-    trace = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [row.agent_steps for row in rows],
-        "y": [row.rank_correlation for row in rows],
-        "line": {"color": "#0072b2"},
-        "marker": {"size": 5},
-    }
     layout = _axes(STEPS, "rank correlation")
     layout["yaxis"] |= {"range": [-1.05, 1.05]}
     began = [row.agent_steps for row in run.generations if row.generation == row.selection_began]
@@ -296,23 +288,29 @@ def correlations(run: Drawn) -> Figure | None:
         }
         for steps in began
     ]
+    trace = _over_steps(rows, [row.rank_correlation for row in rows])
     return {"data": [trace], "layout": {**layout, "shapes": lines, "height": 260, "showlegend": False}}
 
 
 def speed(run: Drawn) -> Figure:
     """Plot the environment steps per second of all agents over steps."""
     rows = thinned(run.generations)
-    trace = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [row.agent_steps for row in rows],
-        "y": [row.env_steps_per_second for row in rows],
-        "line": {"color": "#0072b2"},
-        "marker": {"size": 5},
-    }
+    trace = _over_steps(rows, [row.env_steps_per_second for row in rows])
     layout = _axes(STEPS, "steps/s of all agents")
     layout["yaxis"] |= {"rangemode": "tozero"}
     return {"data": [trace], "layout": {**layout, "height": 260, "showlegend": False}}
+
+
+def _over_steps(rows: Sequence[Generation], values: Sequence[float | None]) -> Figure:
+    """A line through the values of generations, over steps."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [row.agent_steps for row in rows],
+        "y": values,
+        "line": {"color": "#0072b2"},
+        "marker": {"size": 5},
+    }
 
 
 def comparison(groups: Sequence[Group], measure: str) -> Figure:

@@ -77,7 +77,7 @@ def _of(run: Path, config: AnyConfig, algorithm: Algorithm) -> list[Predecessor]
 
 
 def _settings(agent: Agent | Stage, run: Path, config: AnyConfig, algorithm: Algorithm) -> Predecessor:
-    """What this run can use of an agent's settings. The rest is dropped, so that no file decides how much is held."""
+    """The part of an agent's settings that this run can use; a file does not decide how much is kept."""
     ranges, networks = config.evolution.hyperparameters or {}, algorithm.networks
     sizes = {
         name: {group: size for group, size in shape.sizes().items() if group in networks[name].architecture.sizes()}
