@@ -123,19 +123,16 @@ def greedy(learner, observation, state=None, started=None):
     return output.action, after
 
 
-def play(learner, experience, environments, steps, generation=0, enough=None):
-    """The training loop, for so many steps of environments that have been reset, or until after a fifth of them
-    `enough` says so."""
+def play(learner, experience, environments, steps, generation=0):
+    """The training loop, for so many steps of environments that have been reset."""
     policy = learner.policy
     experience.begin(policy, generation)
     state = policy.initial_state(environments.num_envs)
-    for step in range(1, steps + 1):
+    for _ in range(steps):
         output, state = policy.act(environments.observation, environments.started, state)
         experience.add(environments.step(output.action), output)
         for batch in experience.batches():
             experience.observe(batch, learner.update(batch))
-        if enough and step % (steps // 5) == 0 and enough():
-            return
 
 
 def play_as_actor(learner, experience, environments, steps):
@@ -154,8 +151,8 @@ def play_as_actor(learner, experience, environments, steps):
             experience.observe(batch, learner.update(batch))
 
 
-def trained(*overrides, steps, learning_rate=1e-2, enough=None):
-    """A population of two and its environments, trained for so many steps or until `enough` of them is true."""
+def trained(*overrides, steps, learning_rate=1e-2):
+    """A population of two that has been trained for so many steps, and its environments."""
     settings = config("population.size=2", *overrides, f"algorithm.learning_rate={learning_rate}")
     environments = Environments(settings.environment, 2, settings.environment.num_envs)
     chosen = make_algorithm(settings, environments.interface)
@@ -163,19 +160,8 @@ def trained(*overrides, steps, learning_rate=1e-2, enough=None):
     learner = Learner(Policy(initial_population(settings, chosen), chosen, generator))
     experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
     environments.reset(1)
-    if settings.actors is not None:
-        play_as_actor(learner, experience, environments, steps)
-    elif enough is None:
-        play(learner, experience, environments, steps)
-    else:
-        others = Environments(settings.environment, 2, settings.environment.num_envs)
-        play(learner, experience, environments, steps, enough=lambda: enough(learner, others))
+    (play if settings.actors is None else play_as_actor)(learner, experience, environments, steps)
     return learner, environments
-
-
-def solved(learner, environments):
-    """True if each agent has all rewards of episodes that it has not seen, where one is the most that there is."""
-    return bool((score(learner, environments) == 1.0).all())
 
 
 def score(learner, environments):
