@@ -183,7 +183,7 @@ def test_the_archive_is_ranked_in_the_population_by_its_fitness_now():
     past.fitness, past.ranks = 2.5, (1.0,)
     evolved = evolve(members, here, 10, np.random.default_rng(0), archive=[past], archived=3)
     assert [member.parent_generation for member in evolved if member.id >= 10] == [1], "0.875 beats (1 + 0.75) / 2"
-    past.fitness = 9.0
+    past.fitness, past.ranks = 9.0, (0.0, 0.9)  # The oldest rank is beyond the memory now.
     evolved = evolve(members, here, 10, np.random.default_rng(0), archive=[past], archived=3)
     assert [member.parent_generation for member in evolved if member.id >= 10] == [3]
 
