@@ -27,7 +27,7 @@ from evorl.replay import Experience, Pace
 from evorl.replay.received import GradientSettings, ReceivedGradients, ReceivedRollouts, ReceivedSettings
 from evorl.replay.statistics import normalized
 from evorl.system.console import Stopwatch
-from evorl.types import Batch, Segment, Tensors, UserError
+from evorl.types import Batch, Segment, UserError
 
 SCALE = "entropy_scale"
 """Name of a column and of an acting state: the factor by which an actor scales the entropy coefficients."""
@@ -87,11 +87,9 @@ class Asynchronous(A2C):
         settings: AsynchronousSettings = self.settings
         return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self.normalized_parts)
 
-    def with_columns(self, batch: Batch, found: Tensors) -> Batch:
-        """The batch with `found` as further columns [P, B]; advantages are normalised if that is configured."""
-        if self.settings.normalize_advantage:
-            found = {**found, "advantage": normalized(found["advantage"], batch.weight)}
-        return replace(batch, columns={**batch.columns, **found})
+    def scaled(self, advantage: Tensor, batch: Batch) -> Tensor:
+        """Advantages [P, B], normalised over the batch if that is configured."""
+        return normalized(advantage, batch.weight) if self.settings.normalize_advantage else advantage
 
 
 def in_time(values: Tensor, steps: int) -> Tensor:
@@ -177,8 +175,9 @@ class A3CDataParallel(Asynchronous):
         """Add advantages and returns [P, B], computed from the actor's own values."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
         segment = Segment(*(in_time(batch.columns[name], self.settings.rollout_steps) for name in names))
-        targets = self.targets(segment, stack.hyperparameters)
-        return self.with_columns(batch, {name: in_batch(values) for name, values in targets.items()})
+        targets = {name: in_batch(each) for name, each in self.targets(segment, stack.hyperparameters).items()}
+        targets["advantage"] = self.scaled(targets["advantage"], batch)
+        return replace(batch, columns={**batch.columns, **targets})
 
 
 class A3C(A3CDataParallel):

@@ -164,6 +164,13 @@ class Algorithm(ABC):
         """The acting states in which actor `index` of `count`, over all ranks, differs from the learner."""
         return {}
 
+    def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
+        """Learning targets [P, B], by name, that are computed once for each batch, before the updates with it.
+
+        Experience that uses a batch several times adds them to its columns.
+        """
+        return {}
+
     @abstractmethod
     def pace(self, copies: int) -> Pace:
         """The batch size and update-to-data ratio of a new agent that `copies` ranks hold.

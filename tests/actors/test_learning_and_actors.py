@@ -42,6 +42,7 @@ def test_advantages_are_scaled_where_that_is_set(name):
         batch = replace(batch, columns={**batch.columns, **numbers, **flags})
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         likelihood = algorithm.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
+        batch = replace(batch, columns={**batch.columns, **algorithm.batch_targets(stack, batch)})
         found[scaled] = algorithm.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
     scaled, bare = (found[each]["advantage"] for each in ("true", "false"))
     assert scaled.mean(-1).abs().max() < 1e-5 < bare.mean(-1).abs().max()

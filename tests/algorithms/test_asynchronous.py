@@ -47,6 +47,7 @@ def trajectories(chosen, agents, learner):
 
 
 def with_targets(chosen, batch, stack, outputs):
+    batch = dataclasses.replace(batch, columns={**batch.columns, **chosen.batch_targets(stack, batch)})
     likelihood = chosen.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
     return chosen.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
 
