@@ -27,7 +27,7 @@ from evorl.replay import Experience, Pace
 from evorl.replay.received import GradientSettings, ReceivedGradients, ReceivedRollouts, ReceivedSettings
 from evorl.replay.statistics import normalized
 from evorl.system.console import Stopwatch
-from evorl.types import Batch, Segment, UserError
+from evorl.types import Batch, Segment, Tensors, UserError
 
 SCALE = "entropy_scale"
 """Name of a column and of an acting state: the factor by which an actor scales the entropy coefficients."""
@@ -153,10 +153,10 @@ class A3CDataParallel(Asynchronous):
         """A new agent's step count and entropy scale."""
         return {**super().initial_state(), SCALE: 1.0}
 
-    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+    def actor_state(self, index: int, count: int) -> Tensors:
         """The entropy scale of actor `index` of `count`."""
         scales = self.settings.entropy_scales
-        return {SCALE: scales[index % len(scales)]}
+        return {SCALE: torch.tensor(scales[index % len(scales)])}
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Act as A2C does, and also store the actor's entropy scale [P, E]."""
