@@ -18,6 +18,7 @@ from evorl.actors.memory import Board, SharedMemory
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import validate
 from evorl.envs import Environments
+from evorl.envs.vector import for_actor
 from evorl.population import Policy
 from evorl.seeding import derive_seed
 from evorl.system.console import warnings_on_one_line
@@ -92,13 +93,16 @@ class Actor:
         self._mine = range(index * self._actors.queue, (index + 1) * self._actors.queue)
         self._board = Board(self._actors.count, SharedMemory(board), lock)
         self._memory = SharedMemory(memory)
-        self._environments = Environments(config.environment, context["agents"], config.environment.num_envs)
+        environment = for_actor(config.environment, self._actors.count)
+        self._environments = Environments(environment, context["agents"], environment.num_envs)
         self._algorithm = make_algorithm(config, self._environments.interface)
         copies, count = context["copies"], self._actors.count
         # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.
         before = self._rank * count if copies > 1 else 0
         own = self._algorithm.actor_state(before + index, copies * count)
-        self._own_state = {name: torch.full((context["agents"],), value).double() for name, value in own.items()}
+        self._own_state = {
+            name: value.double().expand(context["agents"], *value.shape).clone() for name, value in own.items()
+        }
         self._generation = -1
         self._since_fetch = 0
         self._max_staleness: int = context["max_staleness"]

@@ -87,11 +87,9 @@ class Asynchronous(A2C):
         settings: AsynchronousSettings = self.settings
         return ReceivedSettings(settings.rollout_steps, settings.rollouts, settings.passes, self.normalized_parts)
 
-    def with_columns(self, batch: Batch, found: Tensors) -> Batch:
-        """The batch with `found` as further columns [P, B]; advantages are normalised if that is configured."""
-        if self.settings.normalize_advantage:
-            found = {**found, "advantage": normalized(found["advantage"], batch.weight)}
-        return replace(batch, columns={**batch.columns, **found})
+    def scaled(self, advantage: Tensor, batch: Batch) -> Tensor:
+        """Advantages [P, B], normalised over the batch if that is configured."""
+        return normalized(advantage, batch.weight) if self.settings.normalize_advantage else advantage
 
 
 def in_time(values: Tensor, steps: int) -> Tensor:
@@ -155,10 +153,10 @@ class A3CDataParallel(Asynchronous):
         """A new agent's step count and entropy scale."""
         return {**super().initial_state(), SCALE: 1.0}
 
-    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
+    def actor_state(self, index: int, count: int) -> Tensors:
         """The entropy scale of actor `index` of `count`."""
         scales = self.settings.entropy_scales
-        return {SCALE: scales[index % len(scales)]}
+        return {SCALE: torch.tensor(scales[index % len(scales)])}
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Act as A2C does, and also store the actor's entropy scale [P, E]."""
@@ -177,8 +175,9 @@ class A3CDataParallel(Asynchronous):
         """Add advantages and returns [P, B], computed from the actor's own values."""
         names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
         segment = Segment(*(in_time(batch.columns[name], self.settings.rollout_steps) for name in names))
-        targets = self.targets(segment, stack.hyperparameters)
-        return self.with_columns(batch, {name: in_batch(values) for name, values in targets.items()})
+        targets = {name: in_batch(each) for name, each in self.targets(segment, stack.hyperparameters).items()}
+        targets["advantage"] = self.scaled(targets["advantage"], batch)
+        return replace(batch, columns={**batch.columns, **targets})
 
 
 class A3C(A3CDataParallel):

@@ -1,4 +1,5 @@
-"""Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay filled by actors, each with its own exploration.
+"""Ape-X (arXiv 1803.00933): DQN and DDPG on a prioritised replay filled by actors, each of whose environments has
+its own exploration.
 
 Actors compute the initial priorities from their own errors. The learner makes one update for every `learn_step` steps
 that arrive, whatever the machine's speed. Axes: P agents, E environments, A action dimensions.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -19,36 +21,45 @@ from evorl.config import Config
 from evorl.config.fields import Positive, Section, Size, Weight
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
-from evorl.types import UserError
+from evorl.types import Tensors, UserError
 
 NOISE_SCALE = "noise_scale"
 NONE = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)
 
 
 class EpsilonLadder(Section):
-    """Actor i of N takes random actions with probability `base` ** (1 + i / (N - 1) * `exponent`), section 4 there."""
+    """Environment i of N takes random actions with probability `base` ** (1 + i / (N - 1) * `exponent`), section 4
+    there. Counted are the environments of all actors of an agent."""
 
     base: Annotated[float, Field(gt=0, le=1)] = 0.4
-    """The probability of the first actor."""
+    """The probability in the first environment."""
     exponent: Weight = 7.0
-    """The rate at which it falls from actor to actor."""
+    """The rate at which it falls from environment to environment."""
 
-    def rung(self, index: int, count: int) -> float:
-        """The exploration rate of actor `index` of `count`."""
-        return float(self.base ** (1 + index / max(1, count - 1) * self.exponent))
+    def rungs(self, index: int, count: int, envs: int) -> Tensor:
+        """The exploration rates [E] in the `envs` environments of actor `index` of `count`."""
+        return torch.pow(self.base, 1 + _share_climbed(index, count, envs) * self.exponent)
 
 
 class NoiseLadder(Section):
-    """Actor i of N has noise of `low` to `high` times the scale, in equal ratios; a single one has it as it is."""
+    """Environment i of N has noise of `low` to `high` times the scale, in equal ratios; a single one has it as it is.
+    Counted are the environments of all actors of an agent."""
 
     low: Positive = 0.5
-    """The factor of the first actor."""
+    """The factor in the first environment."""
     high: Positive = 2.0
-    """The factor of the last actor."""
+    """The factor in the last environment."""
 
-    def rung(self, index: int, count: int) -> float:
-        """The factor on the noise scale of actor `index` of `count`."""
-        return 1.0 if count == 1 else float(self.low * (self.high / self.low) ** (index / (count - 1)))
+    def rungs(self, index: int, count: int, envs: int) -> Tensor:
+        """The factors [E] on the noise scale in the `envs` environments of actor `index` of `count`."""
+        share = _share_climbed(index, count, envs)
+        return self.low * torch.pow(self.high / self.low, share) if count * envs > 1 else torch.ones_like(share)
+
+
+def _share_climbed(index: int, count: int, envs: int) -> Tensor:
+    """The places [E] of an actor's environments among those of all actors, from 0 to 1."""
+    first = index * envs
+    return torch.arange(first, first + envs, dtype=torch.float64) / max(1, count * envs - 1)
 
 
 class ApeXDQNSettings(DQNSettings):
@@ -88,7 +99,7 @@ class ApeXDDPGSettings(DDPGSettings):
 
 
 class ApeXDQN(DQN):
-    """DQN whose actors each have their own exploration rate."""
+    """DQN whose actors have an exploration rate of its own in each of their environments."""
 
     Settings = ApeXDQNSettings
 
@@ -96,13 +107,13 @@ class ApeXDQN(DQN):
         super().__init__(config, interface)
         check_replay(config)
 
-    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """The exploration rate of actor `index` of `count`."""
-        return {"epsilon": self.settings.ladder.rung(index, count)}
+    def actor_state(self, index: int, count: int) -> Tensors:
+        """The exploration rates [E] of actor `index` of `count`."""
+        return {"epsilon": self.settings.ladder.rungs(index, count, self.config.environment.num_envs)}
 
 
 class ApeXDDPG(DDPG):
-    """DDPG whose actors each have their own noise scale."""
+    """DDPG whose actors have a noise scale of its own in each of their environments."""
 
     Settings = ApeXDDPGSettings
     state_limits: ClassVar[Mapping[str, float]] = {NOISE_SCALE: 1e9}
@@ -115,13 +126,13 @@ class ApeXDDPG(DDPG):
         """A new agent's step count and noise scale."""
         return {**super().initial_state(), NOISE_SCALE: 1.0}
 
-    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """The noise scale of actor `index` of `count`."""
-        return {NOISE_SCALE: self.settings.ladder.rung(index, count)}
+    def actor_state(self, index: int, count: int) -> Tensors:
+        """The noise scales [E] of actor `index` of `count`."""
+        return {NOISE_SCALE: self.settings.ladder.rungs(index, count, self.config.environment.num_envs)}
 
     def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
-        """The noise [P, E, A], multiplied by the actor's noise scale."""
-        return noise * stack.state[NOISE_SCALE].float().view(-1, 1, 1)
+        """The noise [P, E, A], multiplied by the noise scale of its environment."""
+        return noise * stack.state[NOISE_SCALE].float().view(len(noise), -1, 1)
 
 
 def check_replay(config: Config[Any]) -> None:

@@ -160,8 +160,18 @@ class Algorithm(ABC):
         """Update the acting state by `steps` transitions over all ranks, given for each agent [P] or as one number."""
         stack.state["steps"] += steps
 
-    def actor_state(self, index: int, count: int) -> Mapping[str, float]:
-        """The acting states in which actor `index` of `count`, over all ranks, differs from the learner."""
+    def actor_state(self, index: int, count: int) -> Tensors:
+        """The acting states in which actor `index` of `count`, over all ranks, differs from the learner.
+
+        Each is one number, or one for each of the actor's environments [E].
+        """
+        return {}
+
+    def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
+        """Learning targets [P, B], by name, that are computed once for each batch, before the updates with it.
+
+        Experience that uses a batch several times adds them to its columns.
+        """
         return {}
 
     @abstractmethod

@@ -124,7 +124,9 @@ class DQN(OffPolicy):
             return ActOutput(greedy)
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
         random = random_choices(self.actions, greedy.shape, mask, generator)
-        return ActOutput(torch.where(explores < stack.state["epsilon"].unsqueeze(1), random, greedy))
+        # [P, 1], or [P, E] in actors whose environments differ.
+        epsilon = stack.state["epsilon"].view(len(explores), -1)
+        return ActOutput(torch.where(explores < epsilon, random, greedy))
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         """The largest Q(s, a) [P, E] over allowed actions."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -27,12 +27,15 @@ from evorl.algorithms.functional import (
     v_trace,
     without_gaps,
 )
+from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Positive, Size
 from evorl.distributed import Placement
+from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Periodic, Stack
+from evorl.replay import Pace
 from evorl.replay.received import ReceivedSettings
-from evorl.types import Batch, Tensors
+from evorl.types import Batch, Tensors, UserError
 
 
 class IMPALASettings(AsynchronousSettings):
@@ -43,7 +46,8 @@ class IMPALASettings(AsynchronousSettings):
     c_clip: Positive = 1.0
     """The same for what flows back from later steps; `gae_lambda` is the factor before it."""
     replayed_rollouts: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Older rollouts in each batch beside its `rollouts` new ones: drawn evenly, on each rank from its own."""
+    """Older rollouts in each batch beside its `rollouts` new ones: drawn evenly, on each rank from its own. The values
+    that follow their last and truncated steps are those from when they arrived."""
     kept_rollouts: Size = 64
     """The number of last rollouts of a generation from which those are drawn."""
 
@@ -74,8 +78,16 @@ class IMPALA(Asynchronous):
     @torch.no_grad()
     def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
         """Add V-trace's `advantage`, `return` and `log_ratio` as columns [P, B]."""
+        targets = self.v_trace_targets(stack, batch, likelihood.log_prob.detach(), value)
+        return replace(batch, columns={**batch.columns, **targets})
+
+    def v_trace_targets(self, stack: Stack, batch: Batch, log_prob: Tensor, value: Tensor) -> Tensors:
+        """V-trace's `advantage`, `return` and `log_ratio`, each [P, B].
+
+        `log_prob` and `value` [P, B] are those of V-trace's target policy. Advantages are normalised over the batch if
+        that is configured.
+        """
         hparams, steps = stack.hyperparameters, self.settings.rollout_steps
-        log_prob, value = self.targets_of(stack, batch, likelihood, value)
         log_ratio = log_prob - batch.columns["log_prob"]
         columns = {**batch.columns, "value": value.detach(), "log_ratio": log_ratio}
         names = ("reward", "value", "terminated", "truncated", "valid")
@@ -93,12 +105,11 @@ class IMPALA(Asynchronous):
             hparams["rho_clip"],
             hparams["c_clip"],
         )
-        targets = {"advantage": in_batch(advantage), "return": in_batch(target), "log_ratio": log_ratio}
-        return self.with_columns(batch, targets)
-
-    def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-probabilities of the actions and the values, both [P, B], of V-trace's target policy."""
-        return likelihood.log_prob.detach(), value
+        return {
+            "advantage": self.scaled(in_batch(advantage), batch),
+            "return": in_batch(target),
+            "log_ratio": log_ratio,
+        }
 
     def more_metrics(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> Tensors:
         """The importance weight [P, B] of each action, which is 1 for on-policy actions."""
@@ -108,8 +119,10 @@ class IMPALA(Asynchronous):
 class APPOSettings(IMPALASettings):
     name: str = "appo"
     passes: Annotated[int, Field(ge=1, le=1024)] = 2
-    target_period: Size = 4
-    """Updates from one copy of the network to the target network to the next."""
+    minibatches: Size = 1
+    """Shuffled parts of a batch in each pass, of one update each; recurrent agents shuffle whole rollouts."""
+    target_period: Size = 2
+    """Batches from one copy of the network to the target network to the next."""
     clip: Positive = 0.2
     """The distance from 1 at which the ratio of the new probability to that of the target network is clipped."""
 
@@ -125,17 +138,46 @@ class APPO(IMPALA):
 
     Settings = APPOSettings
     metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")
-    target_rule = Periodic("target_period")
 
-    def targets_of(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The target network's log-probabilities of the actions and its values, both [P, B].
+    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
+        settings: APPOSettings = config.algorithm
+        self.target_rule = Periodic("target_period", times=settings.passes * settings.minibatches)
+        super().__init__(config, interface)
 
-        Online values, once fitted to a batch in earlier epochs, would leave no advantages in later ones.
+    def pace(self, copies: int) -> Pace:
+        """Pace of `passes` times `minibatches` updates with each batch of `rollouts`.
+
+        Raises UserError if a batch cannot be cut into that many minibatches.
+        """
+        settings: APPOSettings = self.settings
+        pace, parts = super().pace(copies), settings.minibatches
+        rollouts = (settings.rollouts + settings.replayed_rollouts) * self.config.environment.num_envs
+        unit, sequences = "steps", rollouts * settings.rollout_steps
+        if self.networks["policy"].architecture.recurrent:
+            unit, sequences = "rollouts of an environment", rollouts
+        if parts > sequences:
+            raise UserError(
+                f"algorithm.minibatches: a batch has {sequences} {unit} on each rank, fewer than {parts} minibatches; "
+                f"take at most {sequences}"
+            )
+        return Pace(max(1, pace.batch // parts), pace.updates * parts, pace.steps)
+
+    def received_settings(self, placement: Placement) -> ReceivedSettings:
+        return replace(super().received_settings(placement), minibatches=self.settings.minibatches)
+
+    def batch_targets(self, stack: Stack, batch: Batch) -> Tensors:
+        """V-trace's targets [P, B] towards the target network, whose values and log-probabilities they take.
+
+        Online values, once fitted to a batch in earlier passes, would leave no advantages in later ones.
         """
         outputs = stack.targets["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
         log_prob = self.distribution.log_prob(outputs, mask, batch.columns["unclipped_action"])
-        return log_prob, outputs["value"].squeeze(-1)
+        return self.v_trace_targets(stack, batch, log_prob, outputs["value"].squeeze(-1))
+
+    def with_targets(self, stack: Stack, batch: Batch, likelihood: Likelihood, value: Tensor) -> Batch:
+        """The batch as it is: `batch_targets` are among its columns."""
+        return batch
 
     def policy_loss(self, stack: Stack, batch: Batch, likelihood: Likelihood) -> LossAndGradient:
         """Clipped surrogate loss and its derivative with respect to the log-probability, both [P, B]."""

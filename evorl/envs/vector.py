@@ -468,6 +468,19 @@ def for_evaluation(settings: Environment) -> Environment:
     return settings.model_copy(update={"vectorization": mode})
 
 
+def for_actor(settings: Environment, actors: int) -> Environment:
+    """The settings for one of `actors` actors of a rank: Atari's threads share the cores with those of the others."""
+    if not settings.id.startswith(ATARI) or _mode(settings, _known_name(settings)) != "native":
+        return settings
+    threads = _cores_among(actors * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return settings.model_copy(update={"kwargs": {"num_threads": threads, **settings.kwargs}})
+
+
+def _cores_among(processes: int) -> int:
+    """The number of threads for each of several processes that step environments at once."""
+    return max(1, usable_cores() // processes)
+
+
 def reward_threshold(settings: Environment) -> float | None:
     """The mean return at which Gymnasium considers an environment solved; None if none is registered.
 
@@ -521,10 +534,9 @@ def _mode(settings: Environment, name: str) -> Any:
 
 def _atari_options(settings: Environment) -> dict[str, Any]:
     """The standard preprocessing options, without reward clipping; local ranks share the cores."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {
         "reward_clipping": False,
-        "num_threads": max(1, usable_cores() // ranks),
+        "num_threads": _cores_among(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
         "life_loss_info": settings.life_loss_ends,
         **settings.kwargs,
         "autoreset_mode": AutoresetMode.NEXT_STEP,

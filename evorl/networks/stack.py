@@ -134,14 +134,15 @@ class Polyak:
 
 @dataclass(frozen=True)
 class Periodic:
-    """Periodic hard copy (Mnih et al. 2015), with the per-agent period `hyperparameter`, in updates."""
+    """Periodic hard copy (Mnih et al. 2015), with the per-agent period `hyperparameter`, in `times` updates."""
 
     hyperparameter: str
+    times: int = 1
     changes: ClassVar[bool] = True
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         period = hyperparameters[self.hyperparameter].round().clamp(min=1)
-        return (torch.remainder(updates, period) == 0).float()
+        return (torch.remainder(updates, period * self.times) == 0).float()
 
 
 @dataclass(frozen=True)

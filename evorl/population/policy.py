@@ -19,7 +19,7 @@ from evorl.networks.stack import Architectures, Layout, Shapes, Stack, StackedNe
 from evorl.replay import Population
 from evorl.replay.statistics import Moments
 from evorl.system.formats import check_numbers, load_like, set_generator
-from evorl.types import Agent, Observation, PolicyOutput, RecurrentInput, Tensors, UserError
+from evorl.types import Agent, Batch, Observation, PolicyOutput, RecurrentInput, Tensors, UserError
 
 WHERE = "the policy"
 ACTING, RECURRENT, GENERATOR = "acting.", "recurrent", "generator"
@@ -143,6 +143,15 @@ class Policy(Population):
                 for stack in self.stacks
             ]
         )
+
+    @torch.no_grad()
+    def targets(self, batch: Batch) -> Tensors:
+        """The learning targets [P, B] of a batch that its updates do not change, by name; many algorithms have none."""
+        found = [
+            self.algorithm.batch_targets(stack, batch.part(stack.members, stack.recurrent_units))
+            for stack in self.stacks
+        ]
+        return {name: self.joined([each[name] for each in found]) for name in found[0]}
 
     def acted(self, steps: NDArray[np.float64]) -> None:
         """Record `steps` [P] new transitions of each agent, summed over all ranks that hold it."""

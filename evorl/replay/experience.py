@@ -34,6 +34,10 @@ class Population(ABC):
         """State values V(s) [P, E] of observations [P, E, ...] with recurrent state [P, E, K, N]."""
 
     @abstractmethod
+    def targets(self, batch: Batch) -> Tensors:
+        """The learning targets [P, B] of a batch that its updates do not change, by name."""
+
+    @abstractmethod
     def update_observation_stats(self, part: str, moments: Moments) -> None:
         """Merge `moments` into the running statistics with which each agent normalises an observation part."""
 

@@ -17,20 +17,22 @@ from torch import Tensor
 from evorl.envs.episodes import Collected
 from evorl.envs.spaces import ObservationSpecs, as_numbers
 from evorl.replay.experience import Experience, Population
-from evorl.replay.rollouts import RolloutMemory
+from evorl.replay.rollouts import Minibatches, RolloutMemory
 from evorl.replay.statistics import Gather, RolloutStatistics
 from evorl.replay.storage import Empty
-from evorl.seeding import numpy_generator
+from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, RecurrentInput, Tensors
 
+TINY = 1e-12
+"""Below any sum of weights that is not zero."""
 LEARNED = ("reward", "terminated", "truncated", "valid")
 """Columns of each step used for learning, beside the policy's own outputs."""
 
 
 @dataclass(frozen=True)
 class ReceivedSettings:
-    """A batch is `rollouts` rollouts of `steps` steps, used for `passes` passes.
+    """A batch is `rollouts` rollouts of `steps` steps, used for `passes` passes, each in `minibatches` parts.
 
     Agents normalise the `normalized` parts. Each batch adds `replayed` older rollouts, drawn by `seed` and `rank` from
     the previous `kept` ones.
@@ -40,6 +42,7 @@ class ReceivedSettings:
     rollouts: int
     passes: int
     normalized: tuple[str, ...]
+    minibatches: int = 1
     replayed: int = 0
     kept: int = 0
     seed: int = 0
@@ -56,7 +59,7 @@ class Received:
 
 
 class ReceivedRollouts(Experience):
-    """Joins actors' rollouts into batches, each used once or for several passes.
+    """Joins actors' rollouts into batches, each used once or for several passes, whole or in shuffled minibatches.
 
     Older rollouts of the same agents may be replayed beside them (arXiv 1802.01561, section 5.2.2). The bootstrap
     values after a rollout, or after a truncated step in it, come from the learner's policy when the rollout arrives.
@@ -78,6 +81,7 @@ class ReceivedRollouts(Experience):
         self._waiting: list[Received] = []
         self._kept: deque[Received] = deque(maxlen=settings.kept)
         self._rng: np.random.Generator
+        self._generator: torch.Generator
 
     def begin(self, policy: Population, generation: int) -> None:
         """Start a generation with the agents of `policy`, discarding other agents' rollouts."""
@@ -86,6 +90,9 @@ class ReceivedRollouts(Experience):
         self._kept.clear()
         seed, rank = self._settings.seed, self._settings.rank
         self._rng = numpy_generator(seed, generation=generation, rank=rank, purpose="replayed rollouts")
+        self._generator = torch_generator(
+            seed, generation=generation, rank=rank, purpose="minibatches", device=self._device
+        )
         self._statistics.begin(policy.agents)
 
     def extend(self, slot: RolloutMemory) -> None:
@@ -118,14 +125,28 @@ class ReceivedRollouts(Experience):
             weight = valid.flatten(1).float()
             weight /= weight.sum(-1, keepdim=True).clamp(min=1)
             due = torch.ones(len(weight), device=self._device)
-        batch = Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
-        for _ in range(self._settings.passes):
-            yield batch
+            batch = Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
+            batch = replace(batch, columns={**batch.columns, **self._policy.targets(batch)})
+        yield from self._parts_of(batch)
         # Replayed rollouts are already in the statistics.
         new = sum(each.columns["valid"].shape[2] for each in waiting)
         self._update_observation_stats(
             {name: part[:, :, :new] for name, part in observation.items()}, valid[:, :, :new]
         )
+
+    def _parts_of(self, batch: Batch) -> Iterator[Batch]:
+        """The batch in each pass, or its minibatches."""
+        passes, parts = self._settings.passes, self._settings.minibatches
+        if parts == 1:
+            yield from [batch] * passes
+            return
+        agents, rows = batch.weight.shape
+        sequences = rows if batch.recurrent is None else batch.recurrent.state.shape[1]
+        minibatches = Minibatches(np.full(agents, passes), np.full(agents, parts), sequences, self._device)
+        for index, counted in zip(minibatches.draw(self._generator), minibatches.counted, strict=True):
+            with self._stopwatch("sampling"):
+                part = minibatch(batch, index, counted)
+            yield part
 
     def _replayed(self) -> list[Received]:
         """Draw older rollouts to replay, or none before the first batch."""
@@ -149,6 +170,33 @@ class ReceivedRollouts(Experience):
 
     def _on_device(self, state: Tensor | None) -> Tensor | None:
         return None if state is None else state.to(self._device)
+
+
+def minibatch(batch: Batch, index: Tensor, counted: Tensor) -> Batch:
+    """The sequences at `index` [P, S'] of each agent's S, or steps if it is not recurrent; those `counted` have weight.
+
+    A batch of sequences is time-major in B.
+    """
+    agents, rows = batch.weight.shape
+    recurrent, sequences = batch.recurrent, rows if batch.recurrent is None else batch.recurrent.state.shape[1]
+    agent = torch.arange(agents, device=index.device)
+    within = torch.arange(0, rows, sequences, device=index.device).view(-1, 1) + index.unsqueeze(1)
+    place = (within + agent.view(-1, 1, 1) * rows).flatten()
+
+    def drawn(values: Tensor) -> Tensor:
+        return values.flatten(0, 1).index_select(0, place).view(agents, -1, *values.shape[2:])
+
+    weight = drawn(batch.weight) * counted.unsqueeze(1).expand_as(within).flatten(1)
+    if recurrent is not None:
+        among = agent.unsqueeze(-1)
+        recurrent = RecurrentInput(recurrent.state[among, index], drawn(recurrent.started.flatten(1)).view_as(within))
+    return replace(
+        batch,
+        observation={name: drawn(values) for name, values in batch.observation.items()},
+        columns={name: drawn(values) for name, values in batch.columns.items()},
+        weight=weight / weight.sum(-1, keepdim=True).clamp(min=TINY),
+        recurrent=recurrent,
+    )
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:

@@ -225,16 +225,10 @@ class Minibatches:
     """
 
     def __init__(
-        self, agents: Sequence[Agent], steps: int, sequence: int, device: torch.device, copies: int = 1
+        self, epochs: NDArray[np.int64], parts: NDArray[np.int64], sequences: int, device: torch.device
     ) -> None:
-        """`steps` is the length of one agent's rollout on this rank, over all environments, in sequences of `sequence`.
-
-        Minibatches of `batch_size` steps are split evenly over `copies` ranks.
-        """
-        self._sequences = steps // sequence
-        size = np.array([agent.hyperparameters.get("batch_size", steps * copies) for agent in agents]) / copies
-        epochs = np.array([max(1, round(agent.hyperparameters.get("epochs", 1))) for agent in agents])
-        parts = parts_of(steps, size, self._sequences)
+        """Each agent cuts `sequences` sequences into `parts` [P] minibatches in each of its `epochs` [P]."""
+        agents, self._sequences = len(parts), sequences
         updates = np.arange(int((epochs * parts).max()))[:, None]
         place = updates % parts
         first, last = (place * self._sequences // parts, (place + 1) * self._sequences // parts)
@@ -244,7 +238,7 @@ class Minibatches:
         within = first[..., None] + np.arange(width)
         counted = within < last[..., None]
         epoch = np.minimum(updates // parts, self._epochs - 1)
-        rows = epoch * len(agents) + np.arange(len(agents))
+        rows = epoch * agents + np.arange(agents)
         position = rows[..., None] * self._sequences + np.minimum(within, self._sequences - 1)
         self._position = torch.from_numpy(position).to(device)
         self.counted: Tensor = torch.from_numpy(counted).to(device)
@@ -255,6 +249,19 @@ class Minibatches:
         """1 for the agents that an update applies to, else 0 [U, P]."""
         self.later: Tensor = torch.from_numpy((updates + 1 < epochs * parts).astype(np.float32)).to(device)
         """1 for the agents with another update after this one, else 0 [U, P]."""
+
+    @classmethod
+    def of(
+        cls, agents: Sequence[Agent], steps: int, sequence: int, device: torch.device, copies: int = 1
+    ) -> Minibatches:
+        """The minibatches that the agents' hyperparameters `batch_size` and `epochs` ask for.
+
+        `steps` is the length of one agent's rollout on this rank, over all environments, in sequences of `sequence`.
+        Minibatches of `batch_size` steps are split evenly over `copies` ranks.
+        """
+        size = np.array([agent.hyperparameters.get("batch_size", steps * copies) for agent in agents]) / copies
+        epochs = np.array([max(1, round(agent.hyperparameters.get("epochs", 1))) for agent in agents])
+        return cls(epochs, parts_of(steps, size, steps // sequence), steps // sequence, device)
 
     def draw(self, generator: torch.Generator) -> Tensor:
         """Shuffled sequence indices [U, P, B] for all updates."""
@@ -368,7 +375,7 @@ class RolloutExperience(Experience):
         agents, settings = policy.agents, self._settings
         self._step, self._left, self._resumed = 0, None, None
         steps = settings.steps * settings.num_envs
-        self._minibatches = Minibatches(agents, steps, settings.sequence, self._device, settings.copies)
+        self._minibatches = Minibatches.of(agents, steps, settings.sequence, self._device, settings.copies)
         self._generator = torch_generator(
             self._seed, generation=generation, rank=self._rank, purpose="minibatches", device=self._device
         )

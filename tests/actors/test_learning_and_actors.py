@@ -42,6 +42,7 @@ def test_advantages_are_scaled_where_that_is_set(name):
         batch = replace(batch, columns={**batch.columns, **numbers, **flags})
         outputs = stack.networks["policy"](batch.observation, batch.recurrent)
         likelihood = algorithm.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
+        batch = replace(batch, columns={**batch.columns, **algorithm.batch_targets(stack, batch)})
         found[scaled] = algorithm.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
     scaled, bare = (found[each]["advantage"] for each in ("true", "false"))
     assert scaled.mean(-1).abs().max() < 1e-5 < bare.mean(-1).abs().max()
@@ -86,15 +87,15 @@ def test_rollouts_of_parameters_that_are_too_old_are_discarded():
     assert figures["max_staleness"] <= 4
 
 
-@pytest.mark.parametrize(("copies", "rungs"), [(1, (0, 1)), (4, (4 / 7, 5 / 7))])
-def test_actors_explore_differently_among_those_of_the_same_agents(copies, rungs):
-    """The third of four ranks with two actors each. Where ranks hold agents of their own, these have just two."""
+@pytest.mark.parametrize(("copies", "first", "count"), [(1, 0, 4), (4, 8, 16)])
+def test_environments_explore_differently_among_those_of_the_same_agents(copies, first, count):
+    """The third of four ranks with two actors of two environments. Ranks with agents of their own count alone."""
     apex = config(*APEX, "actors.count=2")
     context = {"config": apex.to_yaml(), "agents": 1, "rank": 2, "copies": copies, "max_staleness": 9}
     board, memory = Board(2), SharedMemory()
     actors = [Actor(context, index, 0, board.memory.descriptor, board.lock, memory.descriptor) for index in range(2)]
-    rates = [actor._own_state["epsilon"].item() for actor in actors]
-    assert rates == pytest.approx([0.4 ** (1 + 7 * rung) for rung in rungs])
+    rates = [rate for actor in actors for rate in actor._own_state["epsilon"].flatten().tolist()]
+    assert rates == pytest.approx([0.4 ** (1 + 7 * place / (count - 1)) for place in range(first, first + 4)])
 
 
 def test_actors_see_what_acting_changes_before_the_first_update():

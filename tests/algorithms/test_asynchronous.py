@@ -47,6 +47,7 @@ def trajectories(chosen, agents, learner):
 
 
 def with_targets(chosen, batch, stack, outputs):
+    batch = dataclasses.replace(batch, columns={**batch.columns, **chosen.batch_targets(stack, batch)})
     likelihood = chosen.distribution.likelihood(outputs, None, batch.columns["unclipped_action"])
     return chosen.with_targets(stack, batch, likelihood, outputs["value"].squeeze(-1)).columns
 
@@ -103,7 +104,7 @@ def test_appo_values_actions_by_the_target_network_and_not_by_the_policy():
 
 def test_an_actor_has_its_own_share_of_the_entropy():
     chosen = algorithm("a3c_data_parallel", "algorithm.entropy_scales=[1, 3]")
-    assert [chosen.actor_state(index, 4)["entropy_scale"] for index in range(4)] == [1, 3, 1, 3]
+    assert [chosen.actor_state(index, 4)["entropy_scale"].item() for index in range(4)] == [1, 3, 1, 3]
     assert chosen.initial_state() == {"steps": 0.0, "entropy_scale": 1.0}
     learner, agents = learner_of(chosen)
     batch, stack, _ = trajectories(chosen, agents, learner)

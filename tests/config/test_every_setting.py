@@ -38,6 +38,7 @@ BASES = {
     "lstm": ("algorithm={name: a2c, rollout_steps: 8, sequence_length: 8}", "network.recurrent=lstm"),
     "ppo": ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8}",),
     "impala": ("algorithm={name: impala, rollout_steps: 4, replayed_rollouts: 1}",),
+    "appo": ("algorithm={name: appo, rollout_steps: 4}",),
     "a3c": ("algorithm={name: a3c, rollout_steps: 4}",),
 }
 """Small configurations to train with, by what they are about."""
@@ -105,6 +106,7 @@ ACTS = {
     "algorithm.normalize_rewards": Trains("a2c", "true"),
     "algorithm.rollouts": Trains("impala", "2"),
     "algorithm.passes": Trains("impala", "3"),
+    "algorithm.minibatches": Trains("appo", "2"),
     "algorithm.entropy_scales": "algorithms/test_asynchronous.py::test_an_actor_has_its_own_share_of_the_entropy",
     "algorithm.grad_sync_steps": Trains("a3c", "2"),
     "algorithm.replayed_rollouts": Trains("impala", "3"),

@@ -11,7 +11,7 @@ from evorl.algorithms import make_algorithm
 from evorl.config import Environment
 from evorl.envs import Environments, continuation
 from evorl.envs.spaces import Copies, ObservationReader
-from evorl.envs.vector import for_evaluation, stacked_frames
+from evorl.envs.vector import for_actor, for_evaluation, stacked_frames
 from evorl.population import initial_population
 from evorl.population.evaluation import evaluate
 from evorl.replay.transitions import make_replay
@@ -179,6 +179,18 @@ def test_only_games_that_fire_in_resets_are_served():
     made.reset(0)
     ends = sum(int(made.step(torch.zeros(1, 1, 3)).terminated) for _ in range(150))
     assert ends >= 5
+
+
+def test_actors_of_a_rank_share_its_cores(monkeypatch):
+    monkeypatch.setattr("evorl.envs.vector.usable_cores", lambda: 16)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    pong = Environment(id="ALE/Pong-v5", kwargs={"frame_skip": 2})
+    assert for_actor(pong, 4).kwargs == {"num_threads": 2, "frame_skip": 2}
+    assert for_actor(pong, 99).kwargs["num_threads"] == 1
+    chosen = Environment(id="ALE/Pong-v5", kwargs={"num_threads": 7})
+    assert for_actor(chosen, 4).kwargs == {"num_threads": 7}
+    for one_by_one in (Environment(id="ALE/Pong-v5", kwargs={"obs_type": "ram"}), Environment(id="CartPole-v1")):
+        assert for_actor(one_by_one, 4) == one_by_one
 
 
 def test_rewards_are_not_clipped():

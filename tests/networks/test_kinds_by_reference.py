@@ -303,7 +303,7 @@ def test_a_grouped_convolution_has_the_gradients_of_one_for_each_agent(one_stack
     images = torch.randint(256, (4, 7, 2, 12, 12), dtype=torch.uint8)
     one_by_one = encoder.forward(module.layout, leaves, images)
     joined = encoder._layers(
-        module.layout.architecture, mine, module.layout.spans, images.transpose(0, 1).flatten(1, 2)
+        module.layout.architecture, mine, module.layout.spans, images.transpose(0, 1).flatten(1, 2), 1 / 255
     )
     joined = joined.view(7, 4, -1).transpose(0, 1)
     torch.testing.assert_close(joined, one_by_one, rtol=1e-4, atol=1e-5)

@@ -19,7 +19,7 @@ def test_each_pass_divides_the_sequences_into_parts_of_the_wanted_size(seed):
     steps = length * int(rng.integers(1, 40))
     sizes = [float(size) for size in rng.uniform(0.3, 2.5 * steps, P)]
     passes = [float(epochs) for epochs in rng.uniform(0.2, 4, P)]
-    minibatches = Minibatches(
+    minibatches = Minibatches.of(
         members(batch_size=tuple(sizes), epochs=tuple(passes)), steps, length, torch.device("cpu")
     )
     index = minibatches.draw(torch.Generator().manual_seed(seed))
@@ -39,14 +39,14 @@ def test_each_pass_divides_the_sequences_into_parts_of_the_wanted_size(seed):
 
 
 def test_agents_without_batch_size_or_epochs_learn_once_from_everything():
-    minibatches = Minibatches(members(), 24, 4, torch.device("cpu"))
+    minibatches = Minibatches.of(members(), 24, 4, torch.device("cpu"))
     assert minibatches.due.tolist() == [[1] * P]
     index = minibatches.draw(torch.Generator().manual_seed(0))
     assert index.sort(-1).values.tolist() == [[list(range(6))] * P]
 
 
 def test_agents_and_passes_have_orders_of_their_own():
-    minibatches = Minibatches(members(epochs=3), 200, 1, torch.device("cpu"))
+    minibatches = Minibatches.of(members(epochs=3), 200, 1, torch.device("cpu"))
     index = minibatches.draw(torch.Generator().manual_seed(0)).flatten(0, 1)
     assert len({tuple(row.tolist()) for row in index}) == 3 * P
     again = minibatches.draw(torch.Generator().manual_seed(0)).flatten(0, 1)

@@ -42,6 +42,9 @@ class Policy:
         self.agents = [SimpleNamespace(state=SimpleNamespace(rewards=SimpleNamespace(count=0, mean=0, variance=0)))] * P
         self.steps, self.seen = [], []
 
+    def targets(self, batch):
+        return {"advantage": batch.columns["reward"] - 1}
+
     def acted(self, steps):
         self.steps.append(steps.tolist())
 
@@ -101,3 +104,62 @@ def test_draws_are_those_of_the_generation_and_nothing_older_is_left():
     assert second[0] == [0, 1], "what other agents did is not learned from"
     assert first != second
     assert learned(experience, policy, generation=1) == first
+
+
+class Numbered(Rollout):
+    """A rollout whose observations and rewards number the steps of all agents; the second one of agent 0 is a gap."""
+
+    def __init__(self, number, recurrent=False):
+        self.values = (number * P * T * E + torch.arange(float(P * T * E))).view(P, T, E)
+        self.recurrent = recurrent
+
+    def state(self, step):
+        return self.values[:, 0].view(P, E, 1, 1) if self.recurrent else None
+
+    def columns(self, names):
+        valid = torch.ones(P, T, E, dtype=torch.bool)
+        valid[0, 1, 0] = False
+        given = super().columns([name for name in names if name != "started"])
+        return given | {"valid": valid} | ({"started": self.values % 2 == 0} if "started" in names else {})
+
+
+def test_each_pass_learns_once_from_every_step_in_shuffled_minibatches():
+    experience, policy = received(passes=3, minibatches=4), Policy()
+    experience.begin(policy, 1)
+    for number in range(2):
+        experience.extend(Numbered(number))
+    batches = list(experience.batches())
+    assert len(batches) == 12
+    orders = set()
+    for start in range(0, 12, 4):
+        for agent in range(P):
+            seen = [batch.columns["reward"][agent][batch.weight[agent] > 0] for batch in batches[start : start + 4]]
+            wanted = {float(n) for rollout in range(2) for n in Numbered(rollout).values[agent].flatten()}
+            wanted -= {float(Numbered(rollout).values[0, 1, 0]) for rollout in range(2)}
+            assert sorted(torch.cat(seen).tolist()) == sorted(wanted)
+            orders.add(tuple(torch.cat(seen).tolist()))
+    assert len(orders) == 3 * P, "every pass and agent has an order of its own"
+    for batch in batches:
+        assert torch.equal(batch.observation["x"].squeeze(-1), batch.columns["reward"])
+        assert torch.equal(batch.columns["advantage"], batch.columns["reward"] - 1), "targets are of the same steps"
+        torch.testing.assert_close(batch.weight.sum(-1), torch.ones(P))
+        assert batch.all_due
+        assert batch.due.tolist() == [1.0] * P
+
+
+def test_minibatches_of_recurrent_agents_are_whole_rollouts_with_their_states():
+    experience, policy = received(passes=1, minibatches=2), Policy()
+    experience.begin(policy, 1)
+    for number in range(2):
+        experience.extend(Numbered(number, recurrent=True))
+    batches = list(experience.batches())
+    assert len(batches) == 2
+    firsts = []
+    for batch in batches:
+        rewards = batch.columns["reward"].unflatten(1, (T, -1))
+        assert rewards.shape == (P, T, E)
+        assert torch.equal(batch.recurrent.state.view(P, E), rewards[:, 0])
+        assert torch.equal(batch.recurrent.started, rewards % 2 == 0)
+        assert torch.equal(rewards[:, 1:] - rewards[:, :1], torch.tensor([E, 2.0 * E]).view(1, -1, 1).expand(P, -1, E))
+        firsts.append(rewards[:, 0])
+    assert torch.cat(firsts, 1).sort(1).values.tolist() == [[0, 1, 12, 13], [6, 7, 18, 19]]

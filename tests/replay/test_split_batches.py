@@ -179,8 +179,8 @@ def test_an_algorithm_divides_its_rollouts_and_minibatches_over_two_ranks():
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_rollouts_give_as_many_updates_for_each_global_step_on_any_number_of_ranks(ranks):
     agents = members(batch_size=(8.0, 16.0, 32.0), epochs=(1.0, 3.0, 2.0))
-    whole = Minibatches(agents, 64 * E, 2, torch.device("cpu"))
-    part = Minibatches(agents, 64 * E // ranks, 2, torch.device("cpu"), copies=ranks)
+    whole = Minibatches.of(agents, 64 * E, 2, torch.device("cpu"))
+    part = Minibatches.of(agents, 64 * E // ranks, 2, torch.device("cpu"), copies=ranks)
     assert part.due.tolist() == whole.due.tolist()
     assert (part.counted.sum(-1) * ranks)[whole.due > 0].tolist() == whole.counted.sum(-1)[whole.due > 0].tolist()
 

@@ -102,12 +102,13 @@ def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(c
 
 def test_ladders_go_from_end_to_end():
     ladder = EpsilonLadder(base=0.4, exponent=7)
-    assert ladder.rung(0, 8) == pytest.approx(0.4)
-    assert ladder.rung(7, 8) == pytest.approx(0.4**8)
-    assert ladder.rung(0, 1) == pytest.approx(0.4)
+    first, last = ladder.rungs(0, 2, 4).tolist(), ladder.rungs(1, 2, 4).tolist()
+    assert [*first, *last] == pytest.approx([0.4 ** (1 + place) for place in range(8)])
+    assert ladder.rungs(0, 1, 1).tolist() == pytest.approx([0.4])
     noise = NoiseLadder(low=0.5, high=2)
-    assert [noise.rung(index, 3) for index in range(3)] == pytest.approx([0.5, 1.0, 2.0])
-    assert noise.rung(0, 1) == 1.0
+    assert noise.rungs(0, 1, 3).tolist() == pytest.approx([0.5, 1.0, 2.0])
+    assert noise.rungs(1, 3, 1).tolist() == pytest.approx([1.0])
+    assert noise.rungs(0, 1, 1).tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
