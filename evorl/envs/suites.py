@@ -6,13 +6,19 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import WrapperSpec
 
 from evorl.types import UserError
 
 ATARI = "ALE/"
 MUJOCO = "gymnasium.envs.mujoco"
+MINATAR = "MinAtar/"
+ENLARGED = 32
+"""The width in a picture of each of the 10 x 10 cells of a MinAtar game, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,42 @@ def _is_mujoco(name: str) -> bool:
     return spec is not None and str(spec.entry_point).startswith(MUJOCO)
 
 
+class SeededGame(gym.Wrapper[Any, Any, Any, Any]):
+    """A MinAtar game (arXiv 1903.03176) whose episodes are determined by a seed, or by `np_random`, and their actions.
+
+    The games draw from a generator of their own, which a reset seeds from `np_random`. A sticky first action would
+    repeat the last one of the episode before; it repeats action 0, which does nothing.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        inner: Any = self.env.unwrapped
+        gym.Env.reset(inner, seed=seed)
+        inner.game.seed(int(inner.np_random.integers(2**32)))
+        inner.game.last_action = 0
+        return self.env.reset(options=options)
+
+    def render(self) -> Any:
+        """The game's picture; an `rgb_array` as bytes, which the game gives as numbers from 0 to 1, and enlarged."""
+        # Not through Gymnasium's checks, which would warn of what is mended here.
+        shown: Any = self.env.unwrapped.render()
+        if self.render_mode != "rgb_array":
+            return shown
+        return (255 * shown).astype(np.uint8).repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
+
+
+def _register_minatar(package: ModuleType, name: str) -> None:
+    """Register MinAtar's games, which newer versions of Gymnasium do not find by themselves."""
+    if name not in gym.registry:
+        package.register_envs()
+    spec = gym.registry.get(name)
+    if spec is not None and not spec.additional_wrappers:
+        spec.additional_wrappers = (WrapperSpec(SeededGame.__name__, f"{__name__}:{SeededGame.__name__}", {}),)
+
+
 SUITES: tuple[Suite, ...] = (
     Suite("Atari", "atari", ("ale_py",), lambda name: name.startswith(ATARI)),
     Suite("MuJoCo", "mujoco", ("mujoco", "imageio"), _is_mujoco),
+    Suite("MinAtar", "minatar", ("minatar.gym",), lambda name: name.startswith(MINATAR), _register_minatar),
 )
 
 

@@ -24,6 +24,7 @@ WORLDS = [
     {"id": "LunarLander-v3"},
     {"id": "BipedalWalker-v3"},
     {"id": "Hopper-v5"},
+    {"id": "MinAtar/SpaceInvaders-v1"},
     {"id": "helpers.spaces:SometimesMasked-v0"},
 ]
 FIELDS = ("reward", "terminated", "truncated", "valid", "started")
