@@ -170,9 +170,10 @@ def _children(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[tuple[str,
 
 
 def _box(space: gym.spaces.Box) -> ObservationSpec:
-    bytes_ = space.dtype == np.uint8
-    dtype = torch.uint8 if bytes_ else torch.float32
     shape = tuple(space.shape)
+    # Images of flags, such as MinAtar's, take a byte for each flag.
+    bytes_ = space.dtype == np.uint8 or (space.dtype == np.bool_ and len(shape) == 3)
+    dtype = torch.uint8 if bytes_ else torch.float32
     if len(shape) > 3:
         raise UserError(
             f"environment.id: an observation of shape {list(shape)} has no encoder; boxes of up to 3 dimensions do"

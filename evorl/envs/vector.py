@@ -7,7 +7,6 @@ an error in a native vector environment, or in a worker process, concerns all of
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from evorl.config.errors import shown
 from evorl.distributed.signals import Interrupted, held_signal, signals_wait
 from evorl.envs.continuation import another_seed, continuation, generator_state, set_generator_state
 from evorl.envs.spaces import Copies
+from evorl.envs.suites import ATARI, register_suite
 from evorl.system.console import say
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
@@ -347,9 +347,6 @@ def _renew_world(env: Any) -> None:
         env.world = type(env.world)()
 
 
-ATARI = "ALE/"
-
-
 def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[str, Any]] = ()) -> Vector:
     """The configured vector environment. Raises UserError if it cannot be made.
 
@@ -357,7 +354,6 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
     """
     try:
         name = _known_name(settings)
-        _import_atari(name)
         # Python ignores exceptions that a signal handler raises in its fork callbacks.
         with warnings.catch_warnings(), signals_wait():
             warnings.simplefilter("ignore")
@@ -377,15 +373,6 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
         raise
     except Exception as error:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
-
-
-def _import_atari(name: str) -> None:
-    """Register Atari's environments with Gymnasium if `name` is one. Raises UserError if they are not installed."""
-    if name.startswith(ATARI):
-        try:
-            importlib.import_module("ale_py")
-        except ModuleNotFoundError as error:
-            raise UserError(f"environment.id: {name!r} needs the Atari extra: pip install -e '.[atari]'") from error
 
 
 def _cannot_make(settings: Environment, error: Exception) -> UserError:
@@ -413,10 +400,14 @@ def _guarded_vector(settings: Environment, name: str, mode: str, differing: Sequ
 
 
 def _known_name(settings: Environment) -> str:
-    """The registered name of an environment, after importing the user's module if there is one."""
+    """The registered name of an environment, after importing the user's module if there is one.
+
+    Raises UserError if the environment is of an optional suite that is not installed.
+    """
     module, _, name = settings.id.rpartition(":")
     if module:
         _register(import_from_here(module), name)
+    register_suite(name)
     return name
 
 
@@ -488,7 +479,6 @@ def reward_threshold(settings: Environment) -> float | None:
     """
     try:
         name = _known_name(settings)
-        _import_atari(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return gym.spec(name).reward_threshold
@@ -502,7 +492,7 @@ def stacked_frames(settings: Environment) -> int:
     Zero frames pad the start of an episode.
     """
     name = settings.id.rpartition(":")[2]
-    _import_atari(name)
+    register_suite(name)
     if not name.startswith(ATARI) or _mode(settings, name) != "native":
         return 0
     return int(settings.kwargs.get("stack_num", 4))

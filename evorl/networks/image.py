@@ -83,7 +83,7 @@ class ImageEncoder:
         if len(self.part.shape) == 2:
             x = x.unsqueeze(2)
         elif self.part.channels_last:
-            x = x.movedim(-1, 2)
+            x = x.permute(0, 1, 4, 2, 3)  # The ONNX exporter writes `movedim(-1, 2)` as a permutation with a -1.
         agents, batch = x.shape[:2]
         mine = {name: p[name] for name in self.specs(layout.architecture)}
         # The first layer's filters include the scaling of uint8 pixels. A separate pass over all pixels made preparing

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from helpers.support import needs_extra_of
 
 from evorl.config import Environment
 from evorl.envs import Environments, continuation
@@ -22,6 +23,8 @@ WORLDS = [
     {"id": "Pendulum-v1"},
     {"id": "LunarLander-v3"},
     {"id": "BipedalWalker-v3"},
+    {"id": "Hopper-v5"},
+    {"id": "MinAtar/SpaceInvaders-v1"},
     {"id": "helpers.spaces:SometimesMasked-v0"},
 ]
 FIELDS = ("reward", "terminated", "truncated", "valid", "started")
@@ -70,6 +73,7 @@ def made(request):
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: "-".join(world.values()))
 def test_episodes_go_on_as_they_would_have(world, made):
+    needs_extra_of(world["id"])
     ours, theirs = made(world), made(world)
     ours.reset(3)
     played(ours, 130)

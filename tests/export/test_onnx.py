@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from helpers.loaded import SPACES, fresh_run, spaces_run
-from helpers.support import SMALL
+from helpers.support import SMALL, needs_its_extra
 
 import evorl
 from evorl.commands.command import run_command
@@ -42,8 +42,7 @@ def parameters(agent):
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_every_shipped_configuration_is_exported(name, tmp_path):
-    if "atari" in name or "pong" in name:
-        pytest.importorskip("ale_py")
+    needs_its_extra(name)
     config = fresh_run(tmp_path / "a", configuration_file(name))
     session = exported(tmp_path / "a")
     inputs = {each.name: each.shape for each in session.get_inputs()}

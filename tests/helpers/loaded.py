@@ -25,7 +25,7 @@ A2C = "algorithm={name: a2c, rollout_steps: 16}"
 
 def fresh_run(path, file, *overrides):
     """The directory of a run whose elite has not been trained; its parameters are noise, so that it does something."""
-    settings = [f"evaluation.max_steps={STEPS}", "replay.capacity=20000", "environment.num_envs=2", *overrides]
+    settings = [f"evaluation.max_steps={STEPS}", "replay.capacity=30000", "environment.num_envs=8", *overrides]
     settings = settings if "replay" in read_settings(file, overrides) else [settings[0], *settings[2:]]
     config = validate(read_settings(file, settings), SETTINGS)
     environments = Environments(config.environment, 1, 1)

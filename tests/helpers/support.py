@@ -12,14 +12,18 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
 from evorl.actors.collectors import KINDS, Acting, note_counts
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import override, read_yaml, validate
+from evorl.config.task import environment_of
+from evorl.config.yaml import configuration_file
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.spaces import EnvSpec, ObservationSpec, observation_specs
+from evorl.envs.suites import SUITES
 from evorl.evolution import Context
 from evorl.networks.stack import new_tensors
 from evorl.population import Learner, Policy, initial_population
@@ -44,6 +48,17 @@ EVERY_MUTATION = [
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}, batch_size: {min: 4, max: 16},"
     " learn_step: {min: 1, max: 4, grow: 1.5, shrink: 0.75}}",
 ]
+
+
+def needs_its_extra(name):
+    """Skip a test unless the packages of a shipped configuration's environment are installed."""
+    needs_extra_of(environment_of(read_yaml(configuration_file(name))))
+
+
+def needs_extra_of(id):
+    """Skip a test unless the packages of this environment are installed."""
+    for module in (module for suite in SUITES if suite.owns(id) for module in suite.modules):
+        pytest.importorskip(module)
 
 
 def fitting(overrides):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.support import ROOT, config, train
+from helpers.support import ROOT, config, needs_extra_of, train
 
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
@@ -78,9 +78,10 @@ def test_resuming_imports_nothing_from_the_working_directory(run):
     assert not canary.exists()
 
 
-def test_atari_is_not_looked_for_in_the_working_directory(in_directory):
-    pytest.importorskip("ale_py")
-    environment = config("environment.id=ALE/Pong-v5").environment
+@pytest.mark.parametrize("id", ["ALE/Pong-v5", "Hopper-v5", "MinAtar/Breakout-v1"])
+def test_optional_suites_are_not_looked_for_in_the_working_directory(id, in_directory):
+    needs_extra_of(id)
+    environment = config(f"environment.id={id}").environment
     make_vector(environment, 1).close()
     assert str(Path.cwd()) not in sys.path
 

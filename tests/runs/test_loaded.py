@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers.loaded import A2C, SPACES, STEPS, fresh_run, spaces_run
-from helpers.support import SMALL
+from helpers.support import SMALL, needs_its_extra
 
 import evorl
 from evorl.commands.evaluate import evaluate_elite, seeds_of
@@ -23,8 +23,8 @@ from evorl.runs import directory, loaded
 from evorl.types import UserError
 
 
-def returns_of(agent, config, seeds):
-    """The returns of episodes that a user's own loop plays."""
+def returns_of(agent, config, seeds, steps=STEPS):
+    """The returns of episodes that a user's own loop plays, up to so many steps of each."""
     returns = []
     native = config.environment.id.startswith("ALE/")
     make = make_vector(for_evaluation(config.environment), 1) if native else None
@@ -32,7 +32,7 @@ def returns_of(agent, config, seeds):
     for seed in seeds:
         observation, info = env.reset(seed=np.array([seed]) if native else seed)
         total, state = 0.0, None
-        for _ in range(STEPS):
+        for _ in range(steps):
             action, state = agent.predict(observation, state, action_mask=info.get("action_mask"))
             observation, reward, terminated, truncated, info = env.step(action)
             total += float(np.sum(reward))
@@ -45,12 +45,13 @@ def returns_of(agent, config, seeds):
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_predict_gives_the_returns_of_evaluate(name, tmp_path):
-    if "atari" in name:
-        pytest.importorskip("ale_py")
+    needs_its_extra(name)
     small = ["network.hidden_sizes=[16]"] if "atari" in name else []
-    config = fresh_run(tmp_path / "a", configuration_file(name), *small)
+    # Contacts amplify rounding errors: 1e-7 in the first action are 0.6 in the return of HalfCheetah's 40th step.
+    steps = 10 if "mujoco" in name else STEPS
+    config = fresh_run(tmp_path / "a", configuration_file(name), f"evaluation.max_steps={steps}", *small)
     evaluated = evaluate_elite(tmp_path / "a", 3, 0)
-    returns = returns_of(evorl.load(tmp_path / "a"), config, seeds_of(0, 3))
+    returns = returns_of(evorl.load(tmp_path / "a"), config, seeds_of(0, 3), steps)
     assert returns == pytest.approx(evaluated["returns"], abs=1e-3)
 
 

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, steps_until, train
+from helpers.support import EVERY_MUTATION, ROOT, error_line, lines, needs_its_extra, steps_until, train
 
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
@@ -152,12 +152,15 @@ def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_configuration_runs(path, in_directory):
     """In small: two generations of two, few environments, and a replay of thousands of steps instead of gigabytes."""
+    needs_its_extra(path.stem)
     short = [
         "population.size=2", "evolution.steps=40", "training.max_steps=80", "environment.num_envs=2",
         "evaluation.episodes=1", "evaluation.max_steps=20", "evaluation.confirmation_episodes=2",
     ]  # fmt: skip
     if "atari" in path.name:
         short.append("network.hidden_sizes=[16]")  # Files of megabytes would be most of the time.
+    if path.stem == "ppo_minatar":
+        short.append("environment.num_envs=8")  # A rollout has at least as many steps as a minibatch.
     if SETTINGS[read_yaml(path)["algorithm"]["name"]].replayed:
         short += ["replay.learning_starts=50", "replay.capacity=2000"]
     assert train("run.name=a", "tracking.backends=[]", *short, configuration=path) == 0

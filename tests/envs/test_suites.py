@@ -1,0 +1,92 @@
+"""Suites of environments whose packages are optional."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.envs.spaces import as_numbers
+from evorl.envs.vector import make_vector
+from evorl.types import UserError
+
+
+@pytest.mark.parametrize(
+    ("id", "module", "told"),
+    [
+        ("ALE/Pong-v5", "ale_py", r"'ALE/Pong-v5' needs the Atari extra: pip install -e '\.\[atari\]'"),
+        ("Hopper-v5", "mujoco", r"'Hopper-v5' needs the MuJoCo extra: pip install -e '\.\[mujoco\]'"),
+        (
+            "MinAtar/Breakout-v1",
+            "minatar",
+            r"'MinAtar/Breakout-v1' needs the MinAtar extra: pip install -e '\.\[minatar\]'",
+        ),
+        ("Hopper-v5", "imageio", r"'Hopper-v5' needs the MuJoCo extra: pip install -e '\.\[mujoco\]'"),
+    ],
+)
+def test_a_missing_package_is_named_by_its_extra(id, module, told, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=f"^environment.id: {told}$"):
+        Environments(Environment(id=id), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("id", "numbers", "actions"),
+    [("HalfCheetah-v5", 17, 6), ("Hopper-v5", 11, 3), ("Walker2d-v5", 17, 6), ("Ant-v5", 105, 8)],
+)
+def test_robots_step(id, numbers, actions):
+    pytest.importorskip("mujoco")
+    made = Environments(Environment(id=id), 2, 2)
+    made.reset(3)
+    assert made.observation["observation"].shape == (2, 2, numbers)
+    before = made.observation["observation"].clone()
+    transition = made.step(torch.full((2, 2, actions), 0.5))
+    assert transition.valid.all()
+    assert not torch.equal(made.observation["observation"], before)
+    assert (transition.reward != 0).all()
+    made.close()
+
+
+@pytest.mark.parametrize("game", ["Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"])
+def test_games_are_images_of_flags_and_are_kept_as_bytes(game):
+    pytest.importorskip("minatar")
+    made = Environments(Environment(id=f"MinAtar/{game}-v1"), 1, 2)
+    made.reset(3)
+    part = made.interface.parts["observation"]
+    assert (part.kind, part.image_size, part.channels_last) == ("image", (10, 10), True)
+    assert made.observation["observation"].dtype == torch.uint8
+    assert made.observation["observation"].unique().tolist() == [0, 1]
+    assert as_numbers(made.observation["observation"], part).unique().tolist() == [0.0, 1.0]
+    made.close()
+
+
+def test_a_game_is_determined_by_its_seed_and_actions_whatever_was_played_before():
+    """Also by the action that a first sticky one repeats, and by the generator that the game has for itself."""
+    pytest.importorskip("minatar")
+
+    def game(made, seed):
+        made.reset(seed)
+        steps = [made.step(torch.full((1, 64), 1 + step % 2)) for step in range(40)]
+        return torch.stack([step.observation["observation"] for step in steps])
+
+    used, new = (Environments(Environment(id="MinAtar/Breakout-v1"), 1, 64) for _ in range(2))
+    first = game(used, 3)
+    assert not torch.equal(game(used, 4), first)
+    assert torch.equal(game(used, 3), first)
+    assert torch.equal(game(new, 3), first)
+    used.close()
+    new.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_game_is_filmed_in_colour():
+    pytest.importorskip("minatar")
+    pytest.importorskip("seaborn")
+    vector = make_vector(Environment(id="MinAtar/Breakout-v1", kwargs={"render_mode": "rgb_array"}), 1)
+    vector.reset(seed=3)
+    (picture,) = vector.render()
+    assert (picture.shape, picture.dtype) == ((320, 320, 3), np.uint8)
+    assert picture.max() > 100
+    vector.close()
