@@ -33,7 +33,7 @@ BASES = {
     "ddpg": (*BOX, f"algorithm={{name: ddpg, {REPLAYED}, exploration: {{random_steps: 4}}}}"),
     "td3": (*BOX, f"algorithm={{name: td3, {REPLAYED}, exploration: {{random_steps: 4}}}}"),
     "sac": (*BOX, f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 4}}}}"),
-    "gsde": (
+    "state_dependent": (
         *BOX,
         f"algorithm={{name: sac, {REPLAYED}, exploration: {{random_steps: 4}}, state_dependent_noise: {{}}}}",
     ),
