@@ -109,10 +109,11 @@ class A2C(Algorithm):
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        noise, self.noise = state_dependent_noise(config, interface, learned=True), None
         self.distribution = self._distribution()
-        if noise is not None:
-            self.distribution = self.noise = StateDependentDistribution(self.distribution, noise)
+        self.noise: StateDependentDistribution | None = None
+        if (noise := state_dependent_noise(config, interface, learned=True)) is not None:
+            base = BOX_DISTRIBUTIONS[self.settings.distribution](interface.action)
+            self.distribution = self.noise = StateDependentDistribution(base, noise)
         heads = (*self.distribution.heads, Head("value", 1))
         streams: Streams = "all" if self.settings.critic == "separate" else "shared"
         policy = self.network(interface.parts, heads, streams, self.target_rule)

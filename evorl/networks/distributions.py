@@ -339,5 +339,8 @@ DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {
 }
 """Default distribution of each kind of action space."""
 
-BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], Distribution]] = {"gaussian": Gaussian, "squashed": SquashedGaussian}
+BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], Gaussian | SquashedGaussian]] = {
+    "gaussian": Gaussian,
+    "squashed": SquashedGaussian,
+}
 """Distributions for a Box, by configured name; a squashed one needs bounds."""
