@@ -302,6 +302,15 @@ def test_agents_are_evaluated_and_exported_without_noise(name):
     torch.testing.assert_close(exported(look[0])[0], best)
 
 
+def test_noise_is_not_stored_with_rollouts():
+    ppo = made("ppo")
+    policy = population([agent(dqn=ppo)], ppo).policy
+    output, state = policy.act(seen(torch.zeros(1, 3, 5)), torch.ones(1, 3, dtype=torch.bool), policy.initial_state(3))
+    assert state.any()
+    assert not output.state.numel()
+    assert not output.next_state.numel()
+
+
 @pytest.mark.parametrize("name", ["a2c", "ppo", "sac"])
 def test_choices_take_no_such_noise(name):
     with pytest.raises(UserError, match=r"state_dependent_noise: is for a Box, and Some-v0 has Discrete\(3\)"):
