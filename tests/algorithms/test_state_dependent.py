@@ -5,16 +5,21 @@ import numpy as np
 import pytest
 import torch
 from helpers.replayed import Single, check_stack_equals_singles, generator, perceptron, replayed_batch
-from helpers.support import agent, algorithm, batch_of, population, seen
+from helpers.support import agent, algorithm, batch_of, config, play_as_actor, population, seen
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
+from evorl.actors.collectors import KINDS
+from evorl.algorithms import make_algorithm
 from evorl.algorithms.state_dependent import NOISE, StateDependentDistribution, StateDependentNoise
 from evorl.algorithms.state_dependent import StateDependentNoiseSettings as Settings
+from evorl.distributed import Placement, Ranks
+from evorl.envs import Environments
 from evorl.evolution import mutation as operations
 from evorl.export.network import ActingAgent
 from evorl.networks.dense import Tape
 from evorl.networks.distributions import Gaussian, SquashedGaussian
 from evorl.networks.parameters import importance
+from evorl.system.console import Stopwatch
 from evorl.types import FEATURES, UserError
 
 BOX = gym.spaces.Box(-2.0, 2.0, (2,))
@@ -309,6 +314,32 @@ def test_noise_is_not_stored_with_rollouts():
     assert state.any()
     assert not output.state.numel()
     assert not output.next_state.numel()
+
+
+@pytest.mark.parametrize("more", ["name: impala", "name: a3c", "name: apex_ddpg, exploration: {noise: none}"])
+def test_actors_explore_by_it_and_send_none_of_it(more):
+    settings = config(
+        "environment.id=Pendulum-v1",
+        f"algorithm={{{more}, rollout_steps: 4, state_dependent_noise: {{every: 3}}}}",
+        *(["replay={capacity: 500, learning_starts: 16, prioritised: {}}"] if "apex" in more else []),
+    )
+    environments = Environments(settings.environment, 1, 2)
+    chosen = make_algorithm(settings, environments.interface)
+    member = agent(dqn=chosen)
+    learner = population([member], chosen)
+    slot = KINDS[settings.algorithm.sends].slot(learner.policy, settings)(
+        lambda shape, dtype: torch.zeros(shape, dtype=dtype)
+    )
+    assert "a3c" in more or slot.layout.state == (0, 0)
+    experience = chosen.experience(Placement(Ranks(), "replicated", 1), environments.always_valid, Stopwatch())
+    environments.reset(1)
+    play_as_actor(learner, experience, environments, 24)
+    environments.close()
+    (trained,) = learner.to_agents()
+    assert trained.fault is None
+    network = next(iter(chosen.networks))
+    before, after = (each.tensors[network]["parameters"].get(f"{NOISE}.weight") for each in (member, trained))
+    assert before is None or not torch.equal(before, after)
 
 
 @pytest.mark.parametrize("name", ["a2c", "ppo", "sac"])
