@@ -89,18 +89,30 @@ Observation = Mapping[str, Tensor]
 """Observation parts [P, E, ...], with `action_mask` [P, E, A] where actions can be masked."""
 
 
+FEATURES = "features"
+"""The head that stands for the last hidden layer's output."""
+
+
 @dataclass(frozen=True)
 class Head:
     """An output head of a network, with `outputs` numbers per observation.
 
     A `constant` head is a learned vector independent of the observation. `near_zero` initialises small weights, so that
-    the initial outputs are almost the same for all observations.
+    the initial outputs are almost the same for all observations. A `per_feature` head is a learned matrix [N, outputs]
+    independent of the observation, with a row for each of the N features that the first head reads. With a head named
+    `FEATURES`, which has no parameters and no `outputs` of its own, a network also gives those features [P, B, N].
     """
 
     name: str
     outputs: int
     constant: bool = False
     near_zero: bool = False
+    per_feature: bool = False
+
+    @property
+    def computed(self) -> bool:
+        """True for a linear layer on the features, False for what a network gives beside them."""
+        return not (self.constant or self.per_feature or self.name == FEATURES)
 
 
 Streams = Literal["shared", "last", "all"]

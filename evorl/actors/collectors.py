@@ -201,13 +201,14 @@ def _rollout(
     """The factory of rollout slots; `kept` selects what is stored of each policy output."""
     algorithm = policy.algorithm
     num_envs, parts = config.environment.num_envs, algorithm.interface.with_mask()
-    shown = kept(_output(policy, parts, num_envs))
+    output = _output(policy, parts, num_envs)
+    shown = kept(output)
     flag: Field = (), torch.bool
     fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in shown.items()}
     fields |= {"reward": ((), torch.float32), "terminated": flag, "truncated": flag, "started": flag}
-    state = policy.initial_state(num_envs)
+    state = output.state.shape[2:] if output.state.numel() else (0, 0)
     steps = config.algorithm.rollout_steps
-    layout = RolloutLayout(steps, len(policy.agents), num_envs, parts, fields, (state.shape[2], state.shape[3]))
+    layout = RolloutLayout(steps, len(policy.agents), num_envs, parts, fields, (state[0], state[1]))
     return lambda empty: RolloutMemory(layout, empty)
 
 

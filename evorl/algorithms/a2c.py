@@ -23,16 +23,26 @@ from evorl.algorithms.functional import (
     policy_gradient,
     without_gaps,
 )
+from evorl.algorithms.state_dependent import (
+    InitialLogScale,
+    StateDependentDistribution,
+    StateDependentNoiseSettings,
+    state_dependent_noise,
+)
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
-from evorl.networks.stack import Stack, TargetRule
+from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
+
+
+class OnPolicyNoiseSettings(StateDependentNoiseSettings):
+    initial_log_scale: InitialLogScale = -2.0
 
 
 class A2CSettings(AlgorithmSettings):
@@ -62,6 +72,9 @@ class A2CSettings(AlgorithmSettings):
     the bound; `squashed` by a tanh, with a scale for each state, as in SAC."""
     critic: Literal["separate", "shared"] = "separate"
     """Give the value hidden layers of its own. Encoders of images are always shared."""
+    state_dependent_noise: OnPolicyNoiseSettings | None = None
+    """Explore the numbers of a `Box` by a function of the state that is drawn now and then (gSDE, arXiv 2005.05719).
+    The policy's variance is that of these draws, whichever `distribution` it is of."""
     normalize_rewards: bool = False
     """Divide rewards by the standard deviation of their running discounted sum, and clip them to ±10."""
 
@@ -97,6 +110,10 @@ class A2C(Algorithm):
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
         self.distribution = self._distribution()
+        self.noise: StateDependentDistribution | None = None
+        if (noise := state_dependent_noise(config, interface, learned=True)) is not None:
+            base = BOX_DISTRIBUTIONS[self.settings.distribution](interface.action)
+            self.distribution = self.noise = StateDependentDistribution(base, noise)
         heads = (*self.distribution.heads, Head("value", 1))
         streams: Streams = "all" if self.settings.critic == "separate" else "shared"
         policy = self.network(interface.parts, heads, streams, self.target_rule)
@@ -118,6 +135,9 @@ class A2C(Algorithm):
             )
         kinds = {**DISTRIBUTIONS, gym.spaces.Box: BOX_DISTRIBUTIONS[wanted]}
         return kinds[type(space)](space)
+
+    def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
+        return (0, 0) if self.noise is None else self.noise.noise.shape(architectures["policy"])
 
     def pace(self, copies: int) -> Pace:
         """Pace of `epochs` over each rollout.
@@ -167,7 +187,10 @@ class A2C(Algorithm):
         mask, distribution = inputs.action_mask, self.distribution
         if inputs.deterministic:
             return ActOutput(distribution.to_environment(distribution.mode(outputs, mask)), recurrent_state=state)
-        action = distribution.sample(outputs, mask, inputs.generator)
+        if self.noise is None:
+            action = distribution.sample(outputs, mask, inputs.generator)
+        else:
+            action, state = self.noise.held(outputs, inputs.recurrent, inputs.generator)
         extras = {
             "unclipped_action": action,
             "log_prob": distribution.log_prob(outputs, mask, action),

@@ -18,7 +18,7 @@ from evorl.config.fields import AlgorithmSettings
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, ObservationSpecs
 from evorl.networks import CELLS, NETWORKS, initial_architecture
-from evorl.networks.stack import NetworkSpec, Stack, TargetRule
+from evorl.networks.stack import Architectures, NetworkSpec, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.system.console import Stopwatch
 from evorl.types import (
@@ -100,11 +100,6 @@ class Algorithm(ABC):
     """The algorithm's section of the configuration, with all its defaults."""
     metrics: tuple[str, ...]
     """Names of the metrics that the losses report."""
-    noise_shape: tuple[int, int] = 0, 0
-    """The shape [K, N] of exploration noise that carries over from step to step, for each environment; (0, 0) is none.
-
-    `act` receives and returns it as the recurrent state, which is zero where episodes start.
-    """
     explores_by_noise: bool = False
     """True if agents explore by noise on actions that would be deterministic, such as random actions at some rate:
     returns of training are then below those of evaluation, by as much as the noise costs."""
@@ -173,6 +168,14 @@ class Algorithm(ABC):
         Experience that uses a batch several times adds them to its columns.
         """
         return {}
+
+    def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
+        """The shape [K, N] of exploration noise that carries over from step to step, in one environment of an agent.
+
+        `architectures` are those of a stack, by network; (0, 0), the default, is no such noise. `act` receives it as
+        the recurrent state, which is zero at first, and returns the next.
+        """
+        return 0, 0
 
     @abstractmethod
     def pace(self, copies: int) -> Pace:

@@ -25,11 +25,12 @@ from evorl.algorithms.off_policy import (
     actor_learning_rate,
     critic_loss,
 )
+from evorl.algorithms.state_dependent import StateDependentNoiseSettings, state_dependent_noise
 from evorl.config import Config
 from evorl.config.fields import HyperparameterRange, Size, Weight
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
-from evorl.networks.stack import Polyak, Stack, StackedNetwork
+from evorl.networks.stack import Architectures, Polyak, Stack, StackedNetwork
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput
 
 
@@ -45,6 +46,9 @@ class DDPGSettings(OffPolicySettings):
     actor_learning_rate: Rate | None = None
     """Null is the critics' `learning_rate`."""
     exploration: DDPGExploration = DDPGExploration()
+    state_dependent_noise: StateDependentNoiseSettings | None = None
+    """Explore by a function of the state that is drawn now and then (gSDE, arXiv 2005.05719), in place of
+    `exploration.noise`, which has to be `none`. Its scale stays as it is at first: no gradient is there to learn it."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*OffPolicySettings.hyperparameters, "actor_learning_rate")
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
@@ -70,16 +74,23 @@ class DDPG(OffPolicy):
         self.bounds = ActionBounds(interface.action)
         self.stored_action = shape, torch.float32
         self.exploration: ActionNoise = self.settings.exploration
-        self.noise_shape = (1, size) if self.exploration.kept else (0, 0)
+        self.noise = state_dependent_noise(config, interface, learned=False)
         heads = [Head(name, 1) for name in self.critics]
+        outputs = [Head("action", size, near_zero=True), *([] if self.noise is None else self.noise.heads)]
         self.networks = {
-            "actor": self.network(interface.parts, [Head("action", size, near_zero=True)], "shared", Polyak("tau")),
+            "actor": self.network(interface.parts, outputs, "shared", Polyak("tau")),
             "critics": self.network(reads, heads, "all", Polyak("tau", every=self.delay)),
         }
         self.objectives = [
             self.objective("critics", self.critic_loss, hyperparameter("learning_rate")),
             self.objective("actor", self.actor_loss, actor_learning_rate, self.delay),
         ]
+
+    def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
+        """That of state-dependent noise, or of noise that goes on from the last step."""
+        if self.noise is not None:
+            return self.noise.shape(architectures["actor"])
+        return (1, self.bounds.size) if self.exploration.kept else (0, 0)
 
     @property
     def delay(self) -> int:
@@ -88,10 +99,15 @@ class DDPG(OffPolicy):
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Take the actor's actions, with exploration noise unless `deterministic`."""
-        action, state = actor_action(stack.networks["actor"], inputs.observation), None
+        outputs, state = stack.networks["actor"](inputs.observation), None
+        action = torch.tanh(outputs["action"])
         if not inputs.deterministic:
             generator = inputs.generator
-            noise, state = self.exploration.draw(action, inputs.recurrent, generator)
+            if self.noise is None:
+                noise, state = self.exploration.draw(action, inputs.recurrent, generator)
+            else:
+                noise, state = self.noise.draw(outputs, inputs.recurrent, generator)
+                noise = noise * self.noise.variance(outputs).sqrt()
             action = (action + self.scaled(stack, noise)).clamp(-1.0, 1.0)
             action = self.exploration.random_at_first(
                 action, stack.state["steps"], lambda: random_numbers(action, generator)

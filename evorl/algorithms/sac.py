@@ -27,11 +27,16 @@ from evorl.algorithms.off_policy import (
     actor_learning_rate,
     critic_loss,
 )
+from evorl.algorithms.state_dependent import (
+    StateDependentNoise,
+    StateDependentNoiseSettings,
+    state_dependent_noise,
+)
 from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive
 from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
-from evorl.networks.stack import NetworkSpec, Polyak, Stack, StackedNetwork
+from evorl.networks.stack import Architectures, NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.networks.standard import StandardNetwork
 from evorl.replay.storage import Field as StoredField
 from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
@@ -60,6 +65,9 @@ class SACSettings(OffPolicySettings):
     """The share of the maximum entropy of choices that is the target, where `target_entropy` is null. In each state the
     maximum is the logarithm of the number of actions that are allowed there."""
     exploration: SACExploration = SACExploration()
+    state_dependent_noise: StateDependentNoiseSettings | None = None
+    """Explore by a function of the state that is drawn now and then (gSDE, arXiv 2005.05719): the policy's variance is
+    that of these draws, and its scale in a state follows from the features of its last hidden layer."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *OffPolicySettings.hyperparameters,
@@ -104,8 +112,10 @@ class Actions(ABC):
     """The outputs of each critic: one, or one for each choice."""
     stored: StoredField
     """The shape and type of an action in the replay."""
-    noise_shape: tuple[int, int] = 0, 0
-    """See `Algorithm`."""
+
+    def noise_shape(self, architecture: Architecture) -> tuple[int, int]:
+        """See `Algorithm`; `architecture` is the actor's."""
+        return 0, 0
 
     @abstractmethod
     def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
@@ -142,17 +152,26 @@ class Actions(ABC):
 
 
 class SampledActions(Actions):
-    """Bounded continuous actions from a squashed Gaussian; an expectation is over one sample."""
+    """Bounded continuous actions from a squashed Gaussian; an expectation is over one sample.
+
+    With state-dependent noise the Gaussian's scale is that of this noise, and gradients flow through the features that
+    it depends on. Acting holds the noise's matrices, and expectations are over independent samples.
+    """
 
     values = 1
 
-    def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
+    def __init__(self, interface: EnvSpec, exploration: ActionNoise, noise: StateDependentNoise | None) -> None:
         self.reads = with_action(interface, "sac", TAKES)
         self.distribution = SquashedGaussian(interface.action)
-        self.heads = self.distribution.heads
+        self.noise = noise
+        self.heads = self.distribution.heads if noise is None else (self.distribution.heads[0], *noise.heads)
         self.stored = (interface.action.shape or (), torch.float32)
         self.exploration = exploration
-        self.noise_shape = (1, self.distribution.size) if exploration.kept else (0, 0)
+
+    def noise_shape(self, architecture: Architecture) -> tuple[int, int]:
+        if self.noise is not None:
+            return self.noise.shape(architecture)
+        return (1, self.distribution.size) if self.exploration.kept else (0, 0)
 
     def best(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return self.distribution.bounds.to_environment(torch.tanh(outputs["action"]))
@@ -160,6 +179,9 @@ class SampledActions(Actions):
     def explored(
         self, outputs: Tensors, mask: Tensor | None, recurrent: RecurrentInput | None, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
+        if self.noise is not None:
+            held, state = self.noise.draw(outputs, recurrent, generator)
+            return self.distribution.to_environment(self.distribution.moved(self.noise.gaussian(outputs), held)), state
         sampled = torch.tanh(self.distribution.sample(outputs, None, generator))
         noise, state = self.exploration.draw(sampled, recurrent, generator)
         return self.distribution.bounds.to_environment((sampled + noise).clamp(-1.0, 1.0)), state
@@ -169,7 +191,7 @@ class SampledActions(Actions):
         return self.distribution.bounds.to_environment(numbers)
 
     def expectation(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator | None) -> Expectation:
-        outputs = self.distribution.bounded(outputs)
+        outputs = self.distribution.bounded(outputs if self.noise is None else self.noise.gaussian(outputs))
         unclipped = outputs["action"] if generator is None else self.distribution.sample(outputs, None, generator)
         log_prob = self.distribution.log_prob(outputs, None, unclipped).unsqueeze(-1)
         return Expectation(torch.ones_like(log_prob), log_prob, torch.tanh(unclipped))
@@ -191,7 +213,7 @@ class AllActions(Actions):
 
     stored = (), torch.int64
 
-    def __init__(self, interface: EnvSpec, exploration: ActionNoise) -> None:
+    def __init__(self, interface: EnvSpec, exploration: ActionNoise, noise: StateDependentNoise | None) -> None:
         """Raises UserError if action noise is configured, which discrete actions do not support."""
         if exploration.noise != "none":
             raise UserError(
@@ -232,7 +254,7 @@ class AllActions(Actions):
         return target if given is None else torch.minimum(given.unsqueeze(-1), target)
 
 
-ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise], Actions]] = {
+ACTIONS: Mapping[type, Callable[[EnvSpec, ActionNoise, StateDependentNoise | None], Actions]] = {
     gym.spaces.Box: SampledActions,
     gym.spaces.Discrete: AllActions,
 }
@@ -249,8 +271,8 @@ class SAC(OffPolicy):
         kind = ACTIONS.get(type(interface.action))
         if kind is None:
             raise wrong_actions("sac", interface, TAKES)
-        self.actions = kind(interface, self.settings.exploration)
-        self.noise_shape = self.actions.noise_shape
+        noise = state_dependent_noise(config, interface, learned=True)
+        self.actions = kind(interface, self.settings.exploration, noise)
         self.explores_by_noise = self.settings.exploration.noise != "none"
         self.stored_action = self.actions.stored
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")
@@ -266,6 +288,9 @@ class SAC(OffPolicy):
             self.objective("actor", self.actor_loss, actor_learning_rate),
             self.objective("temperature", self.temperature_loss, rate),
         ]
+
+    def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
+        return self.actions.noise_shape(architectures["actor"])
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:
         """Sample actions, or take the most likely ones if `deterministic`."""

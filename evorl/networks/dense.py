@@ -143,7 +143,8 @@ class DensePlan:
 
     If the last layer has several `streams`, each head reads its own. With `bf16`, hidden layers multiply in
     bfloat16 (arXiv 1905.12322) and pass bfloat16 on unless they are normalised. Batch sums, norms, residual sums and
-    heads stay in float32, because bfloat16 keeps only three digits of values of some hundreds.
+    heads stay in float32, because bfloat16 keeps only three digits of values of some hundreds. With `features`, the
+    input of the first head follows as one more output.
     """
 
     layers: tuple[DenseLayer, ...]
@@ -152,6 +153,7 @@ class DensePlan:
     spans: tuple[Span, ...]
     layer_norm: bool
     bf16: bool = False
+    features: bool = False
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -296,6 +298,7 @@ def dense(
 ) -> list[Tensor]:
     """Map sources [P, B, ...] to the outputs [P, B, outputs] of each head; without heads, to those of the last layer.
 
+    With `plan.features`, the features [P, B, N] of the first head come last.
     With `rows`, gradients flow only through the first `rows` entries of B, and each head's output is returned in two
     parts. With a `tape`, the call is recorded there instead of by autograd, unless a source requires a gradient.
     """
@@ -372,9 +375,11 @@ def _forward(plan: DensePlan, p: Tensors, sources: Sequence[Tensor], traces: lis
         return sources
     traces.append(_Trace(sources, (), False, (), sources[0], sources[0]))
     x, weights, biases = sources[0], *_of_heads(plan, p)
+    # An alias, because the output becomes a leaf of the graph, and the trace keeps the activation itself.
+    features = [_streams(x, plan)[0].detach()] if plan.features else []
     if _alike(plan, weights):
-        return _apart(linear(x, _together(weights), _together(biases)), plan)
-    return [linear(*each) for each in zip(_streams(x, plan), weights, biases, strict=True)]
+        return _apart(linear(x, _together(weights), _together(biases)), plan) + features
+    return [linear(*each) for each in zip(_streams(x, plan), weights, biases, strict=True)] + features
 
 
 def _are_joined(sources: Sequence[Tensor], bias: Tensor) -> bool:
@@ -414,7 +419,9 @@ def _backward(
     """Backpropagate; write parameter gradients `into`, if given, and return source gradients if `to_sources`."""
     gradients = list(outputs)
     if plan.heads:
-        gradients = [_heads_backward(plan, p, traces[-1].sources[0], outputs, into)]
+        gradients = [_heads_backward(plan, p, traces[-1].sources[0], outputs[: len(plan.heads)], into)]
+        if plan.features:
+            gradients[0].unflatten(0, (-1, plan.streams))[:, 0].add_(outputs[-1])
     for index in range(len(plan.layers) - 1, -1, -1):
         layer, before = plan.layers[index], plan.layers[index - 1].streams if index else 1
         wanted = index > 0 or to_sources

@@ -149,6 +149,7 @@ class ActionBounds:
         if not isinstance(space, gym.spaces.Box):
             raise TypeError(f"{space} has no bounds")
         self.shape = space.shape
+        self.size = math.prod(space.shape)
         below, above = space.bounded_below.ravel(), space.bounded_above.ravel()
         low = np.where(below, space.low.ravel().astype(np.float64), -np.inf)
         high = np.where(above, space.high.ravel().astype(np.float64), np.inf)
@@ -188,8 +189,11 @@ class Gaussian:
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         mean = outputs["action"]
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        return mean + outputs["log_scale"].exp() * noise
+        return self.moved(outputs, torch.randn(mean.shape, generator=generator, device=mean.device))
+
+    def moved(self, outputs: Tensors, noise: Tensor) -> Tensor:
+        """Unclipped actions [P, B, A] that are `noise` [P, B, A], in standard deviations, away from the mean."""
+        return outputs["action"] + outputs["log_scale"].exp() * noise
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         return outputs["action"]
@@ -244,8 +248,11 @@ class SquashedGaussian:
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Sample unclipped actions [P, B, A] with the reparametrisation trick."""
         mean = outputs["action"]
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        return torch.addcmul(mean, self._log_scale(outputs).exp(), noise)
+        return self.moved(outputs, torch.randn(mean.shape, generator=generator, device=mean.device))
+
+    def moved(self, outputs: Tensors, noise: Tensor) -> Tensor:
+        """Unclipped actions [P, B, A] that are `noise` [P, B, A], in standard deviations, away from the mean."""
+        return torch.addcmul(outputs["action"], self._log_scale(outputs).exp(), noise)
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
         """The mean, which is the mode before the tanh."""
@@ -332,5 +339,8 @@ DISTRIBUTIONS: Mapping[type, Callable[[Any], Distribution]] = {
 }
 """Default distribution of each kind of action space."""
 
-BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], Distribution]] = {"gaussian": Gaussian, "squashed": SquashedGaussian}
+BOX_DISTRIBUTIONS: Mapping[str, Callable[[Any], Gaussian | SquashedGaussian]] = {
+    "gaussian": Gaussian,
+    "squashed": SquashedGaussian,
+}
 """Distributions for a Box, by configured name; a squashed one needs bounds."""

@@ -14,7 +14,7 @@ from evorl.networks.dense import Tape
 from evorl.networks.parameters import ParameterSpec, Specs
 from evorl.networks.stack import Layout, Network
 from evorl.system.plugins import described, imported
-from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors, UserError
+from evorl.types import FEATURES, Architecture, Head, Observation, RecurrentInput, Tensors, UserError
 
 Inputs = int | tuple[int, ...]
 Factory = Callable[[Inputs, int], nn.Module]
@@ -117,6 +117,11 @@ def module_network(
         )
     if noise is not None:
         raise UserError("algorithm.noisy: a module has to have noisy layers of its own; leave it out")
+    if any(head.name == FEATURES for head in heads):
+        raise UserError(
+            "algorithm.state_dependent_noise: a module does not show the features of its last layer, which this noise "
+            "depends on; leave it out, or take network.name=standard"
+        )
     factory = settings.factory or ""
     make = load_factory(factory)
     if len(parts) > 1 or any(part.kind == "categories" for part in parts.values()):

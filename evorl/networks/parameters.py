@@ -40,7 +40,8 @@ class ParameterSpec:
     and `ones` are multiplied by `gain`. A tuple of numbers gives one constant per index of the first output axis.
     `newborn` is the initialisation of units added later, if different. A `mask` marks the units that count, and is
     omitted from a stack in which all do. Without `streams` of its own, a parameter that reads a group of several
-    streams reads one of them, `stream`.
+    streams reads one of them, `stream`. A parameter with `of_noise` scales exploration noise: it passes no unit's
+    output on, and does not say how important a unit is.
     """
 
     reads: tuple[str | int, ...]
@@ -52,6 +53,7 @@ class ParameterSpec:
     gain: float = 1.0
     mask: bool = False
     stream: int | None = None
+    of_noise: bool = False
 
     @property
     def is_weight(self) -> bool:
@@ -239,7 +241,7 @@ def importance(specs: Specs, parameters: Tensors, group: str) -> Tensor:
     read = [
         parameters[name].abs().movedim(axis, 0).flatten(1).sum(1)
         for name, spec in specs.items()
-        if spec.trained
+        if spec.trained and not spec.of_noise
         for axis in spec.axes_read(group)
     ]
     return torch.stack(read).sum(0)

@@ -433,8 +433,8 @@ class StackedNetwork:
 class Stack:
     """Agents of compatible architectures: `members` index the population, hyperparameters are tensors [P].
 
-    `targets` are the target networks, present while the agents learn. `noise_units` is the number of exploration noise
-    values that persist across steps.
+    `targets` are the target networks, present while the agents learn. `noise_shape` is the shape [K, N] of the
+    exploration noise of an environment that persists across steps.
     """
 
     members: slice | Tensor
@@ -442,12 +442,12 @@ class Stack:
     hyperparameters: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
     targets: dict[str, StackedNetwork] = field(default_factory=dict)
-    noise_units: int = 0
+    noise_shape: tuple[int, int] = 0, 0
 
     @property
     def recurrent_units(self) -> int:
         """Units N of the agents' recurrent state, including exploration noise; 0 if there is none."""
-        return max(self.noise_units, *(network.recurrent_shape[1] for network in self.networks.values()))
+        return max(self.noise_shape[1], *(network.recurrent_shape[1] for network in self.networks.values()))
 
 
 def new_tensors(networks: Mapping[str, NetworkSpec], agent: Agent, generator: torch.Generator) -> None:

@@ -30,7 +30,7 @@ from evorl.networks.parameters import (
 )
 from evorl.networks.recurrent import CELLS, recur
 from evorl.networks.stack import SIGMA, Layout, Network, layer_of
-from evorl.types import Architecture, Head, Observation, RecurrentInput, Tensors
+from evorl.types import FEATURES, Architecture, Head, Observation, RecurrentInput, Tensors
 
 Axes = tuple[str | int, ...]
 CLIP = 10.0
@@ -63,7 +63,8 @@ class StandardNetwork(Network):
         """
         self.parts = parts
         self.heads = heads
-        self.computed_heads = [head for head in heads if not head.constant]
+        self.computed_heads = [head for head in heads if head.computed]
+        self._gives_features = any(head.name == FEATURES for head in heads)
         self.initialisation = initialisation
         images = {name: part for name, part in parts.items() if part.kind == "image"}
         self.bf16 = bf16
@@ -124,7 +125,7 @@ class StandardNetwork(Network):
             hidden, state = recur(cell, streams, p, hidden, recurrent)
             plan, sources = replace(plan, layers=()), [hidden]
         outputs = dense(plan, p, sources, None, tape)
-        return dict(zip(plan.heads, outputs, strict=True)) | self._constants(p), state
+        return dict(zip(self._outputs(plan), outputs, strict=True)) | self._constants(p), state
 
     def forward_pair(
         self, layout: Layout, p: Tensors, x: Observation, next_x: Observation, tape: Tape | None
@@ -136,7 +137,7 @@ class StandardNetwork(Network):
         sources = [self._encoded(layout, p, name, torch.cat((x[name], next_x[name]), 1)) for name in self.parts]
         rows = sources[0].shape[1] // 2
         outputs = dense(plan, p, sources, rows, tape)
-        first, second = (dict(zip(plan.heads, outputs[half::2], strict=True)) for half in (0, 1))
+        first, second = (dict(zip(self._outputs(plan), outputs[half::2], strict=True)) for half in (0, 1))
         constants = self._constants(p)
         return first | constants, second | {name: value.detach() for name, value in constants.items()}
 
@@ -202,7 +203,12 @@ class StandardNetwork(Network):
         return ((x - p[f"normal.{name}.mean"]) * scale).clamp(-CLIP, CLIP)
 
     def _constants(self, p: Tensors) -> Tensors:
-        return {head.name: p[f"{head.name}.bias"] for head in self.heads if head.constant}
+        constants = {head.name: p[f"{head.name}.bias"] for head in self.heads if head.constant}
+        return constants | {head.name: p[f"{head.name}.weight"] for head in self.heads if head.per_feature}
+
+    def _outputs(self, plan: DensePlan) -> tuple[str, ...]:
+        """The names of what `dense` returns."""
+        return (*plan.heads, FEATURES) if plan.features else plan.heads
 
     def _plan(self, layout: Layout) -> DensePlan:
         plan = self._plans.get(layout)
@@ -216,7 +222,8 @@ class StandardNetwork(Network):
                 layers += [DenseLayer(f"{name}.residual.{each}", ("",), streams, True) for each in range(depth)]
             heads = tuple(head.name for head in self.computed_heads)
             streams = self._streams(architecture) or 1
-            plan = DensePlan(tuple(layers), heads, streams, layout.spans, architecture.layer_norm, self.bf16)
+            flags = architecture.layer_norm, self.bf16, self._gives_features
+            plan = DensePlan(tuple(layers), heads, streams, layout.spans, *flags)
             self._plans[layout] = plan
         return plan
 
@@ -243,6 +250,10 @@ def _head_specs(heads: Sequence[Head], source: Axes, fill: Fill) -> Specs:
     specs: Specs = {}
     stream = 0
     for head in heads:
+        if head.per_feature:
+            specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), "zeros", stream=0, of_noise=True)
+        if head.per_feature or head.name == FEATURES:
+            continue
         if not head.constant:
             gain = NEAR_ZERO_GAIN if head.near_zero else 1.0
             specs[f"{head.name}.weight"] = ParameterSpec(source, (head.outputs,), fill, gain=gain, stream=stream)

@@ -61,6 +61,9 @@ class Policy(Population):
             memory = dict(zip(own, self.flat[offset : offset + sum(lengths)].split(lengths), strict=True))
             offset += sum(lengths)
             self.stacks.append(self._stack(members, layouts, own, memory))
+        self._is_recurrent = any(
+            network.recurrent_shape[0] for stack in self.stacks for network in stack.networks.values()
+        )
 
     def initial_state(self, num_envs: int) -> Tensor:
         """The recurrent state [P, E, K, N] at the start of an episode, all zero.
@@ -68,7 +71,7 @@ class Policy(Population):
         It has no elements unless there are recurrent networks or exploration noise that persists across steps.
         """
         shapes = [network.recurrent_shape for stack in self.stacks for network in stack.networks.values()]
-        shapes.append(self.algorithm.noise_shape)
+        shapes += [stack.noise_shape for stack in self.stacks]
         slots, units = (max(sizes) for sizes in zip(*shapes, strict=True))
         return torch.zeros(len(self.agents), num_envs, slots, units, device=self.generator.device)
 
@@ -92,7 +95,9 @@ class Policy(Population):
             if (next_state := output.recurrent_state) is not None:
                 after[stack.members, :, :, : next_state.shape[-1]] = next_state
         joined = {name: self.joined([each[name] for each in extras]) for name in extras[0]}
-        return PolicyOutput(self.joined(actions), joined, state, after), after
+        # No loss depends on exploration noise, so nobody needs to store it with a step.
+        states = (state, after) if self._is_recurrent else (state[:0], after[:0])
+        return PolicyOutput(self.joined(actions), joined, *states), after
 
     def explore(self, observation: Observation, started: Tensor) -> PolicyOutput:
         """Choose exploring actions for observations [P, E, ...], always of the same environments.
@@ -237,7 +242,7 @@ class Policy(Population):
                 name: column([agent.state.acting[name] for agent in agents], torch.float64)
                 for name in self.algorithm.initial_state()
             },
-            noise_units=self.algorithm.noise_shape[1],
+            noise_shape=self.algorithm.noise_shape({name: each.architecture for name, each in layouts.items()}),
         )
 
 

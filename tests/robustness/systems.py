@@ -87,5 +87,11 @@ CASES = {
         *COMMON, *TD3, world("Pendulum-v1", carry_over="true"),
         "algorithm.exploration={noise: ornstein_uhlenbeck, random_steps: 20}",
     ),
+    "sac-state-dependent": (
+        *COMMON, *SAC, world("Pendulum-v1", carry_over="true"), "algorithm.state_dependent_noise.every=7",
+    ),
+    "ppo-state-dependent": (
+        *COMMON, *PPO, world("Pendulum-v1", ", vectorization: sync"), "algorithm.state_dependent_noise.every=7",
+    ),
     "ppo-dict": (*COMMON, *PPO, world("helpers.spaces:Shown-v0", ", kwargs: {kind: dict}"), IMAGES),
 }  # fmt: skip

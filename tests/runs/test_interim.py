@@ -83,10 +83,12 @@ def saved(name):
         "dqn-prioritised",
         "ppo-recurrent",
         "sac",
+        "sac-state-dependent",
         pytest.param("dqn-images", marks=pytest.mark.slow),
         pytest.param("dqn-lander-running", marks=pytest.mark.slow),
         pytest.param("ppo-async-running", marks=pytest.mark.slow),
         pytest.param("ppo-dict", marks=pytest.mark.slow),
+        pytest.param("ppo-state-dependent", marks=pytest.mark.slow),
         pytest.param("td3-running", marks=pytest.mark.slow),
     ],
 )

@@ -28,8 +28,9 @@ def returns_of(agent, config, seeds, steps=STEPS):
     returns = []
     native = config.environment.id.startswith("ALE/")
     make = make_vector(for_evaluation(config.environment), 1) if native else None
-    env = make or gym.make(config.environment.id.rpartition(":")[2], **config.environment.kwargs)
     for seed in seeds:
+        # Another one for each episode, because BipedalWalker's physics keep something of the last one.
+        env = make or gym.make(config.environment.id.rpartition(":")[2], **config.environment.kwargs)
         observation, info = env.reset(seed=np.array([seed]) if native else seed)
         total, state = 0.0, None
         for _ in range(steps):
@@ -39,7 +40,10 @@ def returns_of(agent, config, seeds, steps=STEPS):
             if np.any(terminated) or np.any(truncated):
                 break
         returns.append(total)
-    env.close()
+        if make is None:
+            env.close()
+    if make is not None:
+        make.close()
     return returns
 
 

@@ -1,0 +1,172 @@
+"""Generalised state-dependent exploration, gSDE (arXiv 2005.05719): noise that is a linear function of the state.
+
+The noise on an action is eps(s) = theta^T z(s), where z(s) are the features of the policy's last hidden layer, and
+theta ~ N(0, sigma^2) is a matrix that each environment keeps for some steps. In one state the noise is then the same
+until the matrix is drawn anew, and near states have similar noise, which makes for smooth motion. Over the draws, an
+action is Gaussian with the variance z^2 . sigma^2, from which log-probabilities and entropies follow.
+
+Axes: P agents, E environments, B batch, N features, A action dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+import gymnasium as gym
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from evorl.config import AnyConfig
+from evorl.config.fields import Section, Size
+from evorl.envs.spaces import EnvSpec
+from evorl.networks.distributions import Gaussian, Likelihood, SquashedGaussian
+from evorl.types import FEATURES, Architecture, Head, RecurrentInput, Tensors, UserError
+
+KEY = "algorithm.state_dependent_noise"
+NOISE = "noise_log_scale"
+"""The head of log sigma, less its first value: new agents, and features added later, have zeros there."""
+LEAST_VARIANCE = 1e-6
+"""Added to an action's variance, which would be 0 in a state without active features."""
+InitialLogScale = Annotated[float, Field(ge=-20, le=2)]
+
+
+class StateDependentNoiseSettings(Section):
+    """Exploration noise that is a function of the state (gSDE, arXiv 2005.05719)."""
+
+    every: Size | None = 64
+    """Steps of an environment after which its function is drawn anew, as it is where an episode starts; null is only
+    there. In the paper, 8 to 64."""
+    initial_log_scale: InitialLogScale = -3.0
+    """The logarithm of the first standard deviation of the function's weights on features."""
+
+
+class StateDependentNoise:
+    """The noise of all environments of a stack: its variance, and the matrices that are held from step to step."""
+
+    def __init__(self, settings: StateDependentNoiseSettings, size: int, *, learned: bool) -> None:
+        """`size` is A. With `learned`, sigma [N, A] is learned for each agent; without, it stays as it is at first."""
+        self._every = settings.every
+        self._initial = settings.initial_log_scale
+        self._size = size
+        self.heads = (Head(FEATURES, 0), *([Head(NOISE, size, per_feature=True)] if learned else []))
+
+    def shape(self, architecture: Architecture) -> tuple[int, int]:
+        """The shape [A + 1, N] of what an environment keeps: its matrix, and a row of its age in steps.
+
+        The matrix is of standard normal numbers, which are multiplied by the sigma of the present: the noise has the
+        variance of the present policy, though the policy learns while the matrix is held.
+        """
+        return self._size + 1, architecture.hidden_sizes[-1]
+
+    def scales(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """sigma [P, N, A] of each agent, or [1, N, A] if it is not learned. Padding features are 0, whatever theirs."""
+        if NOISE in outputs:
+            return (outputs[NOISE] + self._initial).exp()
+        features = outputs[FEATURES]
+        return features.new_full((1, features.shape[-1], self._size), self._initial).exp()
+
+    def variance(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """The variance z^2 . sigma^2 [P, B, A] of actions."""
+        return outputs[FEATURES].square() @ self.scales(outputs).square() + LEAST_VARIANCE
+
+    def gaussian(self, outputs: Tensors) -> Tensors:
+        """The outputs with `log_scale` [P, B, A], as of a Gaussian with a scale for each state.
+
+        Gradients flow through the features as well.
+        """
+        return {**outputs, "log_scale": 0.5 * self.variance(outputs).log()}
+
+    def draw(
+        self, outputs: Mapping[str, Tensor], recurrent: RecurrentInput | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """The noise [P, E, A] in standard deviations, and the matrices and their ages [P, E, A + 1, N] to go on with.
+
+        A matrix is drawn where there is none, where an episode starts and where it is `every` steps old. Without a
+        state to go on from, all are drawn.
+        """
+        features = outputs[FEATURES]
+        if recurrent is None:
+            state = features.new_zeros(*features.shape[:2], self._size + 1, features.shape[-1])
+            due = state[:, :, -1, 0] == 0
+        else:
+            state = recurrent.state.clone()
+            age = state[:, :, -1, 0]
+            due = recurrent.started.squeeze(1) | (age == 0)
+            due = due if self._every is None else due | (age >= self._every)
+        count = int(due.sum())
+        if count:
+            state[due] = torch.randn(count, *state.shape[2:], generator=generator, device=state.device)
+            state[:, :, -1].masked_fill_(due.unsqueeze(-1), 0.0)
+        state[:, :, -1] += 1
+        weighted = self.scales(outputs).mT.unsqueeze(1) * features.unsqueeze(2)
+        noise = (state[:, :, :-1] * weighted).sum(-1)
+        return noise * self.variance(outputs).rsqrt(), None if recurrent is None else state
+
+
+class StateDependentDistribution:
+    """A Gaussian, or a squashed one, whose scale is that of state-dependent noise, for on-policy learning.
+
+    Its gradient does not flow through the features: the policy loss trains them by the mean alone, so that the policy
+    cannot change its noise by features that its mean and its value depend on. SAC's does, by `gaussian` and autograd.
+    """
+
+    def __init__(self, base: Gaussian | SquashedGaussian, noise: StateDependentNoise) -> None:
+        self.base = base
+        self.noise = noise
+        self.heads = (base.heads[0], *noise.heads)
+
+    def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Draw unclipped actions [P, B, A], each with a matrix of its own."""
+        return self.base.sample(self.noise.gaussian(outputs), mask, generator)
+
+    def held(
+        self, outputs: Tensors, recurrent: RecurrentInput | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw unclipped actions [P, E, A] with the matrices that environments hold, and return those for later."""
+        noise, state = self.noise.draw(outputs, recurrent, generator)
+        return self.base.moved(self.noise.gaussian(outputs), noise), state
+
+    def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
+        return self.base.mode(outputs, mask)
+
+    def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
+        return self.base.log_prob(self.noise.gaussian(outputs), mask, unclipped_action)
+
+    def likelihood(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Likelihood:
+        """With v = z^2 . sigma^2, the derivative of log(v) / 2 with respect to log sigma is z^2 sigma^2 / v."""
+        features, scales, variance = outputs[FEATURES], self.noise.scales(outputs), self.noise.variance(outputs)
+        found = self.base.likelihood({**outputs, "log_scale": 0.5 * variance.log()}, mask, unclipped_action)
+
+        def gradients(by_log_prob: Tensor, by_entropy: Tensor) -> Tensors:
+            by_base = found.gradients(by_log_prob, by_entropy)
+            by_noise = scales.square() * (features.square().mT @ (by_base["log_scale"] / variance))
+            return {"action": by_base["action"], NOISE: by_noise}
+
+        return Likelihood(found.log_prob, found.entropy, gradients)
+
+    def to_environment(self, unclipped_action: Tensor) -> Tensor:
+        return self.base.to_environment(unclipped_action)
+
+
+def state_dependent_noise(config: AnyConfig, interface: EnvSpec, *, learned: bool) -> StateDependentNoise | None:
+    """The noise that a configuration asks for, None if it does not; see `StateDependentNoise` for `learned`.
+
+    Raises UserError if the actions, the network or the algorithm's other noise are of kinds that do not go with it.
+    """
+    settings, space, recurrent = config.algorithm.state_dependent_noise, interface.action, config.network.recurrent
+    if settings is None:
+        return None
+    if not isinstance(space, gym.spaces.Box):
+        raise UserError(f"{KEY}: is for a Box, and {interface.environment} has {space}; leave it out")
+    if recurrent:
+        raise UserError(f"{KEY}: depends on layers without a state; leave it or network.recurrent={recurrent} out")
+    exploration = getattr(config.algorithm, "exploration", None)
+    if exploration is not None and exploration.noise != "none":
+        raise UserError(
+            f"{KEY}: takes the place of other noise; take algorithm.exploration.noise=none instead of "
+            f"{exploration.noise}, or leave it out"
+        )
+    return StateDependentNoise(settings, math.prod(space.shape), learned=learned)
