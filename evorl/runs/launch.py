@@ -285,6 +285,10 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
             check_population_size(config, algorithm)
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
+        remarks = one.try_step()
+    if os.environ.get("RANK", "0") == "0":
+        for remark in remarks:
+            warnings.warn(f"environment.id: {remark}", EvorlWarning, stacklevel=2)
     return config
 
 
