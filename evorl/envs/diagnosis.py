@@ -16,6 +16,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.utils.passive_env_checker import check_action_space, check_observation_space
 
 from evorl.config.errors import nearest, shown
+from evorl.system.extras import extra_of, install_command
 from evorl.types import UserError
 
 GUIDE = "see gymnasium.farama.org/introduction/migration_guide"
@@ -29,6 +30,8 @@ def why_unknown(id: str, kwargs: Mapping[str, Any], error: Exception) -> str:
     path, _, name = id.rpartition(":")
     module = sys.modules.get(path)
     reason = " ".join(str(error).split())
+    if (extra := extra_of(error)) is not None:
+        return f"it needs the extra {extra}: {install_command(extra)}"
     if module is not None and isinstance(error, gym.error.UnregisteredEnv):
         if hasattr(module, name):
             return _why_no_environment(getattr(module, name), kwargs)

@@ -39,6 +39,7 @@ from evorl.envs.diagnosis import (
 )
 from evorl.envs.spaces import Copies
 from evorl.system.console import say
+from evorl.system.extras import install_command
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
 from evorl.types import EvorlWarning, UserError
@@ -418,7 +419,7 @@ def _import_atari(name: str) -> None:
         try:
             importlib.import_module("ale_py")
         except ModuleNotFoundError as error:
-            raise UserError(f"environment.id: {name!r} needs the Atari extra: pip install -e '.[atari]'") from error
+            raise UserError(f"environment.id: {name!r} needs the Atari extra: {install_command('atari')}") from error
 
 
 def _cannot_make(settings: Environment, error: Exception) -> UserError:

@@ -277,10 +277,8 @@ def test_only_given_keyword_arguments_are_blamed(module):
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_what_can_be_used_is_remarked_on_once(vectorization, module):
     with Environments(Environment(id="own:Outside", vectorization=vectorization), 2, 2) as made:
-        assert made.try_step() == [
-            "the observation that the reset of own:Outside returns holds 3.0, outside its observation_space (-1.0 to 1.0)",
-            "the observation that the step of own:Outside returns holds 3.0, outside its observation_space (-1.0 to 1.0)",
-        ]
+        outside = "of own:Outside returns holds 3.0, outside its observation_space (-1.0 to 1.0)"
+        assert made.try_step() == [f"the observation that the {method} {outside}" for method in ("reset", "step")]
         made.reset(0)
         assert len(made.try_step()) == 2
     with Environments(Environment(id="own:Words", vectorization=vectorization), 1, 1) as made:
