@@ -573,6 +573,11 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
     return np.array(names.index("FIRE"))
 
 
+def vectorization_of(settings: Environment) -> str:
+    """The vectorization of an environment, with `auto` resolved: `sync`, `async` or `native`."""
+    return str(_mode(settings, _known_name(settings)))
+
+
 def _mode(settings: Environment, name: str) -> Any:
     native = gym.spec(name).vector_entry_point is not None
     if settings.vectorization == "native" and not native:
