@@ -347,10 +347,13 @@ def _rate(settings: Environment, copies: int) -> float:
     rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
     with Environments(settings, 1, copies) as environments:
         environments.reset(SEED)
-        count, began = 0, time.perf_counter()
-        while (seconds := time.perf_counter() - began) < SECONDS or not count:
+        # The first step may compile or load something.
+        count, began, seconds = -copies, time.perf_counter(), 0.0
+        while seconds < SECONDS or count <= 0:
             environments.step(_actions(environments.interface, environments.observation.get(MASK), copies, rng))
             count += copies
+            began = began if count else time.perf_counter()
+            seconds = time.perf_counter() - began
     return count / seconds
 
 
