@@ -174,7 +174,11 @@ def _within(text: str, least: int, most: int) -> int:
 
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--allow-code", action="store_true", help="run code that the run's configuration names")
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run code that a run of somebody else names",
+    )
 
 
 def _runs(parser: argparse.ArgumentParser, help: str) -> None:
