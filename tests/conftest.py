@@ -32,6 +32,14 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory):
+    """A state directory of the tests' own, for the key that signs runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _forked_servers():
     """Actors whose server need not import anything, for runs in this process."""
     with pytest.MonkeyPatch.context() as patch:

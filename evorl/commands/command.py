@@ -174,7 +174,11 @@ def _within(text: str, least: int, most: int) -> int:
 
 def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="the run's directory")
-    parser.add_argument("--allow-code", action="store_true", help="run code that the run's configuration names")
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run code that a run of somebody else names",
+    )
 
 
 def _runs(parser: argparse.ArgumentParser, help: str) -> None:
@@ -297,6 +301,17 @@ def _push(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("environment", metavar="ID | module:NAME", help="the environment, as in environment.id")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="its keyword arguments, as in environment.kwargs; with environment. in front, other settings",
+    )
+    parser.add_argument("--steps", type=count, default=1000, metavar="N", help="number of random steps (default: 1000)")
+
+
 def _clean(parser: argparse.ArgumentParser) -> None:
     _runs(parser, "a run's directory")
     parser.add_argument("--yes", action="store_true", help="delete; without it, only the size is printed")
@@ -391,6 +406,12 @@ COMMANDS: Mapping[str, Command] = {
         "render:push",
         _push,
         ("evorl push runs/my-run ME/dqn-LunarLander-v3 --video best.mp4",),
+    ),
+    "check": Command(
+        "check an environment before training in it, with a verdict on each line",
+        "check:check",
+        _check,
+        ("evorl check CartPole-v1", "evorl check my_module:MyEnv size=8 --steps 10000"),
     ),
     "clean": Command(
         "delete checkpoints, which only `resume` needs",

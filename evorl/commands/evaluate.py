@@ -18,7 +18,7 @@ from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
 from evorl.runs.champion import Score
-from evorl.runs.directory import load_elite
+from evorl.runs.directory import is_own, load_elite
 from evorl.runs.launch import check, use_threads
 from evorl.runs.loaded import refuse_code
 from evorl.seeding import numpy_generator, torch_generator
@@ -50,7 +50,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     """
     data, agent = load_elite(run)
     config = validate(without_removed(data), SETTINGS)
-    refuse_code(config, allow_code)
+    refuse_code(config, allow_code or is_own(run, config))
     check(config, trains=False)
     with Environments(
         for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True

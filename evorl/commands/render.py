@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def watch(parsed: argparse.Namespace) -> None:
     """`evorl watch`."""
     from evorl.commands.evaluate import seeds_of
+    from evorl.runs.directory import is_own
     from evorl.runs.loaded import load, refuse_code
     from evorl.runs.video import check_video, play, write_video
 
@@ -36,7 +37,7 @@ def watch(parsed: argparse.Namespace) -> None:
     elif sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise UserError("watch: there is no display for a window; use --video FILE.mp4")
     agent = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
-    refuse_code(agent.config, parsed.allow_code)
+    refuse_code(agent.config, parsed.allow_code or is_own(parsed.run, agent.config))
     seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps
     returns: list[float] = []
 

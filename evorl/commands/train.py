@@ -22,7 +22,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.yaml import ACCELERATE, PACKAGE, read_settings
 from evorl.report.statistics import interval
 from evorl.runs.checkpoint import progress_of
-from evorl.runs.directory import Checkpoints, check_run, check_same_run, load_elite
+from evorl.runs.directory import Checkpoints, check_run, check_same_run, is_own, load_elite
 from evorl.runs.launch import check, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
@@ -78,7 +78,7 @@ def resume_command(
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
     config = read_config(run / "config.yaml", given)
-    refuse_code(config, allow_code, trains=True)
+    refuse_code(config, allow_code or is_own(run, read_config(run / "config.yaml", ())), trains=True)
     check_same_run(run, check(config))
     return _again(run, program, config, run / "config.yaml", given, processes)
 
@@ -104,10 +104,11 @@ def retrain_command(
     """
     data, _ = load_elite(run)
     config = validate(without_removed(data), SETTINGS)
-    refuse_code(config, allow_code)
+    allowed = allow_code or is_own(run, config)
+    refuse_code(config, allowed)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
-    refuse_code(check(read_config(path, overrides)), allow_code, trains=True)
+    refuse_code(check(read_config(path, overrides)), allowed, trains=True)
     if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
         others = config.population.size - 1
         say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")

@@ -27,7 +27,16 @@ from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
-from evorl.envs.spaces import MASK, ActionMasks, Copies, EnvSpec, ObservationReader, action_reader, refuse_late_masks
+from evorl.envs.spaces import (
+    MASK,
+    ActionMasks,
+    Copies,
+    EnvSpec,
+    ObservationReader,
+    action_reader,
+    choices,
+    refuse_late_masks,
+)
 from evorl.envs.vector import RecoveringVector, serving_action, stacked_frames
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, Observation, Tensors, Transition, UserError
@@ -255,6 +264,21 @@ class Environments:
         self._steps += ends.valid.reshape(self.agents, -1).sum(1)
         self.observation, self._started = seen, self._flags(ends.started)
         return transition
+
+    def try_step(self) -> Sequence[str]:
+        """Take the first step of episodes, each with an allowed action; return remarks on what the environment gave.
+
+        Raises UserError if the environment cannot be used.
+        """
+        self.reset(0)
+        space = self._vector.env.single_action_space
+        whole = (self.agents, self.num_envs, *(space.shape or ()))
+        action = torch.zeros(whole, dtype=torch.int64 if choices(space) else torch.float32)
+        if self._masks is not None:
+            allowed = self.observation[MASK].split(choices(space), dim=-1)
+            action = torch.stack([each.int().argmax(-1) for each in allowed], dim=-1).reshape(whole)
+        self.step(action)
+        return self._vector.remarks
 
     def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
         """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import WrapperSpec
 
+from evorl.system.extras import install_command
 from evorl.types import UserError
 
 ATARI = "ALE/"
@@ -93,7 +94,7 @@ def register_suite(name: str) -> None:
                 modules = [importlib.import_module(module) for module in suite.modules]
             except ModuleNotFoundError as error:
                 raise UserError(
-                    f"environment.id: {name!r} needs the {suite.title} extra: pip install -e '.[{suite.extra}]'"
+                    f"environment.id: {name!r} needs the {suite.title} extra: {install_command(suite.extra)}"
                 ) from error
             if suite.register is not None:
                 suite.register(modules[0], name)

@@ -27,6 +27,15 @@ from evorl.config import Environment
 from evorl.config.errors import shown
 from evorl.distributed.signals import Interrupted, held_signal, signals_wait
 from evorl.envs.continuation import another_seed, continuation, generator_state, set_generator_state
+from evorl.envs.diagnosis import (
+    NOT_GYMNASIUM,
+    check_spaces,
+    check_start,
+    check_step,
+    refuse_old_interface,
+    why_not_gymnasium,
+    why_unknown,
+)
 from evorl.envs.spaces import Copies
 from evorl.envs.suites import ATARI, register_suite
 from evorl.system.console import say
@@ -42,6 +51,8 @@ Start = tuple[Any, dict[str, Any]]
 FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"
 """Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
 the number of errors, and `reset` or `step` if the first call of that kind raises reproducibly."""
+REMARK = "evorl.remark"
+"""Info key of the first reset or step of a copy: what its result should not be, although it can be used."""
 
 
 class RecoveringVector:
@@ -58,6 +69,8 @@ class RecoveringVector:
         self._seed = 0
         self._failures = np.zeros(copies.count, dtype=np.int64)
         self._reported_places: set[str] = set()
+        self.remarks: list[str] = []
+        """Remarks on the first results of the environment, each once."""
         self._differing: list[Mapping[str, Any]] = []
         self.env: Vector = make_vector(settings, copies.count)
         atari = stacked_frames(settings) > 0
@@ -119,6 +132,9 @@ class RecoveringVector:
 
         Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
         """
+        if REMARK in info:
+            told = [str(each) for each in info[REMARK] if each]
+            self.remarks += [each for each in dict.fromkeys(told) if each not in self.remarks]
         if FAULT not in info:
             return None
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
@@ -227,17 +243,21 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._name = name
         self._seed = 0
         self._is_open = True
-        self._has_stepped = False
+        self._has_reset = self._has_stepped = False
         self._generator: Any = None
         self._shown: Any = None
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
             result = self.env.step(action)
+            if not self._has_stepped:
+                result = self._checked_step(result)
             self._shown = result[0]
         except UserError:
             raise
         except Exception as error:
+            if not self._has_stepped:
+                refuse_old_interface(error, self.env, self._name, action)
             first = not self._has_stepped and self._is_raised_again(error, action)
             self._has_stepped = True
             observation, info = self._refused(error, "step") if first else self._another(error)
@@ -251,14 +271,28 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._generator = generator_state(inner) if seed is None else None
         _renew_world(inner)
         try:
-            observation, info = self.env.reset(seed=seed, options=options)
+            start = self.env.reset(seed=seed, options=options)
+            observation, info = start if self._has_reset else self._checked_start(start)
         except UserError:
             raise
         except Exception as error:
+            if not self._has_reset:
+                refuse_old_interface(error, self.env, self._name)
             first = not self._has_stepped and self._is_raised_again(error)
             return self._refused(error, "reset") if first else self._another(error)
         self._shown = observation
         return observation, info
+
+    def _checked_start(self, start: Start) -> Start:
+        """The result of the first reset, with a remark if it needs one. Raises UserError if it cannot be used."""
+        remark = check_start(start, self.observation_space, self._name)
+        self._has_reset = True
+        return (start[0], {**start[1], REMARK: remark}) if remark else start
+
+    def _checked_step(self, result: Any) -> Any:
+        """The result of the first step, with a remark if it needs one. Raises UserError if it cannot be used."""
+        remark = check_step(result, self.observation_space, self._name)
+        return (*result[:4], {**result[4], REMARK: remark}) if remark else result
 
     def close(self) -> None:
         """Close the environment. An exception or a hang is reported in one line."""
@@ -367,8 +401,7 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
     except (gym.error.Error, ImportError) as error:
         raise _cannot_make(settings, error) from error
     except (TypeError, ValueError, AssertionError) as error:
-        reason = " ".join(str(error).split()) + place(error)
-        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {reason}") from error
+        raise _refusal(settings, error, any(differing)) from error
     except UserError:
         raise
     except Exception as error:
@@ -378,15 +411,30 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
 def _cannot_make(settings: Environment, error: Exception) -> UserError:
     """The error for an environment that is not registered or that its module does not define."""
     because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
-    reason = " ".join(str(error).split()) + place(error)
+    reason = why_unknown(settings.id, settings.kwargs, error) + place(error)
     return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
+
+
+def _refusal(settings: Environment, error: Exception, differing: bool) -> UserError:
+    """The error for an environment whose constructor raised, or that is none of Gymnasium's."""
+    reason = " ".join(str(error).split()) + place(error)
+    if any(part in reason for part in NOT_GYMNASIUM):
+        name = settings.id.rpartition(":")[2]
+        return UserError(f"environment.id: cannot make {settings.id!r}: {why_not_gymnasium(name, settings.kwargs)}")
+    if settings.kwargs or differing:
+        return UserError(f"environment.kwargs: {settings.id!r} refuses them: {reason}")
+    if isinstance(error, TypeError) and "required" in reason:
+        return UserError(f"environment.kwargs: {settings.id!r} needs some: {reason}")
+    return UserError(f"environment.id: cannot make {settings.id!r}: {type(error).__name__}: {reason}")
 
 
 def _guarded_vector(settings: Environment, name: str, mode: str, differing: Sequence[Mapping[str, Any]]) -> Vector:
     """Make guarded copies, each with its own keyword arguments; if one fails, those already made are closed."""
     made: list[Guard] = []
+    # Guard has the checks of Gymnasium's wrapper, and says by name and in one line what they find.
+    unchecked = {"disable_env_checker": True, **settings.kwargs}
     makers = [
-        partial(_guarded, partial(gym.make, gym.spec(name), **{**settings.kwargs, **own}), settings, os.getpid(), made)
+        partial(_guarded, partial(gym.make, gym.spec(name), **{**unchecked, **own}), settings, os.getpid(), made)
         for own in differing
     ]
     try:
@@ -437,8 +485,10 @@ def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, paren
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _leave)
-    made.append(Guard(make(), make, settings.max_restarts, settings.id))
-    return made[-1]
+    guard = Guard(make(), make, settings.max_restarts, settings.id)
+    made.append(guard)
+    check_spaces(guard, settings.id)
+    return guard
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
@@ -510,6 +560,11 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
         # Radius and angle of the joystick, and the fire button.
         return np.array([0.0, 0.0, 1.0], dtype=np.float32)
     return np.array(names.index("FIRE"))
+
+
+def vectorization_of(settings: Environment) -> str:
+    """The vectorization of an environment, with `auto` resolved: `sync`, `async` or `native`."""
+    return str(_mode(settings, _known_name(settings)))
 
 
 def _mode(settings: Environment, name: str) -> Any:

@@ -16,7 +16,7 @@ from evorl.report.facts import effect_rows, environment_facts, path_rows, run_fa
 from evorl.report.picture import draw
 from evorl.report.statistics import effects
 from evorl.runs.directory import INTERFACE
-from evorl.system.console import require
+from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
 from evorl.tracking.tracker import shared_settings
 from evorl.types import UserError
@@ -39,7 +39,8 @@ def card(run: Drawn, settings: Mapping[str, Any], files: Sequence[str]) -> str:
     ]
     parts += [f'<video src="{name}" controls loop muted></video>' for name in files if name.endswith(".mp4")]
     parts += ["## Use", _use(files)]
-    parts += ["## How it came about", f"![Returns of all agents, and the winner's path through them]({PICTURE})"]
+    parts.append("## How it came about")
+    parts += [f"![Returns of all agents, and the winner's path through them]({PICTURE})"] if PICTURE in files else []
     steps = [[row["generation"], row["agent"], row["fitness"], row["changed"]] for row in path_rows(run)]
     parts.append(_table(("generation", "agent", "fitness", "what changed"), [row for row in steps if row[3]][-30:]))
     found = effect_rows(effects(run))
@@ -104,7 +105,7 @@ OPTIONAL = ("agent.onnx",)
 
 def check_hub() -> None:
     """Raise UserError unless the packages of the `hub` extra and a Hub token are available."""
-    require("hub", ("huggingface_hub", "matplotlib"), "a push")
+    require("hub", "a push")
     import huggingface_hub
 
     if huggingface_hub.get_token() is None:
@@ -114,8 +115,8 @@ def check_hub() -> None:
 def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
     """Write the files of a run's model page to an empty folder, and return their names.
 
-    `evorl.load` can load the folder like a run. Settings listed in `tracking.exclude` are left out. Raises UserError
-    if there is no run, or it has no elite yet.
+    `evorl.load` can load the folder like a run. Settings listed in `tracking.exclude` are left out, and the picture is
+    if matplotlib is not installed. Raises UserError if there is no run, or it has no elite yet.
     """
     drawn = load(run)
     if not (run / FILES[0]).is_file():
@@ -131,7 +132,8 @@ def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
     if video is not None:
         shutil.copyfile(video, folder / "replay.mp4")
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    draw([drawn], folder / PICTURE, "best", None)
+    if not missing("plot"):
+        draw([drawn], folder / PICTURE, "best", None)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     (folder / "README.md").write_text(card(drawn, settings, files))
     return [*files, "README.md"]

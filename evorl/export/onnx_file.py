@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from evorl.algorithms import make_algorithm
 from evorl.export.network import ACTION, NEXT_STATE, ActingAgent
 from evorl.runs.loaded import LoadedAgent
-from evorl.system.console import require
+from evorl.system.extras import require
 from evorl.system.files import write_atomically
 from evorl.types import UserError
 
@@ -32,7 +32,7 @@ Arrays = list[NDArray[Any]]
 
 def check_packages() -> None:
     """Raise UserError unless the packages of the `onnx` extra are installed."""
-    require("onnx", ("onnx", "onnxruntime"), "an export")
+    require("onnx", "an export")
 
 
 def in_float32(loaded: LoadedAgent) -> LoadedAgent:

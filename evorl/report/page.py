@@ -14,16 +14,14 @@ from evorl.report import figures
 from evorl.report.data import Drawn
 from evorl.report.facts import badges, compared, effect_rows, environment_facts, path_heading, path_rows, run_facts
 from evorl.report.statistics import MEASURES, effects, groups
-from evorl.system.console import require
+from evorl.system.extras import require
 
 HERE = Path(__file__).parent
-EXTRA = "report"
-PACKAGES = ("jinja2", "plotly")
 
 
 def check_packages() -> None:
     """Raise UserError unless the packages of the `report` extra are installed."""
-    require(EXTRA, PACKAGES, "a report")
+    require("report", "a report")
 
 
 def page(runs: Sequence[Drawn]) -> str:

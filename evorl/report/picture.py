@@ -15,7 +15,7 @@ from evorl.report.data import Drawn, born_by
 from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
 from evorl.report.statistics import MEASURES, Group, groups, points, thinned
 from evorl.runs.lineage import Stage
-from evorl.system.console import require
+from evorl.system.extras import require
 from evorl.system.files import replacing
 from evorl.types import UserError
 
@@ -25,7 +25,7 @@ THIN, THICK = 1.0, 2.2
 
 def check_output(path: Path) -> None:
     """Raise UserError unless matplotlib is installed and the file's suffix is a supported format."""
-    require("plot", ("matplotlib",), "a plot")
+    require("plot", "a plot")
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
 

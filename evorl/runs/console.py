@@ -21,6 +21,7 @@ from evorl.envs.spaces import EnvSpec
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
+from evorl.runs.directory import is_own, names_code
 from evorl.system.console import compact, digits
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16
@@ -145,8 +146,8 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     `has_elite` is True if the elite is on disk.
     """
     target, steps = config.training.target_fitness, config.training.max_steps
-    own_code = ":" in config.environment.id + (config.network.factory or "") + (config.evolution.strategy or "")
-    where = f"{from_here(directory)}{' --allow-code' if own_code else ''}"
+    asks = names_code(config) and not is_own(directory, config)
+    where = f"{from_here(directory)}{' --allow-code' if asks else ''}"
     next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
     if summary["ended"] != "finished":
         how = f"{_broken_off(summary)} after generation {summary['generations']}"

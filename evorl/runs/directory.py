@@ -50,9 +50,11 @@ from evorl.system.files import (
     write_through,
 )
 from evorl.system.formats import decode_agents, parse_json
+from evorl.system.proof import is_signed, sign
 from evorl.types import Agent, EvorlWarning, UserError
 
 CONFIG = "config.yaml"
+KWARGS = "environment.kwargs"
 
 
 def check_run(run: Path) -> None:
@@ -69,6 +71,26 @@ def read_config(run: Path) -> dict[str, Any]:
     """A run's configuration as written, not yet validated. Raises UserError like `check_run`."""
     check_run(run)
     return read_yaml(run / CONFIG)
+
+
+def names_code(config: AnyConfig) -> bool:
+    """True if a configuration names code that has to be imported."""
+    return any(":" in str(value) for key, value in _code_of(config).items() if key != KWARGS)
+
+
+def is_own(run: Path, config: AnyConfig) -> bool:
+    """True if this user launched the run here, with the code that its `config` names (`evorl.system.proof`)."""
+    return names_code(config) and is_signed(run, _code_of(config))
+
+
+def _code_of(config: AnyConfig) -> dict[str, Any]:
+    """The settings that name code, and what they pass to it."""
+    return {
+        "environment.id": config.environment.id,
+        KWARGS: config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
+        "network.factory": config.network.factory,
+        "evolution.strategy": config.evolution.strategy,
+    }
 
 
 Row = dict[str, Any]
@@ -507,6 +529,8 @@ class RunDirectory:
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         write_atomically(self.path / "config.yaml", config.to_yaml().encode())
+        if names_code(config):
+            sign(self.path, _code_of(config))
         (self.path / "summary.json").unlink(missing_ok=True)
         self.checkpoints.discard()
 

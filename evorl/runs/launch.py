@@ -26,8 +26,9 @@ from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
 from evorl.config.errors import MAX_TOLD, on_one_line
 from evorl.config.fields import ENVIRONMENT, RETURN
+from evorl.config.schema import with_dotted_names
 from evorl.config.task import TARGET
-from evorl.config.yaml import plain_assignments, settings_and_origins
+from evorl.config.yaml import plain_assignments, read_settings, settings_and_origins
 from evorl.distributed import is_initialized, shutdown
 from evorl.distributed.signals import LAUNCHED, Interrupted, signal_handlers
 from evorl.envs import Environments
@@ -44,6 +45,7 @@ from evorl.system.processes import keep_freed_memory, usable_cores
 from evorl.tracking import TRACKERS, shared_settings
 from evorl.types import EvorlWarning, RunFailed, UserError
 
+RANGES = "evolution.hyperparameters"
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "bf16")
 PLAIN = {
@@ -191,6 +193,8 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
         raise UserError(f"algorithm.name: {config.algorithm.name} is trained by {other}")
+    if os.environ.get("RANK", "0") == "0" and (told := replaced_ranges(parsed.config, parsed.overrides, config)):
+        warnings.warn(told, EvorlWarning, stacklevel=2)
     weights = config.evolution.mutation.weights()
     share = weights["hyperparameters"] / sum(weights.values())
     changes = share > 0 and config.population.size > 1
@@ -222,6 +226,27 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     training = config.training.model_copy(update={"target_fitness": float(threshold)})
     config = config.model_copy(update={"training": training})
     return config.with_origins(origins.with_found(TARGET, f"reward threshold of {id}"))
+
+
+def replaced_ranges(path: Path, assignments: Sequence[str], config: AnyConfig) -> str:
+    """Name the ranges of the file that the `config` lacks because an assignment replaced all of them at once.
+
+    Returns an empty string if there are none, or if no ranges are left at all.
+    """
+    others = [each for each in assignments if not each.startswith(f"{RANGES}=")]
+    chosen = config.evolution.hyperparameters
+    if len(others) == len(assignments) or not chosen:
+        return ""
+    section = read_settings(path, others).get("evolution")
+    ranges = with_dotted_names(section.get("hyperparameters")) if isinstance(section, dict) else None
+    lost = [str(name) for name in ranges if name not in chosen] if isinstance(ranges, dict) else []
+    if not lost:
+        return ""
+    single = next(iter(chosen))
+    return (
+        f"{RANGES}: replaces all ranges of {config.origins.file}, so that {', '.join(lost)} no longer "
+        f"evolve{'s' if len(lost) == 1 else ''}; {RANGES}.{single}={{...}} changes one and keeps the others"
+    )
 
 
 def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
@@ -285,6 +310,10 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
             check_population_size(config, algorithm)
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
+        remarks = one.try_step()
+    if os.environ.get("RANK", "0") == "0":
+        for remark in remarks:
+            warnings.warn(f"environment.id: {remark}", EvorlWarning, stacklevel=2)
     return config
 
 

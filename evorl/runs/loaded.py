@@ -17,7 +17,7 @@ from evorl.envs import Environments
 from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy, check_agents
-from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, load_elite, read_config
+from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, is_own, load_elite, read_config
 from evorl.seeding import torch_generator
 from evorl.system.files import read_bounded, reason
 from evorl.system.formats import decode_agents, parse_json
@@ -112,7 +112,7 @@ def load(
 
     `agent` is the agent's id, `generation` the generation of the checkpoint; `generation` alone selects the best agent
     at that time. `seed` seeds the sampling of stochastic actions. Raises UserError if there is no such agent, or if the
-    configuration names custom code to run and `allow_code` is False.
+    configuration names custom code to run, this user did not train the run here, and `allow_code` is False.
     """
     path = Path(run)
     if agent is None and generation is None:
@@ -120,6 +120,7 @@ def load(
     else:
         data, found = read_config(path), _saved(path, agent, generation)
     config = validate(without_removed(data), SETTINGS)
+    allow_code = allow_code or is_own(path, config)
     interface, reader = _interface(path, config, allow_code)
     if config.network.factory is not None:
         refuse_code(config, allow_code, "allow_code=True")

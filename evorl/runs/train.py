@@ -10,9 +10,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import yaml
 
 from evorl.algorithms import SETTINGS
@@ -36,6 +38,13 @@ ASYNCHRONOUS = ROOT / "demos" / "asynchronous.py"
 """The program for algorithms that learn from actor processes."""
 
 
+OF_MAKE = (
+    gym.wrappers.TimeLimit,
+    gym.wrappers.PassiveEnvChecker,
+    gym.wrappers.HumanRendering,
+    gym.wrappers.RenderCollection,
+)
+"""Wrappers that the arguments of `gymnasium.make` ask for, besides OrderEnforcing."""
 Main = Callable[[Sequence[str], Sequence[Callback]], Run]
 """A demo's `main`: (command line, callbacks) -> the run that has ended."""
 
@@ -78,7 +87,7 @@ class TrainedRun:
 def train(
     config: str | Path | Mapping[str, Any] | AnyConfig = "dqn",
     *,
-    environment: str | Mapping[str, Any] | Callable[..., Any] | None = None,
+    environment: str | Mapping[str, Any] | Callable[..., Any] | gym.Env[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     **overrides: Any,
 ) -> TrainedRun:
@@ -88,7 +97,8 @@ def train(
     change settings: `population={"size": 8}` changes the named keys of a section, `**{"network.hidden_sizes": [64]}`
     a single key. `environment` may be an environment class or factory function defined at the top level of a module or
     of the script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to
-    import it. An environment defined in a script or notebook can be resumed only from there, with
+    import it. It may also be one that `gymnasium.make` has made: more are made by its id and keyword arguments, and it
+    stays as it is. An environment defined in a script or notebook can be resumed only from there, with
     `run={"name": NAME, "resume": "auto"}`. `callbacks` are called with each `evorl.Generation`, on the main process,
     and may return an `evorl.Stop`.
 
@@ -144,12 +154,75 @@ def _plain(value: Any) -> Any:
 
 
 def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[str, Any]:
-    """Add the environment to the settings; a class or function, alone or as `id`, is replaced by its name."""
+    """Add the environment to the settings; an object, alone or as `id`, is replaced by what says how to make it."""
     if environment is None:
         return dict(overrides)
-    if isinstance(environment, Mapping) and callable(environment.get("id")):
-        environment = {**environment, "id": name_of(environment["id"])}
-    return {**overrides, "environment": name_of(environment) if callable(environment) else environment}
+    if isinstance(environment, str):
+        return {**overrides, "environment": environment}
+    section = environment if isinstance(environment, Mapping) else {"id": environment}
+    if "id" not in section or isinstance(section["id"], str):
+        return {**overrides, "environment": section}
+    found = _settings_of(section["id"])
+    kwargs = {**found.get("kwargs", {}), **section.get("kwargs", {})}
+    more = {"kwargs": kwargs} if "kwargs" in found or "kwargs" in section else {}
+    return {**overrides, "environment": {**section, **found, **more}}
+
+
+def _settings_of(environment: Any) -> dict[str, Any]:
+    """The settings by which a class, a function or an environment is made again. Raises UserError."""
+    wanted = "give a class, a function or an id"
+    if isinstance(environment, gym.Env):
+        if environment.spec is None:
+            kind = type(environment.unwrapped).__name__
+            raise UserError(f"environment: this {kind} does not say how to make more of it; {wanted}")
+        return _settings_of_spec(environment.spec, _wrappers(environment), wanted)
+    if not callable(environment):
+        raise UserError(f"environment: {shown(environment)} is not a single environment; {wanted}")
+    return {"id": name_of(environment)}
+
+
+def _wrappers(environment: gym.Env[Any, Any]) -> list[str]:
+    """The wrappers around what `gymnasium.make` returned, and those that are registered, outermost first.
+
+    Those that the class or function itself returned are within OrderEnforcing.
+    """
+    names = []
+    while isinstance(environment, gym.Wrapper) and not isinstance(environment, gym.wrappers.OrderEnforcing):
+        if not isinstance(environment, OF_MAKE):
+            names.append(type(environment).__name__)
+        environment = environment.env
+    return names
+
+
+def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[str], wanted: str) -> dict[str, Any]:
+    """The settings of an environment made by `gymnasium.make`. Raises UserError if they cannot say all that it is."""
+    known = gym.registry.get(spec.id)
+    registered = len(known.additional_wrappers) if known is not None else 0
+    if others := wrappers[: len(wrappers) - registered]:
+        raise UserError(
+            f"environment: a configuration cannot name the wrapper {', '.join(others)} of this {spec.id}; {wanted}, "
+            "such as a function that returns the wrapped environment"
+        )
+    # Training draws nothing; `evorl watch` chooses its own mode.
+    kwargs = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
+    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else ""
+    if known is not None and module.partition(".")[0] in _registering_packages():
+        kwargs = {key: value for key, value in kwargs.items() if key not in known.kwargs or known.kwargs[key] != value}
+        if spec.max_episode_steps is None and known.max_episode_steps is not None:
+            raise UserError(f"environment: a configuration cannot take the time limit off {spec.id}; {wanted}")
+        if spec.max_episode_steps != known.max_episode_steps:
+            kwargs["max_episode_steps"] = spec.max_episode_steps
+        return {"id": spec.id, "kwargs": kwargs}
+    # Another process may not run the line that registered it, but it can import what that line named.
+    if spec.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = spec.max_episode_steps
+    return {"id": str(spec.entry_point) if module else name_of(spec.entry_point), "kwargs": kwargs}
+
+
+def _registering_packages() -> set[str]:
+    """The packages whose environments are registered in every process that imports Gymnasium, or by evorl."""
+    plugins = entry_points(group="gymnasium.envs")
+    return {"gymnasium", "ale_py", *(each.value.partition(":")[0].partition(".")[0] for each in plugins)}
 
 
 def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path) -> Path:

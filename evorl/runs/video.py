@@ -17,7 +17,7 @@ from evorl.envs.environments import Resets
 from evorl.envs.vector import close_vector, for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
-from evorl.system.console import require
+from evorl.system.extras import require
 from evorl.system.files import make_directory, refuse_links, replacing
 from evorl.types import UserError
 
@@ -32,7 +32,7 @@ ENLARGED = 4
 
 def check_encoder(what: str = "--video") -> None:
     """Raise UserError if PyAV is missing; the message names the option `what` that needs it."""
-    require("video", ["av"], what)
+    require("video", what)
 
 
 def check_video(path: Path) -> None:

@@ -1,10 +1,9 @@
-"""Terminal output that survives a reader who leaves early, a stopwatch, and checks for optional packages."""
+"""Terminal output that survives a reader who leaves early, and a stopwatch."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.util
 import io
 import os
 import sys
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from evorl.config.errors import on_one_line
-from evorl.types import EvorlWarning, UserError
+from evorl.types import EvorlWarning
 
 GONE = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 """Errors of a closed reader: the other end of a pipe or a terminal is gone."""
@@ -143,10 +142,3 @@ class Stopwatch:
 
     def clear(self) -> None:
         self.seconds.clear()
-
-
-def require(extra: str, packages: Sequence[str], what: str) -> None:
-    """Raise UserError unless the packages of an extra, which `what` needs, are installed."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"{what} needs {' and '.join(missing)}; install it with `pip install -e '.[{extra}]'`")

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from evorl.config import AnyConfig
+from evorl.system.extras import install_command
 from evorl.system.files import refuse_links
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, shared_settings, with_words
 from evorl.types import EvorlWarning
@@ -32,7 +33,7 @@ class TensorBoard(Tracker):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError("install it with `pip install -e '.[tensorboard]'`") from error
+            raise ImportError(f"install it with `{install_command('tensorboard')}`") from error
         self._new_writer = SummaryWriter
         self._events = directory / "tensorboard"
         known = _steps(self._events)

@@ -10,7 +10,6 @@ from evorl.commands import render
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.runs.launch import run_program
-from evorl.system import console
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monk
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, in_directory, capsys):
-    monkeypatch.setattr(console.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run_program(run_command, ["watch", "runs/none", "--video", "a.mp4"]) == 2
     assert "--video needs av; install it with" in error_line(capsys)
 

@@ -24,6 +24,27 @@ def test_every_shipped_configuration_is_valid(path):
     load_config([], path)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("evolution.hyperparameters={clip: {min: 0.1, max: 0.3}}", "learning_rate, entropy_coefficient, batch_size no"),
+        ("evolution.hyperparameters.clip={min: 0.1, max: 0.3}", None),
+        ("evolution.hyperparameters=null", None),
+        ("evolution.mutation.none=0.4", None),
+    ],
+)
+def test_ranges_that_are_replaced_at_once_are_named(given, told):
+    ppo = next(path for path in TRAINING if path.name == "ppo.yaml")
+    if told is None:
+        assert len(load_config([given], ppo).evolution.hyperparameters) == 4
+        return
+    advice = r"; evolution\.hyperparameters\.clip=\{\.\.\.\} changes one and keeps the others"
+    with pytest.warns(
+        EvorlWarning, match=f"replaces all ranges of configs/training/ppo.yaml, so that {told} longer evolve{advice}"
+    ):
+        assert len(load_config([given], ppo).evolution.hyperparameters) == 1
+
+
 SEVERAL = """
 algorithm: {name: dqn, gama: 0.9, learning_rate: -1}
 network: {hiden_sizes: [8]}

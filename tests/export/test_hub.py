@@ -96,6 +96,15 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
     assert "| learning&#95;rate | 1 | +20.0 | one only |" in text
 
 
+def test_a_page_without_matplotlib_has_no_picture(run, tmp_path, monkeypatch):
+    folder = tmp_path / "page"
+    folder.mkdir()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("evorl.export.hub.missing", lambda extra: ["matplotlib"] if extra == "plot" else [])
+    assert hub.PICTURE not in hub.write_page(run, folder, None)
+    assert hub.PICTURE not in (folder / "README.md").read_text()
+
+
 @pytest.mark.slow
 def test_a_push_sends_the_page_with_the_key(run):
     """In a process of its own, since the client keeps its server's address."""
@@ -137,5 +146,5 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"a push needs a key .* `hf auth login`, or set HF_TOKEN"):
         run_command(["push", missing, "me/x"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"a push needs huggingface_hub and matplotlib; install it with"):
+    with pytest.raises(UserError, match=r"a push needs huggingface_hub; install it with"):
         run_command(["push", missing, "me/x"])

@@ -17,6 +17,7 @@ from helpers.support import train as train_demo
 import evorl
 from evorl.commands.command import run_command
 from evorl.config import read_yaml
+from evorl.runs import train
 from evorl.runs.callbacks import Generation
 from evorl.runs.launch import run_program
 from evorl.runs.metrics import record_of
@@ -92,6 +93,63 @@ def test_an_environment_may_be_a_class_or_a_function(environment, in_directory):
     assert run.read().config["environment"]["id"] == f"{__name__}:{name}"
     assert run.summary["best_fitness"] == (10 if isinstance(environment, dict) else 5)
     assert train_demo("run.name=a", "run.resume=auto", configuration=run.path / "config.yaml") == 0
+
+
+@pytest.fixture
+def registry():
+    """Gymnasium's registry; what a test registers is gone after it."""
+    before = dict(gym.registry)
+    yield gym.registry
+    gym.registry.clear()
+    gym.registry.update(before)
+
+
+def section(environment):
+    """The settings by which `evorl.train` makes more of an environment."""
+    return train._with_environment({}, environment)["environment"]
+
+
+def test_an_environment_that_is_made_is_made_again_by_its_spec(registry):
+    made = gym.make("LunarLander-v3", gravity=-5.0, render_mode="rgb_array", max_episode_steps=70)
+    kwargs = {"gravity": -5.0, "max_episode_steps": 70}
+    assert section(made) == {"id": "LunarLander-v3", "kwargs": kwargs}
+    more = {"id": made, "num_envs": 3, "kwargs": {"enable_wind": True, "gravity": -6.0}}
+    expected = {"gravity": -6.0, "max_episode_steps": 70, "enable_wind": True}
+    assert section(more) == {"id": "LunarLander-v3", "num_envs": 3, "kwargs": expected}
+    assert section(gym.make("CartPole-v1")) == {"id": "CartPole-v1", "kwargs": {}}
+    # The id is known to this process only: another one imports what it stands for.
+    for entry in (make_five_steps, f"{__name__}:make_five_steps"):
+        gym.register("Steps-v0", entry_point=entry, max_episode_steps=3, kwargs={"bonus": 2.0})
+        kwargs = {"bonus": 2.0, "max_episode_steps": 3}
+        assert section(gym.make("Steps-v0")) == {"id": f"{__name__}:make_five_steps", "kwargs": kwargs}
+        registry.pop("Steps-v0")
+
+
+def test_a_run_trains_in_what_is_made_again(registry, in_directory):
+    gym.register("Steps-v0", entry_point=make_five_steps)
+    for environment, best in (
+        (gym.make("CartPole-v1", max_episode_steps=4), 4),
+        (gym.make("Steps-v0", bonus=1.0, max_episode_steps=3), 6),
+    ):
+        assert evorl.train(SMALL, environment=environment, training={"max_steps": 40}).summary["best_fitness"] == best
+
+
+def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
+    gym.register("Local-v0", entry_point=lambda: FiveSteps())
+    wanted = "give a class, a function or an id"
+    for environment, message in (
+        (FiveSteps(), f"environment: this FiveSteps does not say how to make more of it; {wanted}"),
+        (gym.make("Local-v0"), "does not stand at the top of a module or script"),
+        (gym.make("CartPole-v1", max_episode_steps=-1), f"cannot take the time limit off CartPole-v1; {wanted}"),
+        (
+            gym.wrappers.FlattenObservation(gym.make("CartPole-v1")),
+            f"cannot name the wrapper FlattenObservation of this CartPole-v1; {wanted}, such as a function that",
+        ),
+        (gym.make_vec("CartPole-v1", 2), f"is not a single environment; {wanted}"),
+        ({"id": 3}, f"environment: 3 is not a single environment; {wanted}"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            evorl.train(SMALL, environment=environment)
 
 
 def test_an_environment_of_the_same_name_is_another_one(in_directory, tmp_path, monkeypatch):

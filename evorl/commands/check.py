@@ -1,0 +1,432 @@
+"""`evorl check`: examines an environment before anything is trained in it, with a verdict on each line.
+
+Axes: P agents (here 1), E environments of each, A actions of all choices concatenated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.utils.env_checker import check_env
+from gymnasium.utils.passive_env_checker import env_render_passive_checker
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
+from evorl.config import AnyConfig, Environment, validate
+from evorl.config.errors import on_one_line
+from evorl.config.yaml import OF_ALGORITHM, configuration_file, override, read_yaml
+from evorl.envs import Environments
+from evorl.envs.diagnosis import check_start, check_step
+from evorl.envs.spaces import MASK, EnvSpec, choices
+from evorl.envs.vector import close_vector, make_vector, stacked_frames, vectorization_of
+from evorl.seeding import numpy_generator
+from evorl.system.console import aligned, compact
+from evorl.system.plugins import described
+from evorl.types import RunFailed, UserError
+
+SEED = 123
+COMPARED = 200
+"""Maximum number of steps in which two copies are compared."""
+SECONDS = 0.5
+"""Time for which steps are counted, for each number of copies."""
+SLOW = 1_000
+"""Steps per second of one copy below which processes may pay."""
+COLOUR = re.compile("\x1b\\[[0-9;]*m(WARN: |ERROR: )?")
+NEEDED = ("interface", "spaces")
+"""Checks that must pass for those after them to make sense."""
+Level = Literal["pass", "warn", "fail"]
+
+
+class Verdict(NamedTuple):
+    """The outcome of a check, and what was found or would be right."""
+
+    level: Level
+    text: str
+
+
+Named = tuple[str, Verdict]
+"""A verdict under its name."""
+
+
+@dataclass
+class Played:
+    """What random episodes of one copy have shown: counts, and the first finding on each subject."""
+
+    steps: int = 0
+    ended: int = 0
+    truncated: int = 0
+    longest: int = 0
+    rewards: list[float] = field(default_factory=list)
+    found: dict[str, Verdict] = field(default_factory=dict)
+
+    def note(self, subject: str, level: Level, text: str) -> None:
+        """Record a finding, unless one that weighs as much is known."""
+        if subject not in self.found or (level == "fail" and self.found[subject].level == "warn"):
+            self.found[subject] = Verdict(level, f"{text} (step {self.steps})")
+
+
+class Subject:
+    """An environment under examination: its settings, and one copy `env` without what evorl wraps around it."""
+
+    def __init__(self, settings: Environment, steps: int) -> None:
+        """Make the copy. Raises UserError if that fails."""
+        self.settings = settings
+        self.steps = steps
+        # Single copies of Atari do not know the options of its native vectorization.
+        kwargs = {} if stacked_frames(settings) else settings.kwargs
+        self._vector = make_vector(settings.model_copy(update={"vectorization": "sync", "kwargs": kwargs}), 1)
+        self.env: gym.Env[Any, Any] = self._vector.envs[0].env  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        close_vector(self._vector, self.settings.id)
+
+    @contextmanager
+    def another(self) -> Iterator[gym.Env[Any, Any]]:
+        """Another copy, which is closed afterwards."""
+        other = Subject(self.settings, self.steps)
+        try:
+            yield other.env
+        finally:
+            other.close()
+
+    def played(self) -> Played:
+        """Play random episodes of `steps` steps in all, and note what is wrong in them."""
+        env, id, played = self.env, self.settings.id, Played()
+        env.action_space.seed(SEED)
+        last: tuple[Any, dict[str, Any]] | None = None
+        length, ended = 0, True
+        while played.steps < self.steps:
+            if ended:
+                start = env.reset(seed=SEED if played.steps == 0 else None)
+                if remark := check_start(start, env.observation_space, id):
+                    played.note("observations", "warn", remark)
+                if last is not None and _shared(last[0], start[0]):
+                    text = "a reset overwrites the last observation of the episode before; return a copy"
+                    played.note("returned data", "fail", text)
+                last, length = start, 0
+            assert last is not None
+            step = env.step(_sample(env.action_space, last[1].get(MASK)))
+            played.steps, length = played.steps + 1, length + 1
+            _note_step(played, step, last, env.observation_space, id)
+            last, ended = (step[0], step[4]), bool(step[2]) or bool(step[3])
+            played.ended += ended
+            played.truncated += bool(step[3]) and not step[2]
+            played.longest = max(played.longest, length)
+        return played
+
+
+def _note_step(
+    played: Played, step: tuple[Any, ...], before: tuple[Any, dict[str, Any]], space: gym.Space[Any], id: str
+) -> None:
+    """Note what is wrong in one step. Raises UserError if it cannot be used at all."""
+    check_step((*step[:2], bool(step[2]), bool(step[3]), step[4]), space, id)
+    for part, inner in _leaves(space, step[0]):
+        array = np.asarray(part)
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            played.note("observations", "fail", "an observation is not finite")
+        elif part not in inner:
+            same = array.dtype == inner.dtype
+            wrong = "has values outside" if same else f"is of {array.dtype}, not the {inner.dtype} of"
+            played.note("observations", "warn", f"an observation {wrong} its space {inner}")
+    reward = np.asarray(step[1], dtype=np.float64)
+    if reward.ndim:
+        played.note("rewards", "warn", f"a reward is an array of shape {list(reward.shape)}, not a number")
+    if not np.isfinite(reward.astype(np.float32)).all():
+        played.note("rewards", "fail", f"a reward is {reward}; it must be finite in single precision")
+    played.rewards.append(float(reward.reshape(-1)[0]))
+    for name, value in (("terminated", step[2]), ("truncated", step[3])):
+        if not isinstance(value, bool | np.bool_):
+            played.note("end flags", "fail", f"{name} is {value!r}, not a bool")
+    if _shared(before[0], step[0]):
+        played.note("returned data", "warn", "two steps return the same array; return a copy")
+    elif before[1] is step[4] and step[4]:
+        played.note("returned data", "warn", "two steps return the same info dictionary; return a new one")
+
+
+def check(parsed: argparse.Namespace) -> None:
+    """`evorl check`. Raises RunFailed if a check fails."""
+    # SDL, which renders for Gymnasium, fails without a display.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    settings = settings_of(parsed.environment, parsed.settings).environment
+    rows = [(level, name, on_one_line(text)) for name, (level, text) in verdicts(settings, parsed.steps)]
+    print("\n".join(aligned(rows)))
+    failed = sum(level == "fail" for level, _, _ in rows)
+    if failed:
+        raise RunFailed(f"{failed} check{'s' if failed > 1 else ''} of {settings.id} failed")
+
+
+def settings_of(id: str, words: list[str]) -> AnyConfig:
+    """A configuration with this environment, its keyword arguments, and keys of `environment`. Raises UserError."""
+    keys = [word if word.startswith("environment.") else f"environment.kwargs.{word}" for word in words]
+    return validate(override({"environment": {"id": id}}, keys), SETTINGS)
+
+
+def verdicts(settings: Environment, steps: int) -> Iterator[Named]:
+    """All verdicts by name; only those until then if no copy can be made or stepped."""
+    try:
+        subject = Subject(settings, steps)
+    except UserError as error:
+        yield "made", Verdict("fail", _without_key(error))
+        return
+    kind = type(subject.env.unwrapped)
+    yield "made", Verdict("pass", f"{kind.__qualname__} of {kind.__module__}")
+    try:
+        for name, examine in CHECKS.items():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    yield from examine(subject)
+            except UserError as error:
+                yield name, Verdict("fail", _without_key(error))
+            except Exception as error:  # Environments may raise anything.
+                yield name, Verdict("fail", f"raised {described(error)}")
+            else:
+                continue
+            if name in NEEDED:
+                return
+    finally:
+        subject.close()
+
+
+def _first_step(subject: Subject) -> list[Named]:
+    """A reset and a step as in training, by evorl's vectorization."""
+    with Environments(subject.settings, 1, 1) as environments:
+        environments.try_step()
+    return [("interface", Verdict("pass", "reset and step follow Gymnasium's interface"))]
+
+
+def _gymnasium(subject: Subject) -> list[Named]:
+    """Gymnasium's own checks: each of its warnings, and its first error. Of renderings, that for videos is checked."""
+    inner = subject.env.unwrapped
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(inner, skip_render_check=True)
+            if inner.spec is not None and "rgb_array" in inner.metadata.get("render_modes", ()):
+                shown = inner.spec.make(render_mode="rgb_array")
+                shown.reset(seed=SEED)
+                env_render_passive_checker(shown)
+                shown.close()
+            failed = []
+        except (AssertionError, gym.error.Error) as error:
+            failed = [Verdict("fail", _plain(str(error)))]
+    texts = dict.fromkeys(_plain(str(each.message)) for each in caught if COLOUR.match(str(each.message)))
+    found = [*(Verdict("warn", text) for text in texts), *failed]
+    found = found or [Verdict("pass", "gymnasium.utils.env_checker.check_env finds nothing")]
+    return [("gymnasium", verdict) for verdict in found]
+
+
+def _spaces(subject: Subject) -> list[Named]:
+    """The algorithms that can act in the action space and read the observations."""
+    with Environments(subject.settings, 1, 1) as environments:
+        interface = environments.interface
+    able, refusal = [], ""
+    for name in ALGORITHMS:
+        try:
+            shipped = read_yaml(configuration_file(name))
+            own = {section: shipped[section] for section in OF_ALGORITHM if section in shipped}
+            environment = subject.settings.model_dump(mode="json", exclude_unset=True)
+            make_algorithm(validate({**own, "environment": environment}, SETTINGS), interface)
+            able.append(name)
+        except UserError as error:
+            refusal = refusal or _without_key(error)
+    if not able:
+        raise UserError(f"no algorithm takes it: {refusal}")
+    parts = ", ".join(f"{name} ({part.kind} {list(part.shape)})" for name, part in interface.parts.items())
+    masked = " with masks" if interface.masked else ""
+    return [("spaces", Verdict("pass", f"{parts}; {interface.action}{masked}; for {', '.join(able)}"))]
+
+
+def _seeding(subject: Subject) -> list[Named]:
+    """Two copies with the same seed and actions, compared step by step over several episodes."""
+    return [("seeding", _compared(subject))]
+
+
+def _compared(subject: Subject) -> Verdict:
+    known = subject.env.unwrapped.spec
+    level: Level = "warn" if known is not None and known.nondeterministic else "fail"
+    advice = "take all randomness from self.np_random, after super().reset(seed=seed)"
+    count = min(subject.steps, COMPARED)
+    with subject.another() as one, subject.another() as two:
+        first, second = one.reset(seed=SEED), two.reset(seed=SEED)
+        space = one.observation_space
+        if not _same(space, first[0], second[0]):
+            return Verdict(level, f"resets with the same seed give different observations; {advice}")
+        one.action_space.seed(SEED)
+        mask = first[1].get(MASK)
+        for step in range(count):
+            action = _sample(one.action_space, mask)
+            first, second = one.step(action), two.step(action)
+            alike = _same(space, first[0], second[0]) and np.array_equal(first[1], second[1], equal_nan=True)
+            if not alike or (first[2], first[3]) != (second[2], second[3]):
+                return Verdict(level, f"copies with the same seed and actions differ in step {step + 1}; {advice}")
+            mask = first[4].get(MASK)
+            if first[2] or first[3]:
+                mask = one.reset()[1].get(MASK)
+                two.reset()
+    return Verdict("pass", f"two copies with the same seed and actions are equal for {count} steps")
+
+
+def _episodes(subject: Subject) -> list[Named]:
+    """The first findings of random episodes on each subject, then how they ended."""
+    played = subject.played()
+    low, high = min(played.rewards), max(played.rewards)
+    fine = {
+        "observations": "in their space, of its shape and type",
+        "rewards": f"finite, {low:.4g} to {high:.4g}",
+        "end flags": "terminated and truncated are bools",
+        "returned data": "no call returns the arrays of another",
+    }
+    passed = {name: Verdict("pass", f"{text}, in {played.steps} random steps") for name, text in fine.items()}
+    return [*(passed | played.found).items(), ("time limit", _limit(subject, played))]
+
+
+def _limit(subject: Subject, played: Played) -> Verdict:
+    """The verdict on the lengths of episodes."""
+    known = subject.env.spec.max_episode_steps if subject.env.spec is not None else None
+    episodes = f"ended episodes: {played.ended}, the longest of {played.longest} steps"
+    if known is not None:
+        return Verdict("pass", f"{episodes}; all are truncated after {known} steps")
+    if played.truncated:
+        return Verdict("pass", f"{episodes}; truncated: {played.truncated}")
+    advice = "register it with max_episode_steps, or return truncated=True, unless all episodes terminate"
+    return Verdict("warn", f"{episodes}; truncated: none; {advice}")
+
+
+def _resuming(subject: Subject) -> list[Named]:
+    """Running episodes saved and replayed by other copies, as when a run is resumed, then continued by both."""
+    return [("resuming", _replayed(subject))]
+
+
+def _replayed(subject: Subject) -> Verdict:
+    count = min(subject.steps, COMPARED)
+    with Environments(subject.settings, 1, 2) as before, Environments(subject.settings, 1, 2) as after:
+        if not before.can_continue:
+            return Verdict("warn", "running episodes cannot be saved: a resumed run begins new ones")
+        before.reset(SEED)
+        rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
+        for _ in range(count):
+            before.step(_actions(before.interface, before.observation.get(MASK), 2, rng))
+        state = before.state()
+        if lost := after.restore(state, SEED + 1):
+            return Verdict("warn", f"a resumed run begins new episodes: {lost} showed something else when replayed")
+        for step in range(count):
+            action = _actions(before.interface, before.observation.get(MASK), 2, rng)
+            one, two = before.step(action), after.step(action)
+            same = torch.equal(one.reward, two.reward) and all(
+                torch.equal(value, two.next_observation[name]) for name, value in one.next_observation.items()
+            )
+            if not same:
+                return Verdict("warn", f"a resumed run is not exact: replayed episodes differ {step + 1} steps later")
+    return Verdict("pass", f"episodes are replayed exactly, and go on alike for {count} steps")
+
+
+def _speed(subject: Subject) -> list[Named]:
+    """Steps per second of 1 and of 8 copies, vectorised as a run would."""
+    rates = {copies: _rate(subject.settings, copies) for copies in (1, 8)}
+    mode = vectorization_of(subject.settings)
+    each = ", ".join(f"{compact(rate)} steps/s with {n} cop{'y' if n == 1 else 'ies'}" for n, rate in rates.items())
+    slow = rates[1] < SLOW and mode == "sync"
+    more = "; environment.vectorization=async may be faster on several cores" if slow else ""
+    return [("speed", Verdict("pass", f"{each} ({mode}){more}"))]
+
+
+def _rate(settings: Environment, copies: int) -> float:
+    rng = numpy_generator(SEED, generation=0, rank=0, purpose="check")
+    with Environments(settings, 1, copies) as environments:
+        environments.reset(SEED)
+        # The first step may compile or load something.
+        count, began, seconds = -copies, time.perf_counter(), 0.0
+        while seconds < SECONDS or count <= 0:
+            environments.step(_actions(environments.interface, environments.observation.get(MASK), copies, rng))
+            count += copies
+            began = began if count else time.perf_counter()
+            seconds = time.perf_counter() - began
+    return count / seconds
+
+
+def _actions(interface: EnvSpec, mask: Tensor | None, copies: int, rng: np.random.Generator) -> Tensor:
+    """Random actions [1, E, ...], as an algorithm gives them; of masked ones [1, E, A] those that are allowed."""
+    space = interface.action
+    if sizes := choices(space):
+        allowed = np.ones((copies, sum(sizes))) if mask is None else mask[0].numpy(force=True).astype(float)
+        drawn = rng.random(allowed.shape) * allowed
+        ends = np.cumsum(sizes)
+        best = [drawn[:, end - size : end].argmax(1) for size, end in zip(sizes, ends, strict=True)]
+        return torch.from_numpy(np.stack(best, axis=-1).reshape(1, copies, *(space.shape or ())))
+    if not isinstance(space, gym.spaces.Box):
+        raise UserError(f"environment.id: no algorithm acts in {space}")
+    low, high = np.clip(space.low, -1e3, 1e3), np.clip(space.high, -1e3, 1e3)
+    return torch.from_numpy(rng.uniform(low, high, (1, copies, *space.shape)).astype(np.float32))
+
+
+def _sample(space: gym.Space[Any], mask: Any) -> Any:
+    """A random action of one environment; one that its mask [A], if any, allows."""
+    if mask is None or not (sizes := choices(space)):
+        return space.sample()
+    flat = np.asarray(mask, dtype=np.int8).reshape(-1)
+    if isinstance(space, gym.spaces.Discrete):
+        return space.sample(mask=flat)
+    return space.sample(mask=tuple(np.split(flat, np.cumsum(sizes)[:-1])))
+
+
+def _leaves(space: gym.Space[Any], observation: Any) -> Iterator[tuple[Any, gym.Space[Any]]]:
+    """The parts of an observation, each with its space."""
+    if isinstance(space, gym.spaces.Dict):
+        for name, inner in space.spaces.items():
+            yield from _leaves(inner, observation[name])
+    elif isinstance(space, gym.spaces.Tuple):
+        for inner, part in zip(space.spaces, observation, strict=True):
+            yield from _leaves(inner, part)
+    else:
+        yield observation, space
+
+
+def _same(space: gym.Space[Any], one: Any, other: Any) -> bool:
+    """True if two observations are equal; NaN equals NaN, which is another check's finding."""
+    pairs = zip(_leaves(space, one), _leaves(space, other), strict=True)
+    arrays = ((np.asarray(first), np.asarray(second)) for (first, _), (second, _) in pairs)
+    return all(np.array_equal(*pair, equal_nan=pair[0].dtype.kind == "f") for pair in arrays)
+
+
+def _shared(one: Any, other: Any) -> bool:
+    """True if two observations share memory."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return any(_shared(one[name], other[name]) for name in one.keys() & other.keys())
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return any(_shared(*pair) for pair in zip(one, other, strict=False))
+    arrays: tuple[NDArray[Any], ...] = tuple(each for each in (one, other) if isinstance(each, np.ndarray))
+    return len(arrays) == 2 and bool(np.shares_memory(*arrays))
+
+
+def _plain(text: str) -> str:
+    """Gymnasium's message without colours, on one line."""
+    return " ".join(COLOUR.sub("", text).split())
+
+
+def _without_key(error: UserError) -> str:
+    return str(error).removeprefix("environment.id: ")
+
+
+CHECKS: Mapping[str, Callable[[Subject], list[Named]]] = {
+    "interface": _first_step,
+    "spaces": _spaces,
+    "gymnasium": _gymnasium,
+    "seeding": _seeding,
+    "episodes": _episodes,
+    "resuming": _resuming,
+    "speed": _speed,
+}
+"""All checks, in their order, by the name under which an error in one is told; each gives one or more verdicts."""

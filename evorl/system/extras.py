@@ -1,0 +1,55 @@
+"""Optional packages: the modules of each extra, and the command that installs it in this installation."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from evorl.types import UserError
+
+EXTRAS: Mapping[str, Sequence[str]] = {
+    "atari": ("ale_py",),
+    "hub": ("huggingface_hub",),
+    "minatar": ("minatar",),
+    "mujoco": ("mujoco", "imageio"),
+    "onnx": ("onnx", "onnxruntime"),
+    "plot": ("matplotlib",),
+    "report": ("jinja2", "plotly"),
+    "tensorboard": ("tensorboard",),
+    "video": ("av",),
+}
+"""The modules that evorl imports of each extra of pyproject.toml."""
+PROJECT = "evorl-accelerate"
+SOURCE = Path(__file__).parent.parent.parent
+"""The clone, if evorl is imported from one."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra: into the clone if evorl runs from one, else into the installed package."""
+    if not (SOURCE / "pyproject.toml").is_file():
+        return f"pip install '{PROJECT}[{extra}]'"
+    place = "." if Path.cwd() == SOURCE else str(SOURCE)
+    return f"pip install -e {shlex.quote(f'{place}[{extra}]')}"
+
+
+def missing(extra: str) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+
+
+def require(extra: str, what: str) -> None:
+    """Raise UserError unless the modules of an extra, which `what` needs, are installed."""
+    if names := missing(extra):
+        raise UserError(f"{what} needs {' and '.join(names)}; install it with `{install_command(extra)}`")
+
+
+def extra_of(error: BaseException) -> str | None:
+    """The extra whose module was missing where this error, or its cause, was raised."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError):
+            return next((extra for extra, modules in EXTRAS.items() if cause.name in modules), None)
+        cause = cause.__cause__
+    return None

@@ -1,0 +1,320 @@
+"""Environments that do not follow Gymnasium's interface: the mistake is named, and blamed on what is wrong."""
+
+import re
+import sys
+import warnings
+from types import ModuleType
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from helpers.support import error_line
+
+from evorl.commands.command import run_command
+from evorl.config import Environment
+from evorl.config.yaml import configuration_file
+from evorl.envs import Environments
+from evorl.runs.launch import check, read_config, run_program
+from evorl.types import EvorlWarning, UserError
+
+
+class Good(gym.Env):
+    """Follows the interface; what it returns can be replaced."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gym.spaces.Discrete(2)
+    shown = (0.0, 0.0)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation(), {}
+
+    def step(self, action):
+        return self.observation(), 0.0, False, False, {}
+
+    def observation(self):
+        return np.array(self.shown, dtype=np.float32)
+
+
+class OldStep(Good):
+    def step(self, action):
+        return self.observation(), 0.0, False, {}
+
+
+class OldReset(Good):
+    def reset(self, *, seed=None, options=None):
+        return self.observation()
+
+
+class Unseeded(Good):
+    def reset(self):
+        return self.observation()
+
+
+class Pair(Good):
+    def reset(self, *, seed=None, options=None):
+        return self.observation(), None
+
+
+class NoInfo(Good):
+    def step(self, action):
+        return self.observation(), 0.0, False, False, None
+
+
+class Wide(Good):
+    shown = (0.0, 0.0, 0.0)
+
+
+class Ragged(Good):
+    def observation(self):
+        return [[1.0], [1.0, 2.0]]
+
+
+class Real(Good):
+    observation_space = gym.spaces.Box(0, 255, (2,), np.uint8)
+
+
+class OtherKeys(Good):
+    observation_space = gym.spaces.Dict(arm=Good.observation_space, hand=Good.observation_space)
+
+    def observation(self):
+        return {"arm": np.zeros(2, np.float32), "head": np.zeros(2, np.float32)}
+
+
+class InnerShape(Good):
+    observation_space = gym.spaces.Dict(arm=gym.spaces.Tuple([Good.observation_space] * 2))
+
+    def observation(self):
+        return {"arm": (np.zeros(2, np.float32), np.zeros(3, np.float32))}
+
+
+class NoActions(Good):
+    action_space = None
+
+
+class NoSpace(Good):
+    observation_space = 4
+
+
+class EmptySpace(Good):
+    observation_space = gym.spaces.Dict()
+
+
+class Outside(Good):
+    shown = (0.0, 3.0)
+
+
+class Words(Good):
+    def step(self, action):
+        return self.observation(), 0.0, 0, None, {}
+
+
+class Turns:
+    """Like PettingZoo's AECEnv."""
+
+    def __init__(self):
+        self.possible_agents = ["a", "b"]
+
+    def agent_iter(self):
+        yield from self.possible_agents
+
+
+class Parallel:
+    """Like PettingZoo's ParallelEnv: its class only declares the agents, and its constructor needs settings."""
+
+    possible_agents: list
+
+    def __init__(self, board):
+        pass
+
+
+class InConstructor:
+    """Only an instance has agents."""
+
+    def __init__(self):
+        self.possible_agents = ["a"]
+
+
+class Duck:
+    def reset(self):
+        return 0
+
+    def step(self, action):
+        return 0, 0.0, False, {}
+
+
+class Plain:
+    pass
+
+
+def make_turns():
+    return Turns()
+
+
+def limited():
+    return gym.wrappers.TimeLimit(OldStep(), 10)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A module `own` with this file's classes and functions; what it registers is gone after the test."""
+    before = dict(gym.registry)
+    made = ModuleType("own")
+    vars(made).update({name: value for name, value in globals().items() if not name.startswith("__")})
+    for function in (made.make_turns, made.limited):
+        monkeypatch.setattr(function, "__module__", "own")
+    monkeypatch.setitem(sys.modules, "own", made)
+    yield made
+    gym.registry.clear()
+    gym.registry.update(before)
+
+
+def mistake(name, vectorization="sync", **kwargs):
+    settings = Environment(id=name, kwargs=kwargs, vectorization=vectorization)
+    with warnings.catch_warnings():
+        # Gymnasium's own ones, in colour and without the environment's name.
+        warnings.simplefilter("error", DeprecationWarning)
+        warnings.simplefilter("error" if vectorization == "sync" else "ignore", UserWarning)
+        with pytest.raises(UserError) as raised, Environments(settings, 2, 2) as made:
+            made.try_step()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+MULTI = "is a multi-agent environment; evorl trains agents in single-agent ones"
+OLD = "follows the old Gym interface: its"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Turns", f"Turns {MULTI}"),
+        ("make_turns", f"Turns {MULTI}"),
+        ("Parallel", f"Parallel {MULTI}"),
+        ("InConstructor", f"InConstructor {MULTI}"),
+        ("Duck", "Duck has reset and step, but does not derive from gymnasium.Env"),
+        ("Plain", "Plain is not a gymnasium.Env; name a class"),
+        ("OLD", "it is 'follows the old Gym interface: its' of type str; name a class"),
+        ("error_line", "it is a function of another module; name it as helpers.support:error_line"),
+        ("OldStap", "the module 'own' neither defines nor registers 'OldStap'; did you mean 'OldStep'?"),
+    ],
+)
+def test_what_is_no_environment_is_said_to_be_what_it_is(name, message, module):
+    told = mistake(f"own:{name}")
+    assert told.startswith(f"environment.id: cannot make 'own:{name}': ")
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("OwnLander-v0", "as module:OwnLander-v0"),
+        ("package.own.Lander", "as package.own:Lander"),
+        ("nowhere/Lander-v0", "as module:nowhere/Lander-v0"),
+        ("CartPol-v1", "Did you mean: `CartPole`? One of your own is named"),
+    ],
+)
+def test_an_id_that_nobody_registered_says_how_to_name_the_module(name, told):
+    assert told in mistake(name)
+
+
+def test_a_mistyped_version_needs_no_module():
+    assert mistake("CartPole-v9").endswith("It provides versioned environments: [ `v0`, `v1` ].")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("OldStep", f"{OLD} step returns 4 values, and Gymnasium's 5 (observation, reward, terminated, truncated"),
+        ("limited", f"{OLD} step returns 4 values"),
+        ("OldReset", f"{OLD} reset returns an array of shape [2], and Gymnasium's a pair"),
+        ("Unseeded", f"{OLD} reset takes no seed and no options; Gymnasium's is reset(self, *, seed=None"),
+        ("Wide", "the reset of own:Wide returns the observation of shape [3]; its observation_space has shape [2]"),
+    ],
+)
+def test_the_old_interface_and_wrong_shapes_are_named(name, message, vectorization, module):
+    told = mistake(f"own:{name}", vectorization)
+    assert told.startswith("environment.id: ")
+    assert message in told
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Pair", "the reset of own:Pair returns (ndarray, NoneType); it must return a pair (observation, info)"),
+        ("NoInfo", "(ndarray, float, bool, bool, NoneType); it must return 5 values"),
+        ("Ragged", "of type list; its observation_space has shape [2]"),
+        ("Real", "the observation in float32, which does not fit its observation_space of uint8"),
+        ("OtherKeys", "the observation with keys ['arm', 'head']; its observation_space has keys ['arm', 'hand']"),
+        ("InnerShape", "returns part 'arm.1' of the observation of shape [3]; its observation_space has shape [2]"),
+        ("NoActions", "own:NoActions has no action_space; set it to a space"),
+        ("NoSpace", "own:NoSpace has 4 as its observation_space"),
+        ("EmptySpace", "the observation_space of own:EmptySpace: An empty Dict"),
+    ],
+)
+def test_what_does_not_fit_the_spaces_is_named(name, message, module):
+    told = mistake(f"own:{name}")
+    assert told.startswith("environment.id: ")
+    assert message in told
+
+
+def test_only_given_keyword_arguments_are_blamed(module):
+    class Missing(Good):
+        def __init__(self):
+            raise ValueError("no such map: north.txt")
+
+    class Needing(Good):
+        def __init__(self, size):
+            pass
+
+    module.Missing, module.Needing = Missing, Needing
+    assert mistake("own:Missing").startswith("environment.id: cannot make 'own:Missing': ValueError: no such map")
+    assert mistake("own:Needing").startswith("environment.kwargs: 'own:Needing' needs some: ")
+    assert mistake("own:Needing", width=3).startswith("environment.kwargs: 'own:Needing' refuses them: ")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_can_be_used_is_remarked_on_once(vectorization, module):
+    with Environments(Environment(id="own:Outside", vectorization=vectorization), 2, 2) as made:
+        outside = "of own:Outside returns holds 3.0, outside its observation_space (-1.0 to 1.0)"
+        assert made.try_step() == [f"the observation that the {method} {outside}" for method in ("reset", "step")]
+        made.reset(0)
+        assert len(made.try_step()) == 2
+    with Environments(Environment(id="own:Words", vectorization=vectorization), 1, 1) as made:
+        (remark,) = made.try_step()
+        assert re.search("returns 0 of type int as terminated.*; .* returns None as truncated", remark)
+    with Environments(Environment(id="own:Good", vectorization=vectorization), 1, 1) as made:
+        assert made.try_step() == []
+
+
+def test_the_first_step_takes_an_allowed_action(module):
+    class Strict(Good):
+        action_space = gym.spaces.MultiDiscrete([2, 3], start=[1, 1])
+
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], {"action_mask": np.array([0, 1, 0, 0, 1])}
+
+        def step(self, action):
+            assert action.tolist() == [2, 3]
+            return *super().step(action)[:4], {"action_mask": np.array([0, 1, 0, 0, 1])}
+
+    module.Strict = Strict
+    with Environments(Environment(id="own:Strict"), 1, 2) as made:
+        assert made.try_step() == []
+
+
+@pytest.mark.parametrize(("rank", "count"), [("0", 2), ("1", 0)])
+def test_a_run_prints_remarks_on_one_rank(rank, count, module, in_directory, monkeypatch):
+    config = read_config(configuration_file("a2c"), ["environment=own:Outside"])
+    monkeypatch.setenv("RANK", rank)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check(config)
+    told = [str(each.message) for each in caught if each.category is EvorlWarning]
+    assert [each.startswith("environment.id: the observation that the ") for each in told] == [True] * count
+
+
+def test_a_command_reports_the_mistake_on_one_line(module, in_directory, capsys):
+    assert run_program(run_command, ["train", "a2c", "environment=own:make_turns"]) == 2
+    assert MULTI in error_line(capsys)
