@@ -210,6 +210,9 @@ def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
     parser.add_argument("--name", help="directory of the run below runs/; with --seeds, -seed-N is appended")
+    parser.add_argument(
+        "--no-track", action="store_true", help="record the run in its own files alone; short for tracking.backends=[]"
+    )
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
     seeds.add_argument(

@@ -38,6 +38,8 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 def train(parsed: argparse.Namespace) -> None:
     """`evorl train`: on one process in this one, otherwise with Accelerate's launcher in its place."""
+    if parsed.no_track:
+        parsed.words = [*parsed.words, "tracking.backends=[]"]
     if parsed.seeds is not None:
         train_seeds(parsed)
         return

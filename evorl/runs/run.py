@@ -42,6 +42,7 @@ from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import Stopwatch, WarnOnce, say
 from evorl.system.files import digest
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.tracking import announcements
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
@@ -441,7 +442,9 @@ class Run:
             )
 
     def _open_logger(self) -> None:
-        """Print the header, and open the run's files and trackers."""
+        """Print what is sent elsewhere and the header, and open the run's files and trackers."""
+        for line in announcements(self.config):
+            say(line)
         pace, interface = self.algorithm.pace(self.placement.copies), self.algorithm.interface
         for line in header(
             self.config, self.placement, interface, pace, self._generation, threads=self._threads, directory=self.path
