@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WIDEST = 80
 """The maximum number of characters in a cell of `evorl list`, except the run's name."""
-RUN_HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state", "size")
+RUN_HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state", "size", "origin")
 LINEAGE_HEADINGS = ("agent", "generations", "fitness", "mutation")
 TASK_HEADINGS = ("task", "algorithm", "file", "command")
 
@@ -59,7 +59,7 @@ def _row(path: Path) -> tuple[str, ...]:
     try:
         run = read_overview(path)
     except (UserError, OSError):
-        return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path))
+        return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path), "")
     best, steps = run.last.get("elite_fitness"), run.last.get("agent_steps")
     return (
         path.name,
@@ -70,6 +70,7 @@ def _row(path: Path) -> tuple[str, ...]:
         f"{steps:,}" if isinstance(steps, int) else "-",
         state_of(run),
         _megabytes(path),
+        origin_of(run),
     )
 
 
@@ -81,6 +82,20 @@ def state_of(run: RunOverview) -> str:
         return "killed" if run.last else "begun"
     ended = "solved" if run.summary.get("solved") is True else run.summary.get("ended")
     return str(ended)
+
+
+def origin_of(run: RunOverview) -> str:
+    """Return what a run was made from, and after which generations it was resumed; empty for a plain new run."""
+    parts = []
+    if (note := _setting(run, "run", "origin")) not in ("None", "?"):
+        parts.append(note)
+    elif isinstance(run.config.get("evolution"), dict) and run.config["evolution"].get("schedule") is not None:
+        parts.append("retrained")
+    if (source := _setting(run, "population", "from")) not in ("None", "?"):
+        parts.append(f"agents of {Path(source).name}")
+    if run.resumes:
+        parts.append(f"resumed after {', '.join(map(str, run.resumes))}")
+    return "; ".join(parts)
 
 
 def _setting(run: RunOverview, section: str, key: str) -> str:
