@@ -138,14 +138,22 @@ def discard_stdout() -> None:
 
 
 def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """Split words into the configuration file and the `key.path=value` assignments. Raises UserError."""
-    from evorl.config.yaml import configuration_file
+    """Split words into the configuration file and the `key.path=value` assignments. Raises UserError.
+
+    Says so if a file that is tuned for the task was taken in place of the one named.
+    """
+    from evorl.config.yaml import configuration_file, substitution
+    from evorl.system.console import say
     from evorl.types import UserError
 
     named = [word for word in words if "=" not in word]
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
-    return configuration_file(named[0] if named else "dqn").absolute(), [word for word in words if "=" in word]
+    name, given = named[0] if named else "dqn", [word for word in words if "=" in word]
+    file = configuration_file(name, given).absolute()
+    if told := substitution(name, file):
+        say(told)
+    return file, given
 
 
 def seed(text: str) -> int:
@@ -206,6 +214,9 @@ def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
     parser.add_argument("--name", help="directory of the run below runs/; with --seeds, -seed-N is appended")
+    parser.add_argument(
+        "--no-track", action="store_true", help="record the run in its own files alone; short for tracking.backends=[]"
+    )
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")
     seeds.add_argument(
@@ -283,6 +294,7 @@ def _list(parser: argparse.ArgumentParser) -> None:
 def _config(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--explain", metavar="KEY", help="explain only this key, or each key of this section")
+    parser.add_argument("--tasks", action="store_true", help="list the tasks that shipped configurations are for")
     parser.add_argument("--markdown", action="store_true", help="print the keys of all algorithms as Markdown")
 
 
@@ -393,6 +405,7 @@ COMMANDS: Mapping[str, Command] = {
             "evorl config ppo population.size=8",
             "evorl config sac --explain algorithm.target_entropy",
             "evorl config --explain evolution.selection",
+            "evorl config --tasks",
         ),
     ),
     "export": Command(

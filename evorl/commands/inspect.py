@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 WIDEST = 80
 """The maximum number of characters in a cell of `evorl list`, except the run's name."""
-RUN_HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state", "size")
+RUN_HEADINGS = ("run", "environment", "algorithm", "seed", "best", "steps", "state", "size", "origin")
 LINEAGE_HEADINGS = ("agent", "generations", "fitness", "mutation")
+TASK_HEADINGS = ("task", "algorithm", "file", "command")
 
 
 def list_runs(parsed: argparse.Namespace) -> None:
@@ -58,7 +59,7 @@ def _row(path: Path) -> tuple[str, ...]:
     try:
         run = read_overview(path)
     except (UserError, OSError):
-        return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path))
+        return (path.name, "?", "?", "?", "-", "-", "cannot be read", _megabytes(path), "")
     best, steps = run.last.get("elite_fitness"), run.last.get("agent_steps")
     return (
         path.name,
@@ -69,6 +70,7 @@ def _row(path: Path) -> tuple[str, ...]:
         f"{steps:,}" if isinstance(steps, int) else "-",
         state_of(run),
         _megabytes(path),
+        origin_of(run),
     )
 
 
@@ -80,6 +82,20 @@ def state_of(run: RunOverview) -> str:
         return "killed" if run.last else "begun"
     ended = "solved" if run.summary.get("solved") is True else run.summary.get("ended")
     return str(ended)
+
+
+def origin_of(run: RunOverview) -> str:
+    """Return what a run was made from, and after which generations it was resumed; empty for a plain new run."""
+    parts = []
+    if (note := _setting(run, "run", "origin")) not in ("None", "?"):
+        parts.append(note)
+    elif isinstance(run.config.get("evolution"), dict) and run.config["evolution"].get("schedule") is not None:
+        parts.append("retrained")
+    if (source := _setting(run, "population", "from")) not in ("None", "?"):
+        parts.append(f"agents of {Path(source).name}")
+    if run.resumes:
+        parts.append(f"resumed after {', '.join(map(str, run.resumes))}")
+    return "; ".join(parts)
 
 
 def _setting(run: RunOverview, section: str, key: str) -> str:
@@ -126,6 +142,9 @@ def config(parsed: argparse.Namespace) -> None:
     from evorl.config.docs import commented, explained, page, settings_of
     from evorl.runs.launch import read_config
 
+    if parsed.tasks:
+        print("\n".join(aligned([TASK_HEADINGS, *rows_of_tasks()])))
+        return
     if parsed.markdown:
         print(page(SETTINGS), end="")
         return
@@ -135,6 +154,27 @@ def config(parsed: argparse.Namespace) -> None:
         print("\n".join(explained(known, parsed.explain)))
         return
     print(commented(complete.model_dump(mode="json"), known), end="")
+
+
+def rows_of_tasks() -> list[tuple[str, ...]]:
+    """Return one table row per task and shipped configuration for it: task, algorithm, file, command.
+
+    Environments of a suite that a file is for as a whole have no rows of their own.
+    """
+    from evorl.config.task import environment_of, suite_of
+    from evorl.config.yaml import TRAINING, read_yaml, shipped_names, tuned_files, tuned_name
+
+    rows, tuned = [], tuned_files()
+    for name in shipped_names():
+        data = read_yaml(TRAINING / f"{name}.yaml")
+        own, algorithm = environment_of(data), data["algorithm"]["name"]
+        tasks = dict.fromkeys([own, *(tuned[name].tasks if name in tuned else ())])
+        whole = {suite_of(task) for task in tasks if task.endswith("/*")}
+        for task in (task for task in tasks if task.endswith("/*") or suite_of(task) not in whole):
+            by_task = f"evorl train {algorithm} environment={task}"
+            command = by_task if tuned_name(algorithm, task) == name else f"evorl train {name}"
+            rows.append((task, algorithm, f"{name}.yaml", command))
+    return sorted(rows)
 
 
 def clean_runs(parsed: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -38,6 +39,8 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 def train(parsed: argparse.Namespace) -> None:
     """`evorl train`: on one process in this one, otherwise with Accelerate's launcher in its place."""
+    if parsed.no_track:
+        parsed.words = [*parsed.words, "tracking.backends=[]"]
     if parsed.seeds is not None:
         train_seeds(parsed)
         return
@@ -108,11 +111,24 @@ def retrain_command(
     refuse_code(config, allowed)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
-    refuse_code(check(read_config(path, overrides)), allowed, trains=True)
+    again = check(read_config(path, overrides))
+    refuse_code(again, allowed, trains=True)
+    if again.run.name is None:
+        overrides = [*overrides, f"run.name={json.dumps(retrained_name(run, again, constant), ensure_ascii=False)}"]
     if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
         others = config.population.size - 1
         say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")
     return _again(run, program, config, path.absolute(), overrides, processes)
+
+
+def retrained_name(run: Path, config: AnyConfig, constant: bool) -> str:
+    """Return an unused name of a run that retrains `run` with `config`: that of the source, the kind and the seed."""
+    name = f"{on_one_line(run.resolve().name, 80)}-{'constant' if constant else 'retrained'}-seed-{config.seed}"
+    numbers = itertools.count(2)
+    found = name
+    while (config.run.directory / found).exists():
+        found = f"{name}-{next(numbers)}"
+    return found
 
 
 def _again(
@@ -180,8 +196,9 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     runs = [(number, config.run.directory / f"{name}-seed-{number}") for number in seeds]
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
+    origin = [] if config.run.origin else [f"run.origin={json.dumps(f'seed of {name}', ensure_ascii=False)}"]
     commands = [
-        (number, [*program, f"seed={number}", f"run.name={json.dumps(path.name)}", "run.resume=auto"])
+        (number, [*program, *origin, f"seed={number}", f"run.name={json.dumps(path.name)}", "run.resume=auto"])
         for number, path in runs
     ]
     codes = train_each(commands, min(parsed.jobs or 1, len(seeds)))

@@ -425,6 +425,8 @@ class Run(Section):
     """The run's directory below `directory`; without it each run gets a fresh one."""
     directory: Path = Path("runs")
     """The folder of runs."""
+    origin: Plain | None = None
+    """A note on what the run was made from, which `evorl list` shows. `evorl retrain` and `--seeds` set it."""
     resume: Literal["never", "auto"] = "never"
     """`auto` goes on from the newest checkpoint that is whole, where there is one."""
     timeout: Seconds = 300.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from evorl.config.fields import ENVIRONMENT, Section
@@ -43,12 +44,38 @@ def suite_of(id: str) -> str:
     return id.rpartition(":")[2].rpartition("/")[0]
 
 
-def for_another(data: Mapping[str, Any], asked: str, *, is_shipped: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+@dataclass(frozen=True)
+class Tuned:
+    """A shipped configuration's entry in `configs/tasks.yaml`: its algorithm, and the tasks that it is for.
+
+    `tasks` maps an environment id, or `SUITE/*` for all of a suite, to the settings that this task adds to the file.
+    """
+
+    algorithm: str
+    tasks: Mapping[str, Mapping[str, Any]]
+
+    def is_for(self, id: str) -> bool:
+        """Return whether the file is tuned for the task `id`."""
+        return self._entry(id) is not None
+
+    def settings_for(self, id: str) -> Mapping[str, Any]:
+        """Return the settings that the task `id` adds to the file, by dotted path."""
+        return self._entry(id) or {}
+
+    def _entry(self, id: str) -> Mapping[str, Any] | None:
+        id = id.rpartition(":")[2]
+        return self.tasks.get(id, self.tasks.get(f"{suite_of(id)}/*"))
+
+
+def for_another(
+    data: Mapping[str, Any], asked: str, *, is_shipped: bool, is_tuned: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a file's settings for another environment `asked` into those kept and those dropped.
 
-    Dropped settings that equal their default are not reported.
+    A shipped file that is tuned for `asked` too keeps what environments of one suite share. Dropped settings that equal
+    their default are not reported.
     """
-    same_suite = suite_of(asked) != "" and suite_of(asked) == suite_of(environment_of(data))
+    same_suite = is_tuned or (suite_of(asked) != "" and suite_of(asked) == suite_of(environment_of(data)))
     keys: tuple[str, ...] = OF_ENVIRONMENT if same_suite else OF_ENVIRONMENT + OF_SUITE
     evolution = data.get("evolution")
     if is_shipped and not same_suite:

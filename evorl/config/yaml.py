@@ -12,7 +12,7 @@ import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
 from evorl.config.schema import Environment, Origins
-from evorl.config.task import environment_of, for_another, paths_in
+from evorl.config.task import Tuned, environment_of, for_another, paths_in
 from evorl.types import UserError
 
 MAX_WHOLE = 2**63
@@ -186,6 +186,8 @@ ROOT = installed if (installed := PACKAGE / "shipped").is_dir() else PACKAGE.par
 """The folder of `configs` and `demos`: inside an installed package, beside the package in a clone."""
 ACCELERATE = ROOT / "configs" / "accelerate" / "accelerate.yaml"
 TRAINING = ROOT / "configs" / "training"
+TASKS = ROOT / "configs" / "tasks.yaml"
+"""The tasks that shipped configurations are tuned for beside their own."""
 OF_ALGORITHM = ("algorithm", "replay", "actors")
 """Sections that are specific to an algorithm."""
 
@@ -195,14 +197,44 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in TRAINING.glob("*.yaml"))
 
 
-def configuration_file(name: str) -> Path:
-    """Resolve a configuration name: a shipped configuration or a file path. Raises UserError."""
+def tuned_files() -> dict[str, Tuned]:
+    """Return the shipped configurations that are tuned for certain tasks, by name (`configs/tasks.yaml`)."""
+    return {name: Tuned(entry["algorithm"], entry["tasks"]) for name, entry in read_yaml(TASKS).items()}
+
+
+def tuned_name(algorithm: str, environment: str) -> str | None:
+    """Return the name of the shipped configuration of an algorithm that is tuned for an environment, if there is one.
+
+    The file named like the algorithm is the general one, and never returned.
+    """
+    files = tuned_files().items()
+    return next((name for name, each in files if each.algorithm == algorithm and each.is_for(environment)), None)
+
+
+def configuration_file(name: str, assignments: Sequence[str] = ()) -> Path:
+    """Resolve a configuration name: a file path, or a shipped configuration. Raises UserError.
+
+    Where the name is an algorithm's, or the overrides `assignments` name one, and a shipped configuration of it is
+    tuned for the environment that they name, that one is returned. `ppo.yaml` in place of `ppo` is always that file.
+    """
     own = Path(name)
-    if own.suffix in (".yaml", ".yml") or own.is_file():
+    if own.is_file():
         return own
-    if name in shipped_names():
-        return TRAINING / f"{name}.yaml"
-    raise UserError(f"{shown(name)} is no file and no shipped configuration" + nearest(name, shipped_names()))
+    if own.suffix in (".yaml", ".yml"):
+        return TRAINING / name if name in (f"{each}.yaml" for each in shipped_names()) else own
+    if name not in shipped_names():
+        raise UserError(f"{shown(name)} is no file and no shipped configuration" + nearest(name, shipped_names()))
+    asked = override({"algorithm": {"name": name}}, assignments)
+    return TRAINING / f"{tuned_name(_algorithm(asked) or name, environment_of(asked)) or name}.yaml"
+
+
+def substitution(name: str, path: Path) -> str:
+    """Return one line that names the file taken in place of `name` for its task, or an empty string if it is `name`."""
+    if path.stem == Path(name).stem or not _is_shipped(path):
+        return ""
+    algorithm = tuned_files()[path.stem].algorithm
+    general = f"name `{algorithm}.yaml` in place of `{algorithm}` for the general ones"
+    return f"settings for this task: {_name_of(path)}; {general}"
 
 
 def read_settings(path: Path, assignments: Sequence[str]) -> dict[str, Any]:
@@ -223,7 +255,11 @@ def settings_and_origins(path: Path, assignments: Sequence[str]) -> tuple[dict[s
     own, asked = environment_of(data), environment_of(changed) or Environment.model_fields["id"].default
     left_out: dict[str, Any] = {}
     if own and own != asked:
-        kept, left_out = for_another(data, asked, is_shipped=_is_shipped(path))
+        tuned = tuned_files().get(file.stem) if _is_shipped(file) else None
+        fits = tuned is not None and tuned.is_for(asked)
+        kept, left_out = for_another(data, asked, is_shipped=_is_shipped(path), is_tuned=fits)
+        for key, value in tuned.settings_for(asked).items() if tuned else ():
+            kept = _with_value(kept, key.split("."), value, key)
         changed = override(kept, assignments)
         data = kept
     in_file = frozenset(paths_in(data))

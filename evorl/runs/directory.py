@@ -395,6 +395,10 @@ def replay_file(rank: int) -> str:
 
 INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
+RESUMES = "resumes.json"
+"""The file with the generations after which the run was resumed; only a run that was has one."""
+MOST_RESUMES = 1_000
+"""The number of newest resumes that are kept."""
 FREE_TO_CHANGE = (
     "run.",
     "training.",
@@ -533,6 +537,14 @@ class RunDirectory:
             sign(self.path, _code_of(config))
         (self.path / "summary.json").unlink(missing_ok=True)
         self.checkpoints.discard()
+
+    def note_resume(self, generation: int) -> None:
+        """Record that the run was resumed after `generation`. Raises OSError."""
+        path, before = self.path / RESUMES, []
+        # A damaged file is begun anew: training does not depend on it.
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, UserError):
+            before = [each for each in parse_json(read_bounded(path))["generations"] if isinstance(each, int)]
+        write_json(path, {"generations": [*before, generation][-MOST_RESUMES:]})
 
     def flush(self) -> None:
         """Write pending lines of metrics and lineage to disk. Raises OSError."""

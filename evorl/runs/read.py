@@ -16,7 +16,8 @@ from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
 from evorl.runs.champion import Measured, Number
-from evorl.runs.directory import JsonLines, Row, read_config
+from evorl.runs.directory import MOST_RESUMES, JsonLines, Row, read_config
+from evorl.runs.directory import RESUMES as RESUMES_FILE
 from evorl.system.files import read_bounded, reason
 from evorl.system.formats import parse_json
 from evorl.types import UserError, Words
@@ -237,7 +238,13 @@ class AgentFile(TypedDict, total=False):
     id: Number
 
 
-SUMMARY, AGENT = TypeAdapter(SummaryFile), TypeAdapter(AgentFile)
+class ResumesFile(TypedDict, total=False):
+    """The content of `resumes.json`: the generations after which a run was resumed, oldest first."""
+
+    generations: Annotated[list[Number], Field(max_length=MOST_RESUMES)]
+
+
+SUMMARY, AGENT, RESUMES = TypeAdapter(SummaryFile), TypeAdapter(AgentFile), TypeAdapter(ResumesFile)
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,8 @@ class RunOverview:
     """The outcome of a run, read without its long files.
 
     `last` is the newest line of `metrics.jsonl`, empty before there is one; `elite` describes the best agent so far.
-    `summary` says how the run ended; it is empty while the run trains, and after a kill.
+    `summary` says how the run ended; it is empty while the run trains, and after a kill. `resumes` are the generations
+    after which the run was resumed.
     """
 
     path: Path
@@ -253,6 +261,7 @@ class RunOverview:
     last: Row
     elite: Row
     summary: Row
+    resumes: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -284,9 +293,10 @@ def read_overview(path: Path) -> RunOverview:
         last = JsonLines(path / "metrics.jsonl").last() or {}
         elite = _object(path / "elite" / "agent.json", AGENT)
         summary = _object(path / "summary.json", SUMMARY)
+        resumes = _object(path / RESUMES_FILE, RESUMES).get("generations", [])
     except OSError as error:
         raise UserError(reason(error, path)) from error
-    return RunOverview(path, config, last, elite, summary)
+    return RunOverview(path, config, last, elite, summary, resumes)
 
 
 def read_run(path: str | Path) -> RunRecord:

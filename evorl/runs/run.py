@@ -40,8 +40,9 @@ from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import Stopwatch, WarnOnce, say
-from evorl.system.files import digest
+from evorl.system.files import digest, reason
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.tracking import announcements
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
@@ -128,6 +129,8 @@ class Run:
             self._checkpoints.restore_first(self.agents)
         else:
             self.progress, self.agents = restored
+            if self.ranks.is_main:
+                self._note_resume()
             self._on_main(self._catch_up)
             self.progress.solved = self.progress.is_solved(config)
         self.generation = self.progress.generation + 1
@@ -420,6 +423,13 @@ class Run:
         elif self.ranks.is_main:
             work()
 
+    def _note_resume(self) -> None:
+        """Record the resume in the run's directory; what cannot be written is only reported."""
+        try:
+            self._directory.note_resume(self.progress.generation)
+        except OSError as error:
+            self._warn_once("resumes", f"{reason(error, self.path)}; training goes on")
+
     def _make_tuner(self) -> None:
         """Make the user's strategy, if there is one."""
         if self.config.evolution.strategy is not None:
@@ -441,7 +451,9 @@ class Run:
             )
 
     def _open_logger(self) -> None:
-        """Print the header, and open the run's files and trackers."""
+        """Print what is sent elsewhere and the header, and open the run's files and trackers."""
+        for line in announcements(self.config):
+            say(line)
         pace, interface = self.algorithm.pace(self.placement.copies), self.algorithm.interface
         for line in header(
             self.config, self.placement, interface, pace, self._generation, threads=self._threads, directory=self.path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -20,7 +21,7 @@ import yaml
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
-from evorl.config.yaml import ROOT, configuration_file, read_settings
+from evorl.config.yaml import ROOT, configuration_file, read_settings, substitution
 from evorl.distributed import own_world
 from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.runs.callbacks import Callback
@@ -28,7 +29,7 @@ from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import RunRecord, read_run
 from evorl.runs.run import Run
 from evorl.system.background import end_background, limit_end
-from evorl.system.console import warnings_on_one_line
+from evorl.system.console import say, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
 from evorl.types import UserError
@@ -108,7 +109,7 @@ def train(
     given = assignments(_with_environment(overrides, environment))
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        path = _file_of(config, Path(folder))
+        path = _file_of(config, Path(folder), given)
         settings = read_settings(path, given)
         _refuse_script_for_actors(settings)
         main = main_of(program_for(settings))
@@ -225,10 +226,16 @@ def _registering_packages() -> set[str]:
     return {"gymnasium", "ale_py", *(each.value.partition(":")[0].partition(".")[0] for each in plugins)}
 
 
-def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path) -> Path:
-    """The path of a configuration file; settings are written to one in `folder`. Raises UserError."""
+def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, given: Sequence[str]) -> Path:
+    """The path of a configuration file; settings are written to one in `folder`. Raises UserError.
+
+    The main process says so if a file that is tuned for the task in `given` was taken in place of the one named.
+    """
     if isinstance(config, str | Path):
-        return configuration_file(str(config)).absolute()
+        path = configuration_file(str(config), given).absolute()
+        if (told := substitution(str(config), path)) and os.environ.get("RANK", "0") == "0":
+            say(told)
+        return path
     # The run's header shows this file name as the origin of settings.
     path = folder / "your settings"
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")

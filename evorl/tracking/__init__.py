@@ -1,6 +1,16 @@
 """Experiment trackers: Weights & Biases and TensorBoard."""
 
 from evorl.tracking.tracker import AgentRecord, History, Points, Record, Tracker, shared_settings
-from evorl.tracking.trackers import TRACKERS, Trackers
+from evorl.tracking.trackers import TRACKERS, Trackers, announcements
 
-__all__ = ["TRACKERS", "AgentRecord", "History", "Points", "Record", "Tracker", "Trackers", "shared_settings"]
+__all__ = [
+    "TRACKERS",
+    "AgentRecord",
+    "History",
+    "Points",
+    "Record",
+    "Tracker",
+    "Trackers",
+    "announcements",
+    "shared_settings",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from evorl.system.background import Background
 from evorl.system.plugins import place
 from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import History, Points, Record, Row, Tracker
-from evorl.tracking.wandb import WeightsAndBiases
+from evorl.tracking.wandb import WeightsAndBiases, sent_to_wandb
 from evorl.types import EvorlWarning
 
 TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
@@ -20,9 +21,21 @@ TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
     "tensorboard": TensorBoard,
 }
 """Factories (configuration, run directory, history) -> tracker, by name in `tracking.backends`."""
+SENDING: Mapping[str, Callable[[AnyConfig], str]] = {"wandb": sent_to_wandb}
+"""Of trackers that may send something to another machine: configuration -> a line on what goes where, or ""."""
 
 GRACE = 5.0
 """Seconds beyond `tracking.timeout` before a tracker is abandoned, so that it can first report its own timeout."""
+
+
+def announcements(config: AnyConfig) -> list[str]:
+    """Return the lines on what the trackers of a run will send to other machines."""
+    lines = []
+    for name in dict.fromkeys(config.tracking.backends):
+        # A tracker that cannot say what it sends cannot start either, and is then reported and dropped.
+        with contextlib.suppress(Exception):
+            lines += [SENDING[name](config)] if name in SENDING else []
+    return list(filter(None, lines))
 
 
 class Trackers:

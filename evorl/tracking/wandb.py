@@ -22,6 +22,7 @@ from urllib.parse import urlparse
 import yaml
 
 from evorl.config import AnyConfig
+from evorl.config.errors import shown
 from evorl.system.files import read_bounded, write_json
 from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, shared_settings, thinned, with_words
 from evorl.types import EvorlWarning, UserError
@@ -66,12 +67,8 @@ class WeightsAndBiases(Tracker):
 
         self._wandb = wandb
         self._settings = shared_settings(config)
-        # W&B reads `wandb/settings` in the working directory, which may be an untrusted run: it would send the user's
-        # key to the host named there. Settings of `wandb login` and of the environment still apply.
-        with contextlib.chdir(Path.cwd().anchor):
-            address = str(wandb.setup().settings.base_url)
         settings = config.tracking
-        mode = _mode(settings.mode, address)
+        mode = _mode(settings.mode, _address())
         if mode == "offline" and settings.mode == "auto" and not os.environ.get("WANDB_MODE"):
             newest = directory / "wandb" / "latest-run"
             print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {newest}`")
@@ -209,6 +206,29 @@ def run_id(directory: Path) -> str:
     drawn = given if RUN_ID.fullmatch(given) else secrets.token_hex(8)
     write_json(path, {"wandb": drawn})
     return drawn
+
+
+def sent_to_wandb(config: AnyConfig) -> str:
+    """Return one line on what W&B is sent, where to, and how not to; empty if nothing leaves the machine."""
+    address = _address()
+    if _mode(config.tracking.mode, address) in ("offline", "disabled"):
+        return ""
+    whose, host = os.environ.get("WANDB_ENTITY"), urlparse(address).hostname or address
+    project = f"{whose}/{config.tracking.project}" if whose else config.tracking.project
+    return (
+        f"W&B: settings, metrics, lineage, printed lines and the best agent go to the project {shown(project)} at "
+        f"{host}; `--no-track` (tracking.backends=[]) sends nothing, tracking.mode=offline keeps them here"
+    )
+
+
+def _address() -> str:
+    """Return the address of the W&B service."""
+    import wandb
+
+    # W&B reads `wandb/settings` in the working directory, which may be an untrusted run: it would send the user's
+    # key to the host named there. Settings of `wandb login` and of the environment still apply.
+    with contextlib.chdir(Path.cwd().anchor):
+        return str(wandb.setup().settings.base_url)
 
 
 def _mode(asked: Literal["auto", "online", "offline"], address: str) -> Mode:

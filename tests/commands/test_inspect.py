@@ -5,11 +5,12 @@ import os
 import shutil
 
 import pytest
-from helpers.support import error_line, lines
+from helpers.support import SMALL, error_line, lines, train
 
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
+from evorl.commands.train import retrain_command
 from evorl.runs.launch import run_program
 from evorl.runs.lineage import SAME, Stage
 from evorl.types import Mutation
@@ -29,7 +30,7 @@ def test_list_says_what_runs_are_and_how_they_ended(run, capsys):
     (run.parent / "notes").mkdir()
     run_command(["list"])
     heading, *rows = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["run", "environment", "algorithm", "seed", "best", "steps", "state", "size"]
+    assert heading.split() == ["run", "environment", "algorithm", "seed", "best", "steps", "state", "size", "origin"]
     told = {row.split()[0]: row for row in rows}
     assert set(told) == {"a", "killed", "begun", "broken"}
     last = lines(run / "metrics.jsonl")[-1]
@@ -38,6 +39,36 @@ def test_list_says_what_runs_are_and_how_they_ended(run, capsys):
     assert "killed" in told["killed"].split()[1:]
     assert told["begun"].split()[4:7] == ["-", "-", "begun"]
     assert "cannot be read" in told["broken"]
+
+
+@pytest.mark.filterwarnings("ignore:no episode ended:evorl.types.EvorlWarning")
+def test_list_says_where_runs_come_from(run, capsys):
+    def told():
+        run_command(["list"])
+        heading, *rows = capsys.readouterr().out.splitlines()
+        return {row.split()[0]: row[heading.index("origin") :] for row in rows}
+
+    assert told() == {"a": ""}
+    command = retrain_command(run, ["seed=7"], SMALL, 1, constant=False)
+    _, _, *given = command[command.index("--config") :]
+    assert given == ["seed=7", 'run.name="a-retrained-seed-7"'], "named after its source"
+    assert train(*given, "training.max_steps=40", configuration=run / "retrain.yaml") == 0
+    assert retrain_command(run, ["seed=7"], SMALL, 1, constant=False)[-1] == 'run.name="a-retrained-seed-7-2"'
+    assert retrain_command(run, [], SMALL, 1, constant=True)[-1] == 'run.name="a-constant-seed-1"'
+    assert retrain_command(run, ["run.name=mine"], SMALL, 1, constant=True)[-1] == "run.name=mine"
+    assert train("run.name=b", "training.max_steps=40", "population.from=runs/a", "run.origin=seed of b") == 0
+    assert told() == {
+        "a": "", "a-retrained-seed-7": "retrained of a", "b": "seed of b; agents of a",
+    }  # fmt: skip
+    for number in (1, 2):
+        assert train("run.name=a", f"training.max_steps={116 + 40 * number}", "run.resume=auto") == 0
+    first = told()["a"]
+    assert first == "resumed after 3, 4"
+    (run / "resumes.json").write_text('{"generations": ["x", 3]}')
+    assert run_program(run_command, ["list"]) == 0
+    assert "cannot be read" in capsys.readouterr().out, "what nobody wrote"
+    assert train("run.name=a", "training.max_steps=236", "run.resume=auto") == 0
+    assert told()["a"] == "resumed after 3, 5", "a damaged file does not stop a run"
 
 
 def locked_by_another_process(run):

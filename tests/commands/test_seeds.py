@@ -77,7 +77,10 @@ def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
     assert jobs == 2
     for number, command in commands:
         name = f'run.name="dqn-CartPole-v1-seed-{number}"'
-        assert command[4:] == ["train", str(SMALL), "population.size=2", f"seed={number}", name, "run.resume=auto"]
+        assert command[4:] == [
+            "train", str(SMALL), "population.size=2", 'run.origin="seed of dqn-CartPole-v1"', f"seed={number}", name,
+            "run.resume=auto",
+        ]  # fmt: skip
     assert [number for number, _ in commands] == [4, 5]
     commands, jobs = commands_of(monkeypatch, "--seeds", "1", "2", "3", "--name", "x", "--processes", "2")
     assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]

@@ -80,6 +80,7 @@ ACTS = {
     "seed": Trains("dqn", "2"),
     "run.name": "runs/test_run.py::test_a_run_leaves_what_the_readme_promises",
     "run.directory": "runs/test_faults.py::test_settings_and_options_of_a_resume_come_in_any_order",
+    "run.origin": "commands/test_inspect.py::test_list_says_where_runs_come_from",
     "run.resume": "runs/test_run.py::test_a_run_that_was_stopped_ends_as_one_that_was_not",
     "run.timeout": "distributed/test_ranks.py::test_ranks_that_do_not_find_each_other_are_an_error",
     "run.threads": "runs/test_threads.py::test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration",

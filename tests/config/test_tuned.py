@@ -1,0 +1,106 @@
+"""An algorithm's name with a task takes the shipped settings for that task, and says so."""
+
+import pytest
+from helpers.support import needs_extra_of
+
+import evorl
+from evorl.algorithms import SETTINGS
+from evorl.commands.command import file_and_assignments, run_command
+from evorl.config import validate
+from evorl.config.task import environment_of
+from evorl.config.yaml import TRAINING, configuration_file, read_settings, read_yaml, shipped_names, tuned_files
+from evorl.runs import train as in_python
+from evorl.runs.launch import run_program
+
+ENTRIES = [(name, task) for name, tuned in tuned_files().items() for task in tuned.tasks]
+
+
+@pytest.mark.parametrize(("name", "task"), ENTRIES)
+def test_each_entry_of_the_table_leads_to_its_file(name, task):
+    tuned = tuned_files()[name]
+    data = read_yaml(TRAINING / f"{name}.yaml")
+    assert data["algorithm"]["name"] == tuned.algorithm, "the table says what the file is of"
+    assert tuned.is_for(environment_of(data)), "a file is for its own task"
+    id = task.replace("*", "Some-v1")
+    assert configuration_file(tuned.algorithm, [f"environment={id}"]) == TRAINING / f"{name}.yaml"
+    settings = read_settings(TRAINING / f"{name}.yaml", [f"environment={id}"])
+    added = {f"{section}.{key}" for section, values in settings.items() if isinstance(values, dict) for key in values}
+    assert set(tuned.tasks[task]) <= added
+    validate(settings, SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "td3"])
+def test_a_robot_keeps_the_lengths_but_not_the_target(name):
+    needs_extra_of("Hopper-v5")
+    own, hopper = (read_settings(configuration_file(name, words), words) for words in
+                   (["environment=HalfCheetah-v5"], ["environment.id=Hopper-v5"]))  # fmt: skip
+    assert own["training"].pop("target_fitness") == 4800
+    assert own.pop("environment") | {"id": "Hopper-v5"} == hopper.pop("environment")
+    assert own == hopper
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ppo", "environment=Hopper-v5"], ["environment.id=Hopper-v5", "algorithm=ppo"],
+     ["rainbow", "algorithm.name=ppo", "environment={id: Hopper-v5, num_envs: 1}"]],
+)  # fmt: skip
+def test_the_file_taken_is_named_with_the_way_to_the_general_one(words, capsys):
+    file, given = file_and_assignments(words)
+    assert (file.name, set(given)) == ("ppo_mujoco.yaml", {word for word in words if "=" in word})
+    line = "settings for this task: configs/training/ppo_mujoco.yaml; name `ppo.yaml` in place of `ppo` for the general"
+    assert capsys.readouterr().err == f"{line} ones\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["ppo.yaml", "environment=Hopper-v5"], "ppo.yaml"), (["ppo", "environment=CartPole-v1"], "ppo.yaml"),
+     (["ppo"], "ppo.yaml"), (["ppo_mujoco", "environment=Hopper-v5"], "ppo_mujoco.yaml"),
+     (["dqn", "environment=Hopper-v5"], "dqn.yaml"), ([str(TRAINING / "sac.yaml"), "environment=Ant-v5"], "sac.yaml")],
+)  # fmt: skip
+def test_what_is_named_exactly_is_taken_without_a_word(words, name, capsys):
+    assert file_and_assignments(words)[0] == TRAINING / name
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_of_the_user_s_own_comes_before_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert configuration_file("mine.yaml").name == "mine.yaml", "for the error that it is missing"
+    assert configuration_file("ppo.yaml") == TRAINING / "ppo.yaml"
+    (tmp_path / "ppo.yaml").write_text("{}")
+    assert configuration_file("ppo.yaml", ["environment=Hopper-v5"]).absolute() == tmp_path / "ppo.yaml"
+
+
+def test_the_user_s_settings_win_over_those_of_the_task():
+    words = ["environment=ALE/Breakout-v5", "environment.life_loss_ends=false", "training.max_steps=7"]
+    settings = read_settings(configuration_file("dqn", words), words)
+    assert (settings["environment"]["life_loss_ends"], settings["training"]["max_steps"]) == (False, 7)
+    words[1:] = []
+    assert read_settings(configuration_file("dqn", words), words)["environment"]["life_loss_ends"] is True
+    assert "life_loss_ends" not in read_settings(configuration_file("dqn"), ["environment=ALE/Pong-v5"])["environment"]
+
+
+def test_training_from_python_takes_the_same_file(monkeypatch, capsys):
+    taken = []
+    monkeypatch.setattr(in_python, "main_of", lambda program: lambda arguments, callbacks: taken.append(arguments) or 1)
+    monkeypatch.setattr(in_python, "TrainedRun", lambda path, summary: None)
+    monkeypatch.setattr(in_python, "program_for", lambda settings: None)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(AttributeError):  # Nothing was trained.
+            evorl.train("sac", environment="MountainCarContinuous-v0")
+    assert [arguments[1] for arguments in taken] == [str(TRAINING / "sac_mountain_car.yaml")] * 2
+    assert capsys.readouterr().err.count("settings for this task") == 1, "the main process says it"
+
+
+def test_the_tasks_are_listed_with_commands_that_take_their_files(capsys):
+    assert run_program(run_command, ["config", "--tasks"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["task", "algorithm", "file", "command"]
+    assert {line.split()[2] for line in lines} == {f"{name}.yaml" for name in shipped_names()}
+    for task, algorithm, file, *command in map(str.split, lines):
+        words = [word.replace("*", "Some-v1") for word in command[2:]]
+        assert command[:2] == ["evorl", "train"]
+        assert file_and_assignments(words)[0] == TRAINING / file
+        settings = read_settings(TRAINING / file, words[1:])
+        assert settings["algorithm"]["name"] == algorithm
+        assert environment_of(settings) == task.replace("*", "Some-v1")

@@ -1,0 +1,82 @@
+"""Nothing is sent to another machine before a line has said so."""
+
+import pytest
+import wandb
+from helpers.support import config, train
+
+from evorl.commands import train as command
+from evorl.commands.command import run_command
+from evorl.runs.launch import run_program
+from evorl.tracking import TRACKERS, announcements
+
+TOLD = "settings, metrics, lineage, printed lines and the best agent go to the project"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_settings():
+    """W&B reads its settings once in a process."""
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+def told(*overrides):
+    return announcements(config("tracking.backends=[wandb]", *overrides))
+
+
+def test_with_a_key_a_line_says_what_is_sent_where_and_how_not_to(monkeypatch):
+    assert told() == [], "without a key nothing leaves the machine"
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    (line,) = told("tracking.project=mine")
+    assert f"{TOLD} 'mine' at api." in line, "W&B's own host"
+    assert "`--no-track` (tracking.backends=[])" in line
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    assert f"{TOLD} 'team/mine'" in told("tracking.project=mine")[0]
+    assert told("tracking.mode=offline") == announcements(config("tracking.backends=[tensorboard]")) == []
+
+
+def test_the_key_of_a_login_and_the_host_of_the_user_s_own_server_count(monkeypatch, tmp_path):
+    (tmp_path / ".netrc").write_text("machine wandb.example.org login user password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert told() == []
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
+    wandb.teardown()
+    (line,) = told()
+    assert "at wandb.example.org;" in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(("mode", "lines"), [("online", 1), ("offline", 0), ("disabled", 0), ("dryrun", 0)])
+def test_wandb_s_own_variable_decides_before_the_key(mode, lines, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    if not lines:
+        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert len(told()) == lines
+
+
+def test_it_is_the_first_line_of_a_run(in_directory, monkeypatch, capsys):
+    class Silent:
+        def log(self, record):
+            pass
+
+        def finish(self, summary, lineage):
+            pass
+
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setitem(TRACKERS, "wandb", lambda config, directory, history: Silent())
+    assert train("run.name=a", "tracking.backends=[wandb]") == 0
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert TOLD in first
+    assert second.startswith("dqn on CartPole-v1")
+
+
+def test_no_track_is_short_for_no_tracker(in_directory, monkeypatch):
+    begun, seeds = [], []
+    monkeypatch.setattr(command, "main_of", lambda program: lambda arguments, callbacks: begun.append(arguments))
+    monkeypatch.setattr(command, "train_each", lambda commands, jobs: seeds.extend(commands) or {})
+    assert run_program(run_command, ["train", "--no-track", "a2c", "seed=3", "tracking.backends=[wandb]"]) == 0
+    assert begun[0][2:] == ["seed=3", "tracking.backends=[wandb]", "tracking.backends=[]"], "the last one holds"
+    assert run_program(run_command, ["train", "a2c", "--seeds", "1", "--no-track"]) == 0
+    assert "tracking.backends=[]" in seeds[0][1]
+    assert run_program(run_command, ["train", "a2c"]) == 0
+    assert begun[1][2:] == []
