@@ -198,6 +198,12 @@ def _words(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
+    )
+
+
 def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
@@ -212,6 +218,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
         help="train one run per seed and summarise them; seeds that have finished are not repeated",
     )
     parser.add_argument("--jobs", type=count, metavar="N", help="with --seeds: seeds to train at a time (default: 1)")
+    _verbose(parser)
 
 
 def _launch(parser: argparse.ArgumentParser) -> None:
@@ -219,6 +226,7 @@ def _launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help="settings to change")
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as the run had)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
+    _verbose(parser)
 
 
 def _retrain(parser: argparse.ArgumentParser) -> None:

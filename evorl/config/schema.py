@@ -68,6 +68,8 @@ class Origins:
     """Settings or sections given as overrides of the file."""
     task: str = field(default="", compare=False)
     """The environment that the file was written for."""
+    shipped: bool = field(default=False, compare=False)
+    """True if the file ships with the package."""
     left_out: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Settings of the file dropped because they only apply to its own environment."""
     found: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -432,6 +434,8 @@ class Run(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads with which each process computes. Without it OMP_NUM_THREADS if that is set, else 1, or where agents see
     images an equal share of the machine's cores."""
+    verbose: bool = False
+    """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
 
     @field_validator("name", "directory")
     @classmethod

@@ -27,7 +27,7 @@ from evorl.config import AnyConfig, check_name, validate
 from evorl.config.errors import MAX_TOLD, on_one_line
 from evorl.config.fields import ENVIRONMENT, RETURN
 from evorl.config.task import TARGET
-from evorl.config.yaml import plain_assignments, settings_and_origins
+from evorl.config.yaml import VERBOSE, plain_assignments, settings_and_origins
 from evorl.distributed import is_initialized, shutdown
 from evorl.distributed.signals import LAUNCHED, Interrupted, signal_handlers
 from evorl.envs import Environments
@@ -185,8 +185,11 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     )
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
+    )
     parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
-    given = read_config(parsed.config, parsed.overrides)
+    given = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
     config = check(launched(given, asked_for_bf16()))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"

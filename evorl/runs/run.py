@@ -21,7 +21,7 @@ from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.rendezvous import SAVE, Pauses
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.envs.continuation import Continued
-from evorl.envs.generation import GenerationLength, announce, generation_length
+from evorl.envs.generation import GenerationLength, generation_length
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation
 from evorl.evolution.strategy import Tuner, mutations_of
@@ -30,7 +30,7 @@ from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress
-from evorl.runs.console import end_of, exchange_reasons, header, summary_of
+from evorl.runs.console import details, end_of, exchange_reasons, header, summary_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
@@ -442,14 +442,16 @@ class Run:
 
     def _open_logger(self) -> None:
         """Print the header, and open the run's files and trackers."""
-        pace, interface = self.algorithm.pace(self.placement.copies), self.algorithm.interface
-        for line in header(
-            self.config, self.placement, interface, pace, self._generation, threads=self._threads, directory=self.path
-        ):
+        config, placement, interface = self.config, self.placement, self.algorithm.interface
+        lines = header(config, placement, threads=self._threads, directory=self.path)
+        if config.run.verbose:
+            lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._generation)
+        for line in lines:
             say(line)
-        announce(self._generation, self.config.evaluation.max_steps)
+        if shortfall := self._generation.shortfall(config.evaluation.max_steps):
+            warnings.warn(shortfall, EvorlWarning, stacklevel=2)
         self._logger = Logger(
-            self.config,
+            config,
             self._directory,
             self._generation,
             interface,

@@ -78,6 +78,7 @@ ACTS = {
     "run.directory": "runs/test_faults.py::test_settings_and_options_of_a_resume_come_in_any_order",
     "run.resume": "runs/test_run.py::test_a_run_that_was_stopped_ends_as_one_that_was_not",
     "run.timeout": "distributed/test_ranks.py::test_ranks_that_do_not_find_each_other_are_an_error",
+    "run.verbose": "runs/test_header.py::test_on_request_it_says_how_agents_learn_and_in_which_generations",
     "run.threads": "runs/test_threads.py::test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration",
     "environment.id": Trains("dqn", "Acrobot-v1"),
     "environment.num_envs": Trains("dqn", "3"),
