@@ -21,7 +21,7 @@ from evorl.envs.spaces import EnvSpec
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
-from evorl.system.console import compact, digits
+from evorl.system.console import compact, digits, say
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16
 from evorl.types import Mutation, RunFailed, UserError
@@ -36,9 +36,27 @@ STOPPED = "stopped"
 """The value of `ended` for a run stopped by a callback."""
 
 
+def announce(config: AnyConfig, ranks: Ranks) -> None:
+    """Print on the main process what trains and until when; making the environments may take a minute after that."""
+    if ranks.is_main:
+        for line in announcement(config):
+            say(line)
+
+
+def announcement(config: AnyConfig) -> list[str]:
+    """What trains, and until when."""
+    size = config.population.size
+    alone = ", without selection and mutation" if size == 1 and config.evolution.schedule is None else ""
+    return [
+        f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
+        f"{_counted(config.environment.num_envs, 'environment')}{alone}",
+        _aim(config),
+    ]
+
+
 def header(config: AnyConfig, placement: Placement, *, threads: int, directory: Path) -> list[str]:
-    """The header: what trains, on which hardware with so many `threads` and where, and until when; then warnings."""
-    ranks, size = placement.ranks.size, config.population.size
+    """The hardware, with so many `threads`, and the directory of a run; then what its user should know."""
+    ranks = placement.ranks.size
     where = "on 1 rank"
     compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
     if ranks > 1:
@@ -47,12 +65,8 @@ def header(config: AnyConfig, placement: Placement, *, threads: int, directory: 
         compute += f" each, {placement.ranks.backend}"
     compute += ", products in bfloat16" if config.network.bf16 else ""
     slow = config.network.bf16 and not multiplies_bfloat16(placement.ranks.device)
-    alone = ", without selection and mutation" if size == 1 and config.evolution.schedule is None else ""
     return [
-        f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
-        f"{_counted(config.environment.num_envs, 'environment')}{alone}",
         f"{where} ({compute}), in {from_here(directory)}",
-        _aim(config),
         *([omissions] if not config.origins.shipped and (omissions := config.origins.omissions()) else []),
         *([SLOW] if slow else []),
     ]
@@ -73,7 +87,7 @@ def _aim(config: AnyConfig) -> str:
 def details(
     config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, length: GenerationLength
 ) -> list[str]:
-    """What the header leaves out: spaces, a new agent's batch size and update frequency, generations and fitness."""
+    """What these lines leave out: spaces, a new agent's batch size and update frequency, generations and fitness."""
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
     generation = f"{length.steps * length.counted:,} steps of each agent ({config.origins.of('evolution.steps')})"
     return [

@@ -35,7 +35,7 @@ from evorl.runs.directory import RunDirectory
 from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
 from evorl.runs.lineage import stage_of
-from evorl.runs.logger import Logger, NullLogger
+from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
@@ -224,11 +224,10 @@ class Run:
             self._steps_within = done * each
             self._note_saved(done)
             self.stopwatch.seconds.update(position.seconds)
-            self._logger.advance(done * each, None)
             if self.ranks.is_main:
                 say(f"going on {self._within}")
         started = time.perf_counter() - (position.training_seconds if position else 0.0)
-        self._logger.enter("training")
+        self._logger.begin(self.generation, done * each, self.generation_length.steps * each)
         if parts:
             defer_signals()
             self._pauses.begin(done, self.generation_length.steps)
@@ -242,7 +241,7 @@ class Run:
             self._pauses.leave()
             heed_signals()
         self._training_seconds = time.perf_counter() - started
-        self._logger.enter("evaluation")
+        self._logger.enter(EVALUATION)
 
     def _pause(self, done: int, parts: Sequence[Part], training_seconds: float) -> None:
         """Save after `done` steps if it is due or if a signal waits, at the same step on all ranks.

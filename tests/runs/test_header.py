@@ -13,7 +13,7 @@ from evorl.distributed import Placement
 from evorl.envs.generation import generation_length
 from evorl.envs.spaces import EnvSpec, observation_specs
 from evorl.replay import Pace
-from evorl.runs.console import details, header
+from evorl.runs.console import announcement, details, header
 from evorl.runs.launch import read_config
 
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
@@ -27,7 +27,7 @@ def parts_of(*overrides, ranks=1, device="cpu"):
 
 def header_of(*overrides, ranks=1, threads=1, device="cpu"):
     settings, placement = parts_of(*overrides, ranks=ranks, device=device)
-    return header(settings, placement, threads=threads, directory=Path("runs/x"))
+    return [*announcement(settings), *header(settings, placement, threads=threads, directory=Path("runs/x"))]
 
 
 def details_of(*overrides, ranks=1, seen=None):
@@ -57,7 +57,8 @@ def details_of(*overrides, ranks=1, seen=None):
     ],
 )  # fmt: skip
 def test_who_trains_where(overrides, ranks, lines):
-    assert header_of(*overrides, ranks=ranks)[:2] == lines
+    what, _, where = header_of(*overrides, ranks=ranks)
+    assert [what, where] == lines
 
 
 @pytest.mark.parametrize(
@@ -80,16 +81,14 @@ def test_who_trains_where(overrides, ranks, lines):
     ],
 )
 def test_until_when_and_who_said_so(overrides, line):
-    settings = read_config(SMALL, overrides)
-    _, placement = parts_of()
-    assert header(settings, placement, threads=1, directory=Path("runs/x"))[2:] == [line]
+    assert announcement(read_config(SMALL, overrides))[1:] == [line]
 
 
 def test_only_what_is_left_out_of_ones_own_file_is_in_the_header(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(configuration_file("sac").read_text())
     _, placement = parts_of()
-    for file, count in ((own, 4), (configuration_file("sac"), 3)):
+    for file, count in ((own, 2), (configuration_file("sac"), 1)):
         settings = read_config(file, ["environment=MountainCarContinuous-v0"])
         lines = header(settings, placement, threads=1, directory=Path("runs/x"))
         assert len(lines) == count
@@ -127,7 +126,7 @@ def test_a_single_agent_is_said_not_to_evolve():
 
 
 def test_devices_and_threads_are_named():
-    assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[1]
+    assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[2]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,8 @@ def test_a_run_says_it_in_three_lines(in_directory, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == [
         "ppo on CartPole-v1: 4 agents x 2 environments",
-        "on 1 rank (cpu, 1 thread), in runs/a",
         "for 120 steps of each agent (tests/helpers/small.yaml)",
+        "on 1 rank (cpu, 1 thread), in runs/a",
     ]
     assert lines[3].startswith("gen 1/")
 
@@ -183,8 +182,8 @@ def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_p
     monkeypatch.setattr("evorl.system.processes.CPU_FEATURES", features)
     features.write_text("flags : avx2 avx512f avx512_vnni\n")
     assert [line for line in header_of() if "bf16" in line or "bfloat16" in line] == []
-    _, second, *_, last = header_of("network.bf16=true")
-    assert "(cpu, 1 thread, products in bfloat16)" in second
+    *_, where, last = header_of("network.bf16=true")
+    assert "(cpu, 1 thread, products in bfloat16)" in where
     assert last.startswith("network.bf16: this machine has no units for bfloat16")
     features.write_text("flags : avx2 amx_bf16 avx512f\n")
     assert len(header_of("network.bf16=true")) == len(header_of())
