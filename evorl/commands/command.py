@@ -10,6 +10,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,7 @@ def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.Argument
 def run_command(arguments: Sequence[str]) -> None:
     """Parse a command line and run its command. Raises UserError."""
     from evorl.config.yaml import plain_assignments
-    from evorl.runs.launch import Parser
+    from evorl.runs.launch import Parser, parse
     from evorl.system.files import reason
     from evorl.types import UserError
 
@@ -111,7 +112,7 @@ def run_command(arguments: Sequence[str]) -> None:
     name, *rest = arguments
     if mistake := mistake_in(name):
         raise UserError(mistake)
-    parsed = parser_of(name, Parser).parse_intermixed_args(plain_assignments(rest))
+    parsed = parse(parser_of(name, Parser), plain_assignments(rest))
     try:
         COMMANDS[name].function(parsed)
     except OSError as error:
@@ -143,6 +144,8 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     from evorl.types import UserError
 
     named = [word for word in words if "=" not in word]
+    if environment := next((word for word in named if re.fullmatch(r"\w[\w/:.-]*-v\d+", word)), None):
+        raise UserError(f"{environment!r} is no algorithm or file; the environment is environment={environment}")
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
     return configuration_file(named[0] if named else "dqn").absolute(), [word for word in words if "=" in word]

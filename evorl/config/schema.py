@@ -779,8 +779,12 @@ def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
     return Config[settings]  # type: ignore[valid-type]
 
 
-def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
+def validate(
+    data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]], given: Sequence[str] = ()
+) -> AnyConfig:
     """Validate `data` into the configuration that runs; `algorithms` maps names to algorithm settings.
+
+    `given` are those of its settings that the command line gave, as `key.path=value`.
 
     Settings of earlier revisions are dropped where they have their former default, as in the file of a whole run.
     Raises UserError with the path of each invalid key and what would be valid.
@@ -794,7 +798,7 @@ def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSet
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()
     except ValidationError as error:
-        raise UserError(explain(model, error)) from error
+        raise UserError(explain(model, error, given)) from error
 
 
 def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:
