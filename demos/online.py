@@ -24,6 +24,7 @@ from evorl.population import Learner, Policy
 from evorl.population.compiled import Compiler
 from evorl.population.evaluation import Evaluator
 from evorl.runs.callbacks import Callback
+from evorl.runs.console import announce
 from evorl.runs.launch import load_config, run_program
 from evorl.runs.metrics import gather_metrics
 from evorl.runs.run import Run
@@ -35,6 +36,7 @@ DEFAULT_CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.ya
 def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     config = load_config(arguments, DEFAULT_CONFIG, asynchronous=False)
     ranks = Ranks(config.run.timeout)
+    announce(config, ranks)
     placement = Placement(ranks, config.population.placement, config.population.size)
     stopwatch = Stopwatch()
 

@@ -10,6 +10,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,7 @@ def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.Argument
 def run_command(arguments: Sequence[str]) -> None:
     """Parse a command line and run its command. Raises UserError."""
     from evorl.config.yaml import plain_assignments
-    from evorl.runs.launch import Parser
+    from evorl.runs.launch import Parser, parse
     from evorl.system.files import reason
     from evorl.types import UserError
 
@@ -111,7 +112,7 @@ def run_command(arguments: Sequence[str]) -> None:
     name, *rest = arguments
     if mistake := mistake_in(name):
         raise UserError(mistake)
-    parsed = parser_of(name, Parser).parse_intermixed_args(plain_assignments(rest))
+    parsed = parse(parser_of(name, Parser), plain_assignments(rest))
     try:
         COMMANDS[name].function(parsed)
     except OSError as error:
@@ -147,6 +148,8 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     from evorl.types import UserError
 
     named = [word for word in words if "=" not in word]
+    if environment := next((word for word in named if re.fullmatch(r"\w[\w/:.-]*-v\d+", word)), None):
+        raise UserError(f"{environment!r} is no algorithm or file; the environment is environment={environment}")
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
     name, given = named[0] if named else "dqn", [word for word in words if "=" in word]
@@ -210,6 +213,12 @@ def _words(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
+    )
+
+
 def _train(parser: argparse.ArgumentParser) -> None:
     _words(parser)
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
@@ -227,6 +236,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
         help="train one run per seed and summarise them; seeds that have finished are not repeated",
     )
     parser.add_argument("--jobs", type=count, metavar="N", help="with --seeds: seeds to train at a time (default: 1)")
+    _verbose(parser)
 
 
 def _launch(parser: argparse.ArgumentParser) -> None:
@@ -234,6 +244,7 @@ def _launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(OVERRIDES, nargs="*", metavar="key.path=value", help="settings to change")
     parser.add_argument("--processes", type=count, help="number of processes (default: as many as the run had)")
     parser.add_argument("--program", type=Path, metavar="FILE", help="the program that trained the run, if your own")
+    _verbose(parser)
 
 
 def _retrain(parser: argparse.ArgumentParser) -> None:

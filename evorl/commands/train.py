@@ -20,7 +20,7 @@ from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
 from evorl.config import AnyConfig, validate, without_removed
 from evorl.config.errors import on_one_line
-from evorl.config.yaml import ACCELERATE, PACKAGE, read_settings
+from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, read_settings
 from evorl.report.statistics import interval
 from evorl.runs.checkpoint import progress_of
 from evorl.runs.directory import Checkpoints, check_run, check_same_run, is_own, load_elite
@@ -46,7 +46,7 @@ def train(parsed: argparse.Namespace) -> None:
         return
     if parsed.jobs is not None:
         raise UserError("--jobs: is the number of seeds to train at a time; give them, such as --seeds 1 2 3")
-    arguments = program_arguments(parsed.words, parsed.seed, parsed.name)
+    arguments = program_arguments([*parsed.words, *_verbosity(parsed)], parsed.seed, parsed.name)
     program = program_for(read_settings(Path(arguments[1]), arguments[2:]))
     if parsed.processes == 1:
         main_of(program)(arguments, ())
@@ -54,6 +54,10 @@ def train(parsed: argparse.Namespace) -> None:
     # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
     check(read_config(Path(arguments[1]), arguments[2:]))
     _become(launch_command([str(program), *arguments], parsed.processes))
+
+
+def _verbosity(parsed: argparse.Namespace) -> list[str]:
+    return [VERBOSE] if parsed.verbose else []
 
 
 def program_arguments(words: Sequence[str], seed: int | None, name: str | None) -> list[str]:
@@ -66,7 +70,8 @@ def program_arguments(words: Sequence[str], seed: int | None, name: str | None) 
 
 def resume(parsed: argparse.Namespace) -> None:
     """`evorl resume`: the training program replaces this process."""
-    _become(resume_command(parsed.run, parsed.overrides, parsed.program, parsed.processes, parsed.allow_code))
+    given = [*parsed.overrides, *_verbosity(parsed)]
+    _become(resume_command(parsed.run, given, parsed.program, parsed.processes, parsed.allow_code))
 
 
 def resume_command(
@@ -88,8 +93,9 @@ def resume_command(
 
 def retrain(parsed: argparse.Namespace) -> None:
     """`evorl retrain`: the training program replaces this process."""
-    given = parsed.overrides, parsed.program, parsed.processes, parsed.constant, parsed.allow_code
-    _become(retrain_command(parsed.run, *given))
+    given = [*parsed.overrides, *_verbosity(parsed)]
+    options = parsed.program, parsed.processes, parsed.constant, parsed.allow_code
+    _become(retrain_command(parsed.run, given, *options))
 
 
 def retrain_command(
@@ -187,7 +193,9 @@ def train_seeds(parsed: argparse.Namespace) -> None:
         raise UserError("--seeds: give at least one seed, such as --seeds 1 2 3")
     if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds: each seed may be given once, not {' '.join(map(str, seeds))}")
-    file, given = file_and_assignments([*parsed.words, *(each for each in parsed.seeds if isinstance(each, str))])
+    file, given = file_and_assignments(
+        [*parsed.words, *_verbosity(parsed), *(each for each in parsed.seeds if isinstance(each, str))]
+    )
     if "seed" in (word.partition("=")[0] for word in given):
         raise UserError("seed: --seeds sets it for each run; leave one of them out")
     config = check(read_config(file, given))

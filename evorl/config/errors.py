@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from evorl.config.removed import REMOVED
+from evorl.config.suggestions import keys_of, suggested
 
 MAX_LETTERS = 450
 """Maximum characters of the message for one invalid setting."""
@@ -21,8 +22,9 @@ MAX_TOLD = 20_000
 
 def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     """Return the end of an error message: the known name closest to `name`, or all known names."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
+    lowered = {each.lower(): each for each in known}
+    matches = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
+    return f"; did you mean {lowered[matches[0]]!r}?" if matches else f"; known: {', '.join(sorted(known))}"
 
 
 def on_one_line(text: str, longest: int = 1_000) -> str:
@@ -39,12 +41,18 @@ def shown(value: object) -> str:
         return f"this {type(value).__name__}"  # Python refuses to format numbers of more than 4300 digits.
 
 
-def explain(model: type[BaseModel], error: ValidationError) -> str:
-    """Describe all errors on one line, each with path, value and what would be valid; unknown keys come first."""
+def explain(model: type[BaseModel], error: ValidationError, given: Sequence[str] = ()) -> str:
+    """Describe all errors on one line, each with path, value and what would be valid; unknown keys come first.
+
+    `given` are the settings of the command line, as `key.path=value`.
+    """
+    texts, known = dict(each.split("=", 1) for each in given), list(keys_of(model))
     # A default computed from other settings has no value if those are invalid.
     found = [problem for problem in error.errors(include_url=False) if problem["type"] != "default_factory_not_called"]
     problems = sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
-    each = list(dict.fromkeys(on_one_line(_explanation(model, problem), MAX_LETTERS) for problem in problems))
+    each = list(
+        dict.fromkeys(on_one_line(_explanation(model, problem, known, texts), MAX_LETTERS) for problem in problems)
+    )
     if len(each) == 1:
         return each[0]
     told = [f"({number}) {one}" for number, one in enumerate(each, 1)]
@@ -54,13 +62,13 @@ def explain(model: type[BaseModel], error: ValidationError) -> str:
     return f"{len(each)} settings are wrong: {' '.join(told)}{rest}"
 
 
-def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
+def _explanation(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], texts: Mapping[str, str]) -> str:
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         if path in REMOVED:
             return f"{path}: {REMOVED[path].advice(path)}"
-        return f"{path}: unknown key" + _nearest_path(location, _section_at(model, location[:-1]))
+        return f"{path}: unknown key" + _nearest_path(model, location, known, texts.get(path))
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"):
         return f"{path}: {shown(value)} is out of range; it must be {_range_at(model, location)}"
     if kind == "missing":
@@ -73,14 +81,12 @@ def _explanation(model: type[BaseModel], problem: ErrorDetails) -> str:
     return f"{path or 'configuration'}: {shown(value)} does not fit: {message}"
 
 
-def _nearest_path(location: tuple[str, ...], known: type[BaseModel] | None) -> str:
-    if known is None:
+def _nearest_path(model: type[BaseModel], location: tuple[str, ...], known: Sequence[str], text: str | None) -> str:
+    section = _section_at(model, location[:-1])
+    if section is None:
         return ""
-    names = [field.alias or name for name, field in known.model_fields.items()]
-    matches = difflib.get_close_matches(location[-1], names, n=1, cutoff=0.5)
-    if matches:
-        return f"; did you mean '{'.'.join((*location[:-1], matches[0]))}'?"
-    return f"; known here: {', '.join(names)}"
+    found = suggested(".".join(location), known, None if text is None else on_one_line(text, 80))
+    return found or f"; known here: {', '.join(field.alias or name for name, field in section.model_fields.items())}"
 
 
 def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:

@@ -68,6 +68,8 @@ class Origins:
     """Settings or sections given as overrides of the file."""
     task: str = field(default="", compare=False)
     """The environment that the file was written for."""
+    shipped: bool = field(default=False, compare=False)
+    """True if the file ships with the package."""
     left_out: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Settings of the file dropped because they only apply to its own environment."""
     found: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -434,6 +436,8 @@ class Run(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Threads with which each process computes. Without it OMP_NUM_THREADS if that is set, else 1, or where agents see
     images an equal share of the machine's cores."""
+    verbose: bool = False
+    """At the start, print also the spaces, the sizes of updates and generations, and whether resuming is exact."""
 
     @field_validator("name", "directory")
     @classmethod
@@ -777,8 +781,12 @@ def model_of(settings: type[AlgorithmSettings]) -> type[AnyConfig]:
     return Config[settings]  # type: ignore[valid-type]
 
 
-def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]]) -> AnyConfig:
+def validate(
+    data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSettings]], given: Sequence[str] = ()
+) -> AnyConfig:
     """Validate `data` into the configuration that runs; `algorithms` maps names to algorithm settings.
+
+    `given` are those of its settings that the command line gave, as `key.path=value`.
 
     Settings of earlier revisions are dropped where they have their former default, as in the file of a whole run.
     Raises UserError with the path of each invalid key and what would be valid.
@@ -792,7 +800,7 @@ def validate(data: Mapping[str, Any], algorithms: Mapping[str, type[AlgorithmSet
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()
     except ValidationError as error:
-        raise UserError(explain(model, error)) from error
+        raise UserError(explain(model, error, given)) from error
 
 
 def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:

@@ -39,6 +39,8 @@ MAX_VALUES = 10_000
 """Maximum values with aliases expanded: a few lines of aliases can stand for more than memory holds."""
 SHORT = {"environment": "id", "algorithm": "name"}
 """The key that a bare string in place of a section sets, as in `environment: CartPole-v1`."""
+VERBOSE = "run.verbose=true"
+"""What `--verbose` is short for."""
 MAX_DEPTH = 50
 """Maximum bracket nesting; the parser takes seconds to give up on thousands."""
 
@@ -264,7 +266,7 @@ def settings_and_origins(path: Path, assignments: Sequence[str]) -> tuple[dict[s
         data = kept
     in_file = frozenset(paths_in(data))
     left_out = {key: value for key, value in left_out.items() if not Origins(given=given).is_given(key)}
-    return changed, Origins(_name_of(file), in_file, given, own, left_out)
+    return changed, Origins(_name_of(file), in_file, given, own, _is_shipped(path), left_out)
 
 
 def _path_of(assignment: str) -> str:

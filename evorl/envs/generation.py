@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 
 import gymnasium as gym
 
 from evorl.config import AnyConfig, Environment
-from evorl.system.console import say
-from evorl.types import EvorlWarning
 
 EPISODES_IN_A_GENERATION = 2
 """With `environment.carry_over: auto`, generations that fit this many of the longest episodes start new ones."""
@@ -104,10 +101,3 @@ def longest_episode(settings: Environment) -> int | None:
         skip = options.get("frameskip", 1)
         bounds.append(math.ceil(options["max_num_frames_per_episode"] / (skip if isinstance(skip, int) else min(skip))))
     return min((bound for bound in bounds if bound is not None and bound > 0), default=None)
-
-
-def announce(length: GenerationLength, evaluated: int | None) -> None:
-    """Print what happens to episodes, and warn about states that are evaluated but never trained on."""
-    say(length.sentence())
-    if shortfall := length.shortfall(evaluated):
-        warnings.warn(shortfall, EvorlWarning, stacklevel=2)

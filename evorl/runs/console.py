@@ -22,68 +22,89 @@ from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
 from evorl.runs.directory import is_own, names_code
-from evorl.system.console import compact, digits
+from evorl.system.console import compact, digits, say
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16
+from evorl.tracking import announcements
 from evorl.types import Mutation, RunFailed, UserError
 
 Row = Mapping[str, Any]
+STEPS = "training.max_steps"
 UNCHANGED = ("initial", "none")
 MOST = 3
 """Mutations that a line lists; the rest are only counted."""
 SLOW = "network.bf16: this machine has no units for bfloat16, so updates take longer than with mixed_precision: 'no'"
-ALONE = "a single agent trains on without selection and mutation; take population.size=2 or more to evolve"
 STOPPED = "stopped"
 """The value of `ended` for a run stopped by a callback."""
 
 
-def header(
-    config: AnyConfig,
-    placement: Placement,
-    interface: EnvSpec,
-    pace: Pace,
-    length: GenerationLength,
-    *,
-    threads: int,
-    directory: Path,
-) -> list[str]:
-    """The header: hardware and `threads`, spaces, a new agent's batch size and update frequency, and the target
-    and lengths with their origins.
+def announce(config: AnyConfig, ranks: Ranks) -> None:
+    """Print on the main process what is sent elsewhere, what trains and until when.
+
+    Making the environments may take a minute after that.
     """
-    ranks, size = placement.ranks.size, config.population.size
+    if ranks.is_main:
+        for line in (*announcements(config), *announcement(config)):
+            say(line)
+
+
+def announcement(config: AnyConfig) -> list[str]:
+    """What trains, and until when."""
+    size = config.population.size
+    alone = ", without selection and mutation" if size == 1 and config.evolution.schedule is None else ""
+    return [
+        f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
+        f"{_counted(config.environment.num_envs, 'environment')}{alone}",
+        _aim(config),
+    ]
+
+
+def header(config: AnyConfig, placement: Placement, *, threads: int, directory: Path) -> list[str]:
+    """The hardware, with so many `threads`, and the directory of a run; then what its user should know."""
+    ranks = placement.ranks.size
     where = "on 1 rank"
     compute = f"{placement.ranks.device.type}, {_counted(threads, 'thread')}"
     if ranks > 1:
         where = f"divided over {ranks} ranks" if placement.is_sharded else f"on each of {ranks} ranks"
         where += f" of {_counted(placement.ranks.hosts, 'host')}"
         compute += f" each, {placement.ranks.backend}"
-    together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
     compute += ", products in bfloat16" if config.network.bf16 else ""
     slow = config.network.bf16 and not multiplies_bfloat16(placement.ranks.device)
     return [
-        f"{config.algorithm.name} on {config.environment.id}: {_counted(size, 'agent')} x "
-        f"{_counted(config.environment.num_envs, 'environment')} {where} ({compute}), in {from_here(directory)}",
-        f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
-        + (", some of which may be forbidden" if interface.masked else ""),
-        f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
-        _aim(config, length.steps * length.counted),
-        *([omissions] if (omissions := config.origins.omissions()) else []),
-        *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
-        *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
-        *([ALONE] if size == 1 and config.evolution.schedule is None else []),
+        f"{where} ({compute}), in {from_here(directory)}",
+        *([omissions] if not config.origins.shipped and (omissions := config.origins.omissions()) else []),
         *([SLOW] if slow else []),
     ]
 
 
-def _aim(config: AnyConfig, generation: int) -> str:
-    """Describe the target and each agent's steps in the run and in a `generation`, with the origin of each."""
-    target, origins = config.training.target_fitness, config.origins
-    aim = "no target" if target is None else f"target {target:g}"
-    if target is not None or origins.of(TARGET) != DEFAULT:
-        aim += f": {origins.of(TARGET)}"
-    lengths = {"training.max_steps": config.training.max_steps, "evolution.steps": generation}
-    run, part = (f"{steps:,} ({origins.of(key)})" for key, steps in lengths.items())
-    return f"{aim}; steps of each agent: {run}; of a generation: {part}"
+def _aim(config: AnyConfig) -> str:
+    """Describe the target and each agent's steps in the run, with the origin of each."""
+    target, of_target, of_steps = config.training.target_fitness, *map(config.origins.of, (TARGET, STEPS))
+    steps = f"for {config.training.max_steps:,} steps of each agent"
+    if target is None:
+        return f"{steps} ({of_steps})" + ("" if of_target == DEFAULT else f"; no target ({of_target})")
+    until = f"until the mean {_measure(config)} is above {target:g}"
+    if of_target == of_steps:
+        return f"{until}, or {steps} (both: {of_steps})"
+    return f"{until} ({of_target}), or {steps} ({of_steps})"
+
+
+def details(
+    config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, length: GenerationLength
+) -> list[str]:
+    """What these lines leave out: spaces, a new agent's batch size and update frequency, generations and fitness."""
+    together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
+    generation = f"{length.steps * length.counted:,} steps of each agent ({config.origins.of('evolution.steps')})"
+    return [
+        f"observations: {short(interface.observation)}; actions: {short(interface.action)}"
+        + (", some of which may be forbidden" if interface.masked else ""),
+        f"each update: {pace.batch:,} transitions{together}, {_frequency(pace)} of an agent",
+        f"each generation: {generation}",
+        *([omissions] if config.origins.shipped and (omissions := config.origins.omissions()) else []),
+        *([f"fitness: {_sum(config.evolution.fitness)}"] if config.evolution.fitness != {RETURN: 1.0} else []),
+        *(["fitness: the mean return of training episodes"] if config.evaluation.fitness == "training" else []),
+        length.sentence(),
+    ]
 
 
 def short(space: gym.Space[Any]) -> str:

@@ -23,12 +23,13 @@ import yaml
 
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.config import AnyConfig, check_name, validate
+from evorl.config import AnyConfig, check_name, model_of, validate
 from evorl.config.errors import MAX_TOLD, on_one_line
 from evorl.config.fields import ENVIRONMENT, RETURN
 from evorl.config.schema import with_dotted_names
+from evorl.config.suggestions import keys_of, suggested
 from evorl.config.task import TARGET
-from evorl.config.yaml import plain_assignments, read_settings, settings_and_origins
+from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
 from evorl.distributed import is_initialized, shutdown
 from evorl.distributed.signals import LAUNCHED, Interrupted, signal_handlers
 from evorl.envs import Environments
@@ -172,6 +173,30 @@ class Parser(argparse.ArgumentParser):
         raise Answered(status)
 
 
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse arguments in any order; an unknown option is a UserError, with the setting that it may stand for."""
+    found = parser.parse_known_intermixed_args(arguments)
+    parsed: argparse.Namespace = found[0]
+    unknown: list[str] = found[1]
+    if unknown:
+        takes_settings = any(action.nargs == "*" and not action.option_strings for action in parser._actions)
+        if takes_settings and (meant := _meant_by(unknown[0], arguments)):
+            raise UserError(meant)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
+
+
+def _meant_by(option: str, arguments: Sequence[str]) -> str:
+    """The error message on an unknown option that may stand for a setting; empty if there is no such setting."""
+    name, _, value = option.partition("=")
+    following = arguments[arguments.index(option) + 1 :][:1] if option in arguments else []
+    if not value and following and not following[0].startswith("--"):
+        value = following[0]
+    known = sorted({key for settings in SETTINGS.values() for key in keys_of(model_of(settings))})
+    found = suggested(name, known, on_one_line(value, 80) or "...")
+    return f"{on_one_line(name, 80)}: settings are written key.path=value{found}" if found else ""
+
+
 def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | None = None) -> AnyConfig:
     """Parse the command line into a configuration, checked as far as a single process can. Raises UserError.
 
@@ -187,8 +212,11 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
     )
     parser.add_argument("--config", type=Path, default=default, metavar="FILE", help=f"YAML file (default: {default})")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that replace the file's")
-    parsed = parser.parse_intermixed_args(plain_assignments(arguments, "seed"))
-    given = read_config(parsed.config, parsed.overrides)
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="print more at the start; short for run.verbose=true"
+    )
+    parsed = parse(parser, plain_assignments(arguments, "seed"))
+    given = read_config(parsed.config, [*parsed.overrides, *([VERBOSE] if parsed.verbose else [])])
     config = check(launched(given, asked_for_bf16()))
     if asynchronous not in (None, config.actors is not None):
         other = "demos/asynchronous.py" if config.actors else "demos/online.py"
@@ -214,7 +242,7 @@ def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     If they change the environment, the file's target is replaced by the new environment's reward threshold.
     """
     settings, origins = settings_and_origins(path, assignments)
-    config = validate(settings, SETTINGS)
+    config = validate(settings, SETTINGS, assignments)
     if TARGET not in origins.left_out:
         return config.with_origins(origins)
     id = config.environment.id

@@ -19,6 +19,7 @@ from evorl.runs.checkpoint import Progress
 from evorl.runs.console import STOPPED, closing_lines, generation_line
 from evorl.runs.directory import JsonLines, RunDirectory
 from evorl.runs.fitness import Fitness
+from evorl.runs.heartbeat import Heartbeat
 from evorl.runs.metrics import (
     Counts,
     RecentEpisodes,
@@ -37,6 +38,7 @@ from evorl.tracking import Record, Trackers
 from evorl.types import Agent, EvorlWarning
 
 Row = Mapping[str, Any]
+EVALUATION = "evaluation"
 MOST_LINES = 5_000
 """The number of newest lineage lines that trackers receive at the end."""
 
@@ -44,11 +46,14 @@ MOST_LINES = 5_000
 class NullLogger:
     """Logs nothing: the logger of all ranks but the main process, and of that before the run is entered."""
 
+    def begin(self, generation: int, done: int, total: int) -> None:
+        """Show that a generation of `total` steps of each agent begins, or goes on after `done` of them."""
+
     def enter(self, phase: str) -> None:
-        """Show the current phase of the generation on the bar."""
+        """Show the current phase of the generation."""
 
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
-        """Advance the bar by `steps` of each agent; every `tracking.interval` seconds also log means from `recent`."""
+        """Show `steps` more of each agent; every `tracking.interval` seconds also log means from `recent`."""
 
     def record(
         self,
@@ -111,24 +116,32 @@ class Logger(NullLogger):
             desc=directory.path.name,
             dynamic_ncols=True,
             file=Terminal(),
-            # Show one speed only, that of all agents. Without a terminal the lines of generations are enough.
+            # Show one speed only, that of all agents. Without a terminal there are lines instead.
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
+        self._heartbeat = Heartbeat(self._tell, config.population.size, estimates_only=not self._bar.disable)
         newest = directory.lineage.newest(config.population.size)
         self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._phase = ""
         self._recent = ""
         self._speed = ""
 
+    def begin(self, generation: int, done: int, total: int) -> None:
+        self._progress(done)
+        self._heartbeat.begin(generation, done, total)
+        self.enter("training")
+
     def enter(self, phase: str) -> None:
         self._phase, self._recent = phase, ""
         self._show()
+        if phase == EVALUATION:
+            self._heartbeat.evaluate()
 
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
-        self._reach(self._bar.n + steps)
-        self._bar.update(steps)
+        self._progress(steps)
+        self._heartbeat.advance(steps, self._recent)
         if recent is not None and (found := self._within.advance(steps * self._config.population.size, recent)):
             step, points = found
             self._trackers.log_within(step, points)
@@ -210,9 +223,7 @@ class Logger(NullLogger):
         self._reach(row["agent_steps"])
         self._bar.n = row["agent_steps"]
         self._speed = _speed(row["env_steps_per_second"])
-        self._bar.clear()
-        say(generation_line(row, born, self._config))
-        self._bar.refresh()
+        self._tell(generation_line(row, born, self._config))
 
     def _film(self, row: Row) -> None:
         """Record a video of the new elite for the trackers; a rendering error does not stop training."""
@@ -222,6 +233,16 @@ class Logger(NullLogger):
             self._warn_once("film", f"tracking.video: no film of the best agent: {error}; training goes on")
         else:
             self._trackers.log_video(row["global_steps"], path)
+
+    def _tell(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._bar.clear()
+        say(line)
+        self._bar.refresh()
+
+    def _progress(self, steps: int) -> None:
+        self._reach(self._bar.n + steps)
+        self._bar.update(steps)
 
     def _show(self) -> None:
         """Show the phase, the mean return of recent episodes, and the speed on the bar."""

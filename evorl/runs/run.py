@@ -21,7 +21,7 @@ from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.rendezvous import SAVE, Pauses
 from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.envs.continuation import Continued
-from evorl.envs.generation import GenerationLength, announce, generation_length
+from evorl.envs.generation import GenerationLength, generation_length
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation
 from evorl.evolution.strategy import Tuner, mutations_of
@@ -30,19 +30,18 @@ from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
 from evorl.runs.callbacks import Callback
 from evorl.runs.checkpoint import CheckpointManager, InterimCheckpoints, Part, Progress
-from evorl.runs.console import end_of, exchange_reasons, header, summary_of
+from evorl.runs.console import details, end_of, exchange_reasons, header, summary_of
 from evorl.runs.directory import RunDirectory
 from evorl.runs.fitness import Fitness, generation_fitness
 from evorl.runs.launch import use_threads
 from evorl.runs.lineage import stage_of
-from evorl.runs.logger import Logger, NullLogger
+from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import Stopwatch, WarnOnce, say
 from evorl.system.files import digest, reason
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.tracking import announcements
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 
@@ -227,11 +226,10 @@ class Run:
             self._steps_within = done * each
             self._note_saved(done)
             self.stopwatch.seconds.update(position.seconds)
-            self._logger.advance(done * each, None)
             if self.ranks.is_main:
                 say(f"going on {self._within}")
         started = time.perf_counter() - (position.training_seconds if position else 0.0)
-        self._logger.enter("training")
+        self._logger.begin(self.generation, done * each, self.generation_length.steps * each)
         if parts:
             defer_signals()
             self._pauses.begin(done, self.generation_length.steps)
@@ -245,7 +243,7 @@ class Run:
             self._pauses.leave()
             heed_signals()
         self._training_seconds = time.perf_counter() - started
-        self._logger.enter("evaluation")
+        self._logger.enter(EVALUATION)
 
     def _pause(self, done: int, parts: Sequence[Part], training_seconds: float) -> None:
         """Save after `done` steps if it is due or if a signal waits, at the same step on all ranks.
@@ -451,17 +449,17 @@ class Run:
             )
 
     def _open_logger(self) -> None:
-        """Print what is sent elsewhere and the header, and open the run's files and trackers."""
-        for line in announcements(self.config):
+        """Print the header, and open the run's files and trackers."""
+        config, placement, interface = self.config, self.placement, self.algorithm.interface
+        lines = header(config, placement, threads=self._threads, directory=self.path)
+        if config.run.verbose:
+            lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._generation)
+        for line in lines:
             say(line)
-        pace, interface = self.algorithm.pace(self.placement.copies), self.algorithm.interface
-        for line in header(
-            self.config, self.placement, interface, pace, self._generation, threads=self._threads, directory=self.path
-        ):
-            say(line)
-        announce(self._generation, self.config.evaluation.max_steps)
+        if shortfall := self._generation.shortfall(config.evaluation.max_steps):
+            warnings.warn(shortfall, EvorlWarning, stacklevel=2)
         self._logger = Logger(
-            self.config,
+            config,
             self._directory,
             self._generation,
             interface,

@@ -70,6 +70,16 @@ def test_each_shipped_configuration_has_its_program(name):
     assert callable(main_of(program))
 
 
+@pytest.mark.parametrize("words", [["--seed", "2", "-v"], ["--verbose"], ["--seeds", "1", "2", "-v"]])
+def test_verbose_is_short_for_its_setting(words, in_directory, monkeypatch):
+    begun = []
+    monkeypatch.setattr(train.os, "execv", lambda program, command: begun.append(command))
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs: begun.extend(words for _, words in commands) or {})
+    assert run_program(run_command, ["train", "ppo", "--processes", "2", *words]) == 0
+    assert len(begun) == (2 if "--seeds" in words else 1)
+    assert all("run.verbose=true" in command for command in begun)
+
+
 def test_words_that_name_nothing_are_refused(in_directory):
     with pytest.raises(UserError, match="'pppo' is no file and no shipped configuration; did you mean 'ppo'"):
         program_arguments(["pppo"], None, None)

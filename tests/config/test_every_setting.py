@@ -83,6 +83,7 @@ ACTS = {
     "run.origin": "commands/test_inspect.py::test_list_says_where_runs_come_from",
     "run.resume": "runs/test_run.py::test_a_run_that_was_stopped_ends_as_one_that_was_not",
     "run.timeout": "distributed/test_ranks.py::test_ranks_that_do_not_find_each_other_are_an_error",
+    "run.verbose": "runs/test_header.py::test_on_request_it_says_how_agents_learn_and_in_which_generations",
     "run.threads": "runs/test_threads.py::test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration",
     "environment.id": Trains("dqn", "Acrobot-v1"),
     "environment.num_envs": Trains("dqn", "3"),

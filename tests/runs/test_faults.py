@@ -344,6 +344,15 @@ def test_settings_and_options_of_a_resume_come_in_any_order(arguments, monkeypat
     assert asked == [(tmp_path, ["a.b=1", "c=2"], None, 1, False)]
 
 
+@pytest.mark.parametrize("name", ["resume", "retrain"])
+def test_verbose_is_a_setting_of_what_begins_again(name, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(train_commands, f"{name}_command", lambda run, given, *options: asked.append(given) or ["x"])
+    monkeypatch.setattr(train_commands, "_become", lambda command: None)
+    run_command([name, str(tmp_path), "-v", "a.b=1"])
+    assert asked == [["a.b=1", "run.verbose=true"]]
+
+
 @pytest.mark.parametrize("arguments", ["resume runs/a --proceses 1", "evaluate runs/a a.b=1"])
 def test_what_the_command_line_does_not_know_is_refused(arguments):
     with pytest.raises(UserError, match="unrecognized arguments"):

@@ -1,4 +1,4 @@
-"""What a run says before it trains: who learns where, from how much and how often."""
+"""What a run says before it trains: who learns where and until when; on request, from how much and how often."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,43 +6,94 @@ from types import SimpleNamespace
 import gymnasium as gym
 import pytest
 import torch
-from helpers.support import algorithm, config, interface, train
+from helpers.support import SMALL, algorithm, config, interface, train
 
+from evorl.config.yaml import configuration_file
 from evorl.distributed import Placement
 from evorl.envs.generation import generation_length
 from evorl.envs.spaces import EnvSpec, observation_specs
-from evorl.runs.console import header
+from evorl.replay import Pace
+from evorl.runs.console import announcement, details, header
+from evorl.runs.launch import read_config
 
 PPO = "{name: ppo, rollout_steps: 256, batch_size: 64, epochs: 10, split_batches: %s}"
 
 
-def header_of(*overrides, ranks=1, threads=1, device="cpu", seen=None):
+def parts_of(*overrides, ranks=1, device="cpu"):
     settings = config("environment.num_envs=8", *overrides)
     world = SimpleNamespace(size=ranks, hosts=1, backend="gloo", device=torch.device(device))
-    placement = Placement(world, settings.population.placement, settings.population.size)
+    return settings, Placement(world, settings.population.placement, settings.population.size)
+
+
+def header_of(*overrides, ranks=1, threads=1, device="cpu"):
+    settings, placement = parts_of(*overrides, ranks=ranks, device=device)
+    return [*announcement(settings), *header(settings, placement, threads=threads, directory=Path("runs/x"))]
+
+
+def details_of(*overrides, ranks=1, seen=None):
+    settings, placement = parts_of(*overrides, ranks=ranks)
     pace = algorithm("environment.num_envs=8", *overrides).pace(placement.copies)
-    length = generation_length(settings, placement.copies, 1)
-    return header(settings, placement, seen or interface(), pace, length, threads=threads, directory=Path("runs/x"))
+    return details(settings, placement, seen or interface(), pace, generation_length(settings, placement.copies, 1))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "ranks", "line"),
+    ("overrides", "ranks", "lines"),
     [
-        ((), 1, "dqn on CartPole-v1: 4 agents x 8 environments on 1 rank (cpu, 1 thread), in runs/x"),
+        ((), 1, ["dqn on CartPole-v1: 4 agents x 8 environments", "on 1 rank (cpu, 1 thread), in runs/x"]),
         (
             ("population.size=1000", "environment.num_envs=1"), 2,
-            "dqn on CartPole-v1: 1,000 agents x 1 environment on each of 2 ranks of 1 host (cpu, 1 thread each, gloo), "
-            "in runs/x",
+            [
+                "dqn on CartPole-v1: 1,000 agents x 1 environment",
+                "on each of 2 ranks of 1 host (cpu, 1 thread each, gloo), in runs/x",
+            ],
         ),
         (
             ("population.placement=sharded",), 2,
-            "dqn on CartPole-v1: 4 agents x 8 environments divided over 2 ranks of 1 host (cpu, 1 thread each, gloo), "
-            "in runs/x",
+            [
+                "dqn on CartPole-v1: 4 agents x 8 environments",
+                "divided over 2 ranks of 1 host (cpu, 1 thread each, gloo), in runs/x",
+            ],
         ),
     ],
 )  # fmt: skip
-def test_who_trains_where(overrides, ranks, line):
-    assert header_of(*overrides, ranks=ranks)[0] == line
+def test_who_trains_where(overrides, ranks, lines):
+    what, _, where = header_of(*overrides, ranks=ranks)
+    assert [what, where] == lines
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([], "for 120 steps of each agent (tests/helpers/small.yaml)"),
+        (
+            ["training.target_fitness=475", "training.max_steps=1000000"],
+            "until the mean return is above 475, or for 1,000,000 steps of each agent (both: your setting)",
+        ),
+        (
+            ["training.target_fitness=0.9", "evolution.fitness=info.success"],
+            "until the mean info.success is above 0.9 (your setting), or for 120 steps of each agent "
+            "(tests/helpers/small.yaml)",
+        ),
+        (
+            ["training.target_fitness=null"],
+            "for 120 steps of each agent (tests/helpers/small.yaml); no target (your setting)",
+        ),
+    ],
+)
+def test_until_when_and_who_said_so(overrides, line):
+    assert announcement(read_config(SMALL, overrides))[1:] == [line]
+
+
+def test_only_what_is_left_out_of_ones_own_file_is_in_the_header(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(configuration_file("sac").read_text())
+    _, placement = parts_of()
+    for file, count in ((own, 2), (configuration_file("sac"), 1)):
+        settings = read_config(file, ["environment=MountainCarContinuous-v0"])
+        lines = header(settings, placement, threads=1, directory=Path("runs/x"))
+        assert len(lines) == count
+        said = [*lines, *details(settings, placement, interface(), Pace(1, 1, 1), generation_length(settings, 1, 1))]
+        assert sum(line.startswith("left out of ") for line in said) == 1
 
 
 SPACES = [
@@ -66,17 +117,16 @@ SPACES = [
 @pytest.mark.parametrize(("observation", "action", "masked", "line"), SPACES)
 def test_spaces_are_named(observation, action, masked, line):
     seen = EnvSpec("CartPole-v1", observation_specs(observation), action, masked, observation)
-    assert header_of(seen=seen)[1] == line
+    assert details_of(seen=seen)[0] == line
 
 
 def test_a_single_agent_is_said_not_to_evolve():
-    said = "a single agent trains on without selection and mutation; take population.size=2 or more to evolve"
-    assert said in header_of("population.size=1")
-    assert said not in header_of("population.size=2")
+    assert header_of("population.size=1")[0].endswith(": 1 agent x 8 environments, without selection and mutation")
+    assert "without" not in header_of("population.size=2")[0]
 
 
 def test_devices_and_threads_are_named():
-    assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[0]
+    assert "(cuda, 12 threads each, gloo)" in header_of(ranks=2, threads=12, device="cuda:1")[2]
 
 
 @pytest.mark.parametrize(
@@ -99,17 +149,32 @@ def test_devices_and_threads_are_named():
     ],
 )  # fmt: skip
 def test_how_much_and_how_often_agents_learn(overrides, ranks, line):
-    assert header_of(f"algorithm={overrides}", ranks=ranks)[2] == f"each update: {line} of an agent"
+    assert details_of(f"algorithm={overrides}", ranks=ranks)[1] == f"each update: {line} of an agent"
 
 
-def test_a_run_says_it_once_with_the_steps_that_it_makes(in_directory, capsys):
-    assert train("run.name=a", "algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70") == 0
+ROLLOUTS = ("algorithm={name: ppo, rollout_steps: 16, batch_size: 8}", "evolution.steps=70")
+
+
+def test_a_run_says_it_in_three_lines(in_directory, capsys):
+    assert train("run.name=a", *ROLLOUTS) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if " in runs/a" in line] == lines[:1]
-    assert "a generation has 48 steps of each environment" in lines[4], "two environments, whole rollouts"
-    assert lines[3] == (
-        "no target; steps of each agent: 120 (tests/helpers/small.yaml); of a generation: 96 (your setting)"
-    )
+    assert lines[:3] == [
+        "ppo on CartPole-v1: 4 agents x 2 environments",
+        "for 120 steps of each agent (tests/helpers/small.yaml)",
+        "on 1 rank (cpu, 1 thread), in runs/a",
+    ]
+    assert lines[3].startswith("gen 1/")
+
+
+@pytest.mark.parametrize("word", ["-v", "run.verbose=true"])
+def test_on_request_it_says_how_agents_learn_and_in_which_generations(word, in_directory, capsys):
+    assert train("run.name=a", *ROLLOUTS, word) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[3].startswith("observations: Box(4,)")
+    assert lines[4].startswith("each update: 8 transitions, ")
+    assert lines[5] == "each generation: 96 steps of each agent (your setting)", "two environments, whole rollouts"
+    assert "a generation has 48 steps of each environment" in lines[6]
+    assert lines[7].startswith("gen 1/")
 
 
 def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_path, monkeypatch):
@@ -117,8 +182,8 @@ def test_products_in_bfloat16_are_named_and_a_machine_that_is_slow_at_them(tmp_p
     monkeypatch.setattr("evorl.system.processes.CPU_FEATURES", features)
     features.write_text("flags : avx2 avx512f avx512_vnni\n")
     assert [line for line in header_of() if "bf16" in line or "bfloat16" in line] == []
-    first, *_, last = header_of("network.bf16=true")
-    assert "(cpu, 1 thread, products in bfloat16)" in first
+    *_, where, last = header_of("network.bf16=true")
+    assert "(cpu, 1 thread, products in bfloat16)" in where
     assert last.startswith("network.bf16: this machine has no units for bfloat16")
     features.write_text("flags : avx2 amx_bf16 avx512f\n")
     assert len(header_of("network.bf16=true")) == len(header_of())

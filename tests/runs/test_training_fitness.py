@@ -184,7 +184,7 @@ def test_a_run_plays_few_evaluation_episodes(algorithm, in_directory):
 
 
 def test_a_run_whose_generations_have_few_episodes_is_evaluated(in_directory, capsys):
-    assert train(*REPORTING, "evaluation.episodes=50", "evaluation.confirmation_episodes=50") == 0
+    assert train(*REPORTING, "evaluation.episodes=50", "evaluation.confirmation_episodes=50", "-v") == 0
     assert "fitness: the mean return of training episodes" in capsys.readouterr().err
     for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
         assert row["fitness_episodes"] == [50] * 4

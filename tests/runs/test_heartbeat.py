@@ -1,0 +1,105 @@
+"""Lines within a generation: how far it is, how fast, how long it will take, and what would shorten it."""
+
+import re
+
+import pytest
+from helpers.support import train
+
+from evorl.envs import Environments
+from evorl.runs.heartbeat import Heartbeat, duration
+from evorl.system.console import say
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def lines_of(advances, *, total=10_000, generation=2, done=0, estimates_only=False, agents=4):
+    """What is said after (seconds, steps, recent episodes) and at the evaluation."""
+    said, clock = [], Clock()
+    heartbeat = Heartbeat(said.append, agents, estimates_only=estimates_only, clock=clock)
+    heartbeat.begin(generation, done, total)
+    for seconds, steps, recent in advances:
+        clock.now += seconds
+        heartbeat.advance(steps, recent)
+    heartbeat.evaluate()
+    return said
+
+
+def test_a_line_comes_every_half_minute_with_the_speed_since_the_last_one():
+    assert lines_of([(10, 500, ""), (20, 1000, "return 21"), (29, 100, ""), (1, 200, "return 22")]) == [
+        "gen 2 | 1.5k of 10k steps (15%) | 200 steps/s of all agents | 3 min left of the generation | return 21",
+        "gen 2 | 1.8k of 10k steps (18%) | 40 steps/s of all agents | 14 min left of the generation | return 22",
+        "gen 2 | evaluation",
+    ]
+
+
+def test_a_generation_that_goes_on_is_as_fast_as_what_this_process_did():
+    assert lines_of([(40, 400, "")], done=5000, generation=1)[0] == (
+        "gen 1 | 5.4k of 10k steps (54%) | 40 steps/s of all agents | 8 min left of the generation"
+    )
+
+
+def test_a_short_generation_has_no_line():
+    assert lines_of([(29, 10_000, "")]) == []
+
+
+def test_rollouts_may_end_beyond_the_generation():
+    assert "| 0 s left of the generation" in lines_of([(30, 12_000, "")])[0]
+
+
+@pytest.mark.parametrize("estimates_only", [True, False])
+def test_a_long_first_generation_is_told_once_with_what_shortens_it(estimates_only):
+    advances = [(10, 1_000, ""), (10, 1_000, ""), (9, 900, ""), (0.5, 50, "")]
+    assert lines_of(advances, total=100_000, generation=1, estimates_only=estimates_only) == [
+        "the first generation takes about 17 min at 400 steps/s of all agents; evolution.steps=30000 would take about "
+        "5 min"
+    ]
+    assert lines_of(advances, total=29_000, generation=1) == []
+    assert lines_of(advances, total=100_000, generation=2) == []
+    assert lines_of(advances, total=100_000, generation=1, done=10) == []
+
+
+def test_beside_a_bar_there_are_no_other_lines():
+    assert lines_of([(100, 1_000, "")], estimates_only=True) == []
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(4, "4 s"), (119, "119 s"), (121, "2 min"), (7300, "2 h")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_run_that_nobody_watches_prints_whole_lines(watched, in_directory, monkeypatch, capsys):
+    monkeypatch.setattr("evorl.runs.heartbeat.EVERY", 0.0)
+    monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: watched)
+    assert train("run.name=a", "tracking.interval=1e-6") == 0
+    said = capsys.readouterr().err
+    found = re.findall(
+        r"^gen 2 \| \d+ of 40 steps \(\d+%\) \| [\d,]+ steps/s of all agents \| \d+ s left .*$", said, re.M
+    )
+    assert len(found) == (0 if watched else 20)
+    assert ("\r" in said) == watched
+    if not watched:
+        assert re.search(r"\| return \d", found[-1])
+        assert said.count("gen 2 | evaluation\n") == said.count("gen 2/") == 1
+
+
+def test_what_trains_is_told_before_all_environments_are_made(in_directory, monkeypatch, capsys):
+    """Only single ones are made before, to check the configuration."""
+    make = Environments.__init__
+
+    def told(environments, settings, agents, num_envs, *given, **named):
+        say(f"{agents * num_envs} made")
+        make(environments, settings, agents, num_envs, *given, **named)
+
+    monkeypatch.setattr(Environments, "__init__", told)
+    assert train("run.name=a") == 0
+    said = capsys.readouterr().err.splitlines()
+    announced = said.index("dqn on CartPole-v1: 4 agents x 2 environments")
+    assert said[:announced] == ["1 made"] * announced
+    assert "8 made" in said[announced:]
