@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
-from numpy.typing import NDArray
 from torch import Tensor
 
 from evorl.algorithms import ALGORITHMS, SETTINGS, make_algorithm
@@ -28,7 +27,7 @@ from evorl.config import AnyConfig, Environment, validate
 from evorl.config.errors import on_one_line
 from evorl.config.yaml import OF_ALGORITHM, configuration_file, override, read_yaml
 from evorl.envs import Environments
-from evorl.envs.diagnosis import check_start, check_step
+from evorl.envs.diagnosis import check_start, check_step, shares_memory
 from evorl.envs.spaces import MASK, EnvSpec, choices
 from evorl.envs.vector import close_vector, make_vector, stacked_frames, vectorization_of
 from evorl.seeding import numpy_generator
@@ -112,7 +111,7 @@ class Subject:
                 start = env.reset(seed=SEED if played.steps == 0 else None)
                 if remark := check_start(start, env.observation_space, id):
                     played.note("observations", "warn", remark)
-                if last is not None and _shared(last[0], start[0]):
+                if last is not None and shares_memory(last[0], start[0]):
                     text = "a reset overwrites the last observation of the episode before; return a copy"
                     played.note("returned data", "fail", text)
                 last, length = start, 0
@@ -149,7 +148,7 @@ def _note_step(
     for name, value in (("terminated", step[2]), ("truncated", step[3])):
         if not isinstance(value, bool | np.bool_):
             played.note("end flags", "fail", f"{name} is {value!r}, not a bool")
-    if _shared(before[0], step[0]):
+    if shares_memory(before[0], step[0]):
         played.note("returned data", "warn", "two steps return the same array; return a copy")
     elif before[1] is step[4] and step[4]:
         played.note("returned data", "warn", "two steps return the same info dictionary; return a new one")
@@ -187,12 +186,13 @@ def verdicts(settings: Environment, steps: int) -> Iterator[Named]:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    yield from examine(subject)
+                    found = examine(subject)
             except UserError as error:
                 yield name, Verdict("fail", _without_key(error))
             except Exception as error:  # Environments may raise anything.
                 yield name, Verdict("fail", f"raised {described(error)}")
             else:
+                yield from found
                 continue
             if name in NEEDED:
                 return
@@ -260,12 +260,12 @@ def _compared(subject: Subject) -> Verdict:
     advice = "take all randomness from self.np_random, after super().reset(seed=seed)"
     count = min(subject.steps, COMPARED)
     with subject.another() as one, subject.another() as two:
-        first, second = one.reset(seed=SEED), two.reset(seed=SEED)
+        starts = one.reset(seed=SEED), two.reset(seed=SEED)
         space = one.observation_space
-        if not _same(space, first[0], second[0]):
+        if not _same(space, starts[0][0], starts[1][0]):
             return Verdict(level, f"resets with the same seed give different observations; {advice}")
         one.action_space.seed(SEED)
-        mask = first[1].get(MASK)
+        mask = starts[0][1].get(MASK)
         for step in range(count):
             action = _sample(one.action_space, mask)
             first, second = one.step(action), two.step(action)
@@ -399,16 +399,6 @@ def _same(space: gym.Space[Any], one: Any, other: Any) -> bool:
     pairs = zip(_leaves(space, one), _leaves(space, other), strict=True)
     arrays = ((np.asarray(first), np.asarray(second)) for (first, _), (second, _) in pairs)
     return all(np.array_equal(*pair, equal_nan=pair[0].dtype.kind == "f") for pair in arrays)
-
-
-def _shared(one: Any, other: Any) -> bool:
-    """True if two observations share memory."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return any(_shared(one[name], other[name]) for name in one.keys() & other.keys())
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return any(_shared(*pair) for pair in zip(one, other, strict=False))
-    arrays: tuple[NDArray[Any], ...] = tuple(each for each in (one, other) if isinstance(each, np.ndarray))
-    return len(arrays) == 2 and bool(np.shares_memory(*arrays))
 
 
 def _plain(text: str) -> str:

@@ -89,8 +89,11 @@ def check_start(start: Any, space: gym.Space[Any], id: str) -> str:
     return _check_observation(start[0], space, id, "reset")
 
 
-def check_step(step: Any, space: gym.Space[Any], id: str) -> str:
-    """Remark on the result of a step, or return an empty string. Raises UserError if it cannot be used."""
+def check_step(step: Any, space: gym.Space[Any], id: str, before: Any = None) -> str:
+    """Remark on the result of a step, or return an empty string. Raises UserError if it cannot be used.
+
+    `before` is the observation before it, if that is to be checked too.
+    """
     if isinstance(step, tuple) and len(step) == 4:
         raise UserError(
             f"environment.id: {id} follows the old Gym interface: its step returns 4 values, and Gymnasium's 5 "
@@ -102,10 +105,25 @@ def check_step(step: Any, space: gym.Space[Any], id: str) -> str:
             "reward, terminated, truncated, info), where info is a dictionary"
         )
     remarks = [_check_observation(step[0], space, id, "step")]
+    if shares_memory(before, step[0]):
+        remarks.append(
+            f"reset and step of {id} return the same array, so that each reset overwrites the last observation of the "
+            "episode before; return a copy"
+        )
     for name, value in (("terminated", step[2]), ("truncated", step[3])):
         if not isinstance(value, bool | np.bool_):
             remarks.append(f"the step of {id} returns {_described(value)} as {name}, which should be a bool")
     return "; ".join(filter(None, remarks))
+
+
+def shares_memory(one: Any, other: Any) -> bool:
+    """True if two observations have an array, or a part of one, in common."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return any(shares_memory(one[name], other[name]) for name in one.keys() & other.keys())
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return any(shares_memory(*pair) for pair in zip(one, other, strict=False))
+    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return both and bool(np.may_share_memory(one, other))
 
 
 def refuse_old_interface(error: Exception, env: gym.Env[Any, Any], id: str, action: Any = None) -> None:

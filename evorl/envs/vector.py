@@ -291,7 +291,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     def _checked_step(self, result: Any) -> Any:
         """The result of the first step, with a remark if it needs one. Raises UserError if it cannot be used."""
-        remark = check_step(result, self.observation_space, self._name)
+        remark = check_step(result, self.observation_space, self._name, self._shown)
         return (*result[:4], {**result[4], REMARK: remark}) if remark else result
 
     def close(self) -> None:

@@ -104,6 +104,16 @@ class Outside(Good):
     shown = (0.0, 3.0)
 
 
+class Buffered(Good):
+    observation_space = gym.spaces.Dict(arm=gym.spaces.Tuple([Good.observation_space]))
+
+    def __init__(self):
+        self.buffer = np.zeros((2, 2), np.float32)
+
+    def observation(self):
+        return {"arm": (self.buffer[1],)}
+
+
 class Words(Good):
     def step(self, action):
         return self.observation(), 0.0, 0, None, {}
@@ -284,6 +294,9 @@ def test_what_can_be_used_is_remarked_on_once(vectorization, module):
     with Environments(Environment(id="own:Words", vectorization=vectorization), 1, 1) as made:
         (remark,) = made.try_step()
         assert re.search("returns 0 of type int as terminated.*; .* returns None as truncated", remark)
+    with Environments(Environment(id="own:Buffered", vectorization=vectorization), 1, 1) as made:
+        (remark,) = made.try_step()
+        assert remark.startswith("reset and step of own:Buffered return the same array, so that each reset overwrites")
     with Environments(Environment(id="own:Good", vectorization=vectorization), 1, 1) as made:
         assert made.try_step() == []
 
