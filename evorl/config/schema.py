@@ -485,8 +485,8 @@ class PopulationSettings(Section):
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
     from_: Annotated[Path | None, Field(alias="from")] = None
-    """The directory of a run whose agents are the first ones, with their weights, optimisers and hyperparameters; null
-    begins with new agents."""
+    """The directory of a run, or `hf:OWNER/NAME` on the Hugging Face Hub, whose agents are the first ones, with their
+    weights, optimisers and hyperparameters; null begins with new agents."""
     from_agents: Literal["elite", "population"] = "elite"
     """With `from`: all agents begin as copies of its elite, or as the agents of its newest checkpoint."""
 
