@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from evorl.system.installation import mixed_with
 
 if TYPE_CHECKING:
     from evorl.runs.callbacks import Generation, Stop
@@ -26,6 +30,14 @@ _PLACES = {
     "train": "evorl.runs.train",
 }
 """The files of what `evorl` offers: each is imported when it is first asked for, since torch takes seconds."""
+
+if _other := mixed_with(Path(__file__).parent.parent):
+    warnings.warn(
+        f"{Path(__file__).parent}: holds files of two projects, evorl-accelerate and {_other}, which is another one; "
+        "run `pip uninstall evorl evorl-accelerate`, and install the one that you want",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def __getattr__(name: str) -> Any:

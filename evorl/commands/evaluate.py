@@ -19,6 +19,7 @@ from evorl.population import Policy, check_agents
 from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
 from evorl.runs.champion import Score
 from evorl.runs.directory import is_own, load_elite
+from evorl.runs.hub import local_run
 from evorl.runs.launch import check, use_threads
 from evorl.runs.loaded import refuse_code
 from evorl.seeding import numpy_generator, torch_generator
@@ -48,7 +49,8 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     In the result, `returns` are in the order of `seeds_of`, and `std` is their sample standard deviation. If fitness is
     more than the return, `terms` has the mean of the return and of each other term.
     """
-    data, agent = load_elite(run)
+    with local_run(run) as path:
+        data, agent = load_elite(path)
     config = validate(without_removed(data), SETTINGS)
     refuse_code(config, allow_code or is_own(run, config))
     check(config, trains=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evorl.commands.command import file_and_assignments
 from evorl.config.errors import on_one_line
 from evorl.runs.directory import check_run
+from evorl.runs.hub import is_on_hub
 from evorl.runs.read import RunOverview, read_overview
 from evorl.system.console import aligned, digits
 from evorl.system.files import Lock, is_locked, remove, size_of
@@ -92,7 +93,7 @@ def origin_of(run: RunOverview) -> str:
     elif isinstance(run.config.get("evolution"), dict) and run.config["evolution"].get("schedule") is not None:
         parts.append("retrained")
     if (source := _setting(run, "population", "from")) not in ("None", "?"):
-        parts.append(f"agents of {Path(source).name}")
+        parts.append(f"agents of {source if is_on_hub(source) else Path(source).name}")
     if run.resumes:
         parts.append(f"resumed after {', '.join(map(str, run.resumes))}")
     return "; ".join(parts)

@@ -86,11 +86,13 @@ def plot(parsed: argparse.Namespace) -> None:
 def export(parsed: argparse.Namespace) -> None:
     """`evorl export`."""
     from evorl.export.onnx_file import check_packages, in_float32, write_onnx
+    from evorl.runs.hub import is_on_hub
     from evorl.runs.loaded import load
 
     check_packages()
     found = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
-    loaded, output = in_float32(found), parsed.output or parsed.run / "agent.onnx"
+    here = Path() if is_on_hub(parsed.run) else parsed.run
+    loaded, output = in_float32(found), parsed.output or here / "agent.onnx"
     difference = write_onnx(loaded, output, facts_of(loaded))
     exact = "" if loaded is found else "; exported in float32, although the agent was trained in bfloat16"
     close = f"within {difference:.1g} of" if difference else "exactly equal to"
@@ -112,12 +114,16 @@ def push(parsed: argparse.Namespace) -> None:
     """`evorl push`."""
     from evorl.export import hub
 
+    names = {name for name in (parsed.name, parsed.repo_id) if name is not None}
+    if len(names) != 1:
+        raise UserError("push: name one page, such as --repo-id ME/ppo-CartPole-v1")
+    (name,) = names
     if parsed.video is not None and not parsed.video.is_file():
         raise UserError(
             f"--video: there is no file {parsed.video}; `evorl watch {parsed.run} --video FILE.mp4` makes one"
         )
-    hub.check_hub()
+    hub.check_hub(name, *([parsed.benchmark] if parsed.benchmark is not None else []))
     with tempfile.TemporaryDirectory() as folder:
-        files = hub.write_page(parsed.run, Path(folder), parsed.video)
-        address = hub.push(Path(folder), parsed.name, parsed.private)
+        files = hub.write_page(parsed.run, Path(folder), name, parsed.video, parsed.benchmark)
+        address = hub.push(Path(folder), name, parsed.private)
     print(f"{address}: {', '.join(files)}")

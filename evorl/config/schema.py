@@ -489,8 +489,8 @@ class PopulationSettings(Section):
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
     from_: Annotated[Path | None, Field(alias="from")] = None
-    """The directory of a run whose agents are the first ones, with their weights, optimisers and hyperparameters; null
-    begins with new agents."""
+    """The directory of a run, or `hf:OWNER/NAME` on the Hugging Face Hub, whose agents are the first ones, with their
+    weights, optimisers and hyperparameters; null begins with new agents."""
     from_agents: Literal["elite", "population"] = "elite"
     """With `from`: all agents begin as copies of its elite, or as the agents of its newest checkpoint."""
 
@@ -546,10 +546,10 @@ class Tracking(Section):
     """The trackers that are told of a run beside its own files."""
 
     backends: tuple[Text, ...] = ("wandb",)
-    """`wandb`, `tensorboard`, both or none."""
+    """`wandb`, `tensorboard` and `trackio`: any of them, or none."""
     project: Text = "evorl"
-    """W&B: the project that the run is in. Its entity, group, job type, notes and tags are what W&B's own variables
-    say: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_JOB_TYPE, WANDB_NOTES and WANDB_TAGS."""
+    """W&B and Trackio: the project that the run is in. W&B's entity, group, job type, notes and tags are what its own
+    variables say: WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_JOB_TYPE, WANDB_NOTES and WANDB_TAGS."""
     mode: Literal["auto", "online", "offline"] = "auto"
     """W&B: `auto` is online where there is a key, else offline."""
     video: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,21 +12,28 @@ import yaml
 
 from evorl.algorithms import SETTINGS
 from evorl.config import validate, without_removed
+from evorl.config.errors import shown
+from evorl.envs.suites import SUITES
 from evorl.report.data import Drawn, load
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
 from evorl.report.picture import draw
 from evorl.report.statistics import effects
 from evorl.runs.directory import INTERFACE
+from evorl.runs.hub import HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
 from evorl.tracking.tracker import shared_settings
 from evorl.types import UserError
 
 PICTURE = "lineage.png"
+RESULTS = ".eval_results/evorl.yaml"
+"""Evaluation results, in the Hub's format beside the `model-index` of the card."""
+NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+"""The name of a page, or of a data set."""
 
 
-def card(run: Drawn, settings: Mapping[str, Any], files: Sequence[str]) -> str:
-    """Return the model card of a run, in Markdown with the YAML metadata that the Hugging Face Hub reads.
+def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str]) -> str:
+    """Return the model card of the page `name`, in Markdown with the YAML metadata that the Hugging Face Hub reads.
 
     `settings` are the shareable settings, `files` the names of the other files on the page.
     """
@@ -38,7 +46,7 @@ def card(run: Drawn, settings: Mapping[str, Any], files: Sequence[str]) -> str:
         f"({_plain(state(run))}).",
     ]
     parts += [f'<video src="{name}" controls loop muted></video>' for name in files if name.endswith(".mp4")]
-    parts += ["## Use", _use(files)]
+    parts += ["## Use", _use(name, environment, files)]
     parts.append("## How it came about")
     parts += [f"![Returns of all agents, and the winner's path through them]({PICTURE})"] if PICTURE in files else []
     steps = [[row["generation"], row["agent"], row["fitness"], row["changed"]] for row in path_rows(run)]
@@ -73,15 +81,37 @@ def _head(run: Drawn, environment: str, algorithm: str) -> dict[str, Any]:
     return head
 
 
-def _use(files: Sequence[str]) -> str:
+def evaluation_results(run: Drawn, benchmark: str) -> list[dict[str, Any]]:
+    """Return the best agent's score in the format of the Hub's evaluation results, `.eval_results/*.yaml`.
+
+    That format files a score under a task of a benchmark, a data set on the Hub with a leaderboard, and there is none
+    for most environments; the `model-index` of the card needs none.
+    """
+    if run.best is None:
+        raise UserError("--benchmark: the run has no best agent yet")
+    task = {"id": benchmark, "task_id": str(run.setting("environment.id"))}
+    return [{"dataset": task, "value": run.best.mean, "notes": f"mean return: {run.described_best}"}]
+
+
+def extras_of(environment: str) -> list[str]:
+    """Return the extras of evorl that someone needs who loads a page and plays in its environment."""
+    return ["hub", *(suite.extra for suite in SUITES if suite.owns(environment))]
+
+
+def _use(name: str, environment: str, files: Sequence[str]) -> str:
     lines = [
+        f"In a clone of evorl, with Python 3.11 or later (`evorl` on PyPI is another project): `pip install "
+        f'".[{",".join(extras_of(environment))}]"`. Then',
+        "",
         "```python",
         "import evorl",
-        "from huggingface_hub import snapshot_download",
         "",
-        'agent = evorl.load(snapshot_download("NAME/OF-THIS-PAGE", local_dir="agent"))',
+        f'agent = evorl.load("{HUB}{name}")',
         "action, state = agent.predict(observation)",
         "```",
+        "",
+        f"and `evorl evaluate {HUB}{name}` plays 100 episodes; `evorl train population.from={HUB}{name}`, with the "
+        "same algorithm and environment, trains the agent further.",
     ]
     if "agent.onnx" in files:
         lines += ["", "`agent.onnx` does the same in any program that has onnxruntime."]
@@ -103,8 +133,13 @@ FILES = ("elite/agent.safetensors", "elite/agent.json", "metrics.jsonl", "lineag
 OPTIONAL = ("agent.onnx",)
 
 
-def check_hub() -> None:
-    """Raise UserError unless the packages of the `hub` extra and a Hub token are available."""
+def check_hub(*names: str) -> None:
+    """Raise UserError unless these are names on the Hub, and the packages of the `hub` extra and a token are there."""
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"{shown(name)}: is no name on the Hub; the form is ME/NAME, of letters, digits, -, _ and ."
+            )
     require("hub", "a push")
     import huggingface_hub
 
@@ -112,30 +147,34 @@ def check_hub() -> None:
         raise UserError("a push needs a key with which to write; log in with `hf auth login`, or set HF_TOKEN")
 
 
-def write_page(run: Path, folder: Path, video: Path | None) -> list[str]:
-    """Write the files of a run's model page to an empty folder, and return their names.
+def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark: str | None = None) -> list[str]:
+    """Write the files of a run's model page `name` to an empty folder, and return their names.
 
-    `evorl.load` can load the folder like a run. Settings listed in `tracking.exclude` are left out, and the picture is
-    if matplotlib is not installed. Raises UserError if there is no run, or it has no elite yet.
+    `benchmark` is a data set on the Hub whose leaderboard is to have the score. `evorl.load` can load the folder like a
+    run. Settings listed in `tracking.exclude` are left out, and the picture is if matplotlib is not installed. Raises
+    UserError if there is no run, or it has no elite yet.
     """
     drawn = load(run)
     if not (run / FILES[0]).is_file():
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
     settings = shared_settings(validate(without_removed(drawn.config), SETTINGS))
-    for name in (*FILES, *OPTIONAL):
-        if (run / name).is_file():
-            (folder / name).parent.mkdir(exist_ok=True)
+    for file in (*FILES, *OPTIONAL):
+        if (run / file).is_file():
+            (folder / file).parent.mkdir(exist_ok=True)
             try:
-                (folder / name).write_bytes(read_bounded(run / name))
+                (folder / file).write_bytes(read_bounded(run / file))
             except OSError as error:
-                raise UserError(reason(error, run / name)) from error
+                raise UserError(reason(error, run / file)) from error
+    if benchmark is not None:
+        (folder / RESULTS).parent.mkdir()
+        (folder / RESULTS).write_text(yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False))
     if video is not None:
         shutil.copyfile(video, folder / "replay.mp4")
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     if not missing("plot"):
         draw([drawn], folder / PICTURE, "best", None)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    (folder / "README.md").write_text(card(drawn, settings, files))
+    (folder / "README.md").write_text(card(drawn, settings, name, files))
     return [*files, "README.md"]
 
 

@@ -39,6 +39,7 @@ from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.evolution.strategy import load_strategy
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_population_size
+from evorl.runs.hub import is_on_hub
 from evorl.runs.video import check_encoder
 from evorl.system.background import end_background, end_now, limit_end
 from evorl.system.console import escape_stdout, say, warnings_on_one_line
@@ -288,7 +289,7 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     run, network, population, evolution = config.run, config.network, config.population, config.evolution
     run = run.model_copy(update={"directory": run.directory.absolute()})
     network = network.model_copy(update={"bf16": bf16 if network.bf16 is None else network.bf16})
-    if population.from_ is not None:
+    if population.from_ is not None and not is_on_hub(population.from_):
         population = population.model_copy(update={"from_": population.from_.absolute()})
     if evolution.earlier_runs:
         evolution = evolution.model_copy(update={"initial": tuple(path.absolute() for path in evolution.earlier_runs)})

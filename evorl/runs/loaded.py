@@ -18,6 +18,7 @@ from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy, check_agents
 from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, is_own, load_elite, read_config
+from evorl.runs.hub import local_run
 from evorl.seeding import torch_generator
 from evorl.system.files import read_bounded, reason
 from evorl.system.formats import decode_agents, parse_json
@@ -110,11 +111,17 @@ def load(
 ) -> LoadedAgent:
     """Load an agent of a run: the best so far by default, or one from a checkpoint.
 
-    `agent` is the agent's id, `generation` the generation of the checkpoint; `generation` alone selects the best agent
-    at that time. `seed` seeds the sampling of stochastic actions. Raises UserError if there is no such agent, or if the
-    configuration names custom code to run, this user did not train the run here, and `allow_code` is False.
+    `run` is a directory, or `hf:OWNER/NAME` for a page that `evorl push` made on the Hugging Face Hub, which has no
+    checkpoints. `agent` is the agent's id, `generation` the generation of the checkpoint; `generation` alone selects
+    the best agent at that time. `seed` seeds the sampling of stochastic actions. Raises UserError if there is no such
+    agent, or if the configuration names custom code to run, this user did not train the run here, and `allow_code` is
+    False.
     """
-    path = Path(run)
+    with local_run(run) as path:
+        return _load(path, agent, generation, allow_code, seed)
+
+
+def _load(path: Path, agent: int | None, generation: int | None, allow_code: bool, seed: int) -> LoadedAgent:
     if agent is None and generation is None:
         data, found = load_elite(path)
     else:

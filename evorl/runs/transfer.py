@@ -19,6 +19,7 @@ from evorl.distributed import Ranks
 from evorl.evolution.strategy import Tuner
 from evorl.population import Predecessor, check_agents, initial_population
 from evorl.runs.directory import AGENTS, CONFIG, Checkpoints, JsonLines, load_elite, read_config
+from evorl.runs.hub import local_run
 from evorl.runs.lineage import Stage, stage_of
 from evorl.system.files import reason, refuse_links_within
 from evorl.system.formats import decode_agents, encode_agents
@@ -58,7 +59,8 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     """
     where = f"population.from: {run}"
     try:
-        found = _elite(run) if config.population.from_agents == "elite" else _newest(run)
+        with local_run(run) as path:
+            found = _elite(path) if config.population.from_agents == "elite" else _newest(path)
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
     check_agents(found, algorithm, where)

@@ -1,4 +1,4 @@
-"""Experiment trackers: Weights & Biases and TensorBoard."""
+"""Experiment trackers: Weights & Biases, TensorBoard and Trackio."""
 
 from evorl.tracking.tracker import AgentRecord, History, Points, Record, Tracker, shared_settings
 from evorl.tracking.trackers import TRACKERS, Trackers, announcements

@@ -13,15 +13,20 @@ from evorl.system.background import Background
 from evorl.system.plugins import place
 from evorl.tracking.tensorboard import TensorBoard
 from evorl.tracking.tracker import History, Points, Record, Row, Tracker
+from evorl.tracking.trackio import Trackio, sent_to_trackio
 from evorl.tracking.wandb import WeightsAndBiases, sent_to_wandb
 from evorl.types import EvorlWarning
 
 TRACKERS: Mapping[str, Callable[[AnyConfig, Path, History], Tracker]] = {
     "wandb": WeightsAndBiases,
     "tensorboard": TensorBoard,
+    "trackio": Trackio,
 }
 """Factories (configuration, run directory, history) -> tracker, by name in `tracking.backends`."""
-SENDING: Mapping[str, Callable[[AnyConfig], str]] = {"wandb": sent_to_wandb}
+SENDING: Mapping[str, Callable[[AnyConfig], str]] = {
+    "wandb": sent_to_wandb,
+    "trackio": sent_to_trackio,
+}
 """Of trackers that may send something to another machine: configuration -> a line on what goes where, or ""."""
 
 GRACE = 5.0

@@ -21,7 +21,7 @@ from evorl.export.hub import card
 from evorl.report.data import load
 from evorl.types import UserError
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("matplotlib")
 EVIL = "<script>alert(1)</script> [x](http://e) `|\n# h"
 
@@ -86,7 +86,7 @@ def server():
 def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
     folder = tmp_path / "page"
     folder.mkdir()
-    files = hub.write_page(run, folder, None)
+    files = hub.write_page(run, folder, "me/x", None)
     assert {"README.md", "config.yaml", "elite/agent.safetensors", "lineage.png", "lineage.jsonl"} <= set(files)
     assert evorl.load(folder).agent.id == evorl.load(run).agent.id
     assert "directory" not in yaml.safe_load((folder / "config.yaml").read_text())["run"], "what is to be kept is kept"
@@ -94,6 +94,41 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
     head = yaml.safe_load(text.split("---")[1])
     assert head["model-index"][0]["results"][0]["metrics"][0] == {"type": "mean_reward", "value": "60.00 +/- 0.00"}
     assert "| learning&#95;rate | 1 | +20.0 | one only |" in text
+    assert 'agent = evorl.load("hf:me/x")' in text, "no name to be replaced by the reader"
+    assert '`pip install ".[hub]"`' in text
+    assert not any(".eval_results" in name for name in files), "CartPole is no benchmark of the Hub"
+
+
+def test_the_install_line_names_the_extra_of_the_environment():
+    assert hub.extras_of("ALE/Pong-v5") == ["hub", "atari"]
+    assert hub.extras_of("CartPole-v1") == ["hub"]
+
+
+def test_a_score_is_filed_under_a_benchmark_that_is_named(run, tmp_path):
+    folder = tmp_path / "page"
+    folder.mkdir()
+    assert hub.RESULTS in hub.write_page(run, folder, "me/x", None, "lab/cart-poles")
+    if not hasattr(huggingface_hub, "parse_eval_result_entries"):
+        pytest.skip("an older client does not know the format")
+    entries = yaml.safe_load((folder / ".eval_results" / "evorl.yaml").read_text())
+    (parsed,) = huggingface_hub.parse_eval_result_entries(entries)
+    assert (parsed.dataset_id, parsed.task_id, parsed.value) == ("lab/cart-poles", "CartPole-v1", 60.0)
+    assert parsed.notes.startswith("mean return: 60.0 ± 0")
+
+
+def test_a_page_has_one_name_given_in_either_way(run, monkeypatch):
+    pushed = []
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_key")
+    monkeypatch.setattr(hub, "push", lambda folder, name, private: pushed.append((name, private)) or "address")
+    run_command(["push", str(run), "--repo-id", "me/x", "--private"])
+    run_command(["push", str(run), "me/y"])
+    assert pushed == [("me/x", True), ("me/y", False)]
+    for words in ([], ["me/x", "--repo-id", "me/y"]):
+        with pytest.raises(UserError, match="push: name one page, such as --repo-id"):
+            run_command(["push", str(run), *words])
+    for words in (["x"], ["me/x)["], ["me/x", "--benchmark", "cart poles"]):
+        with pytest.raises(UserError, match="is no name on the Hub; the form is ME/NAME"):
+            run_command(["push", str(run), *words])
 
 
 def test_a_page_without_matplotlib_has_no_picture(run, tmp_path, monkeypatch):
@@ -131,7 +166,7 @@ def test_a_push_sends_the_page_with_the_key(run):
 
 def test_words_of_a_run_do_nothing_in_its_card(tmp_path):
     lives = [(*life[:4], EVIL, EVIL, EVIL, EVIL, life[8]) if life[4] != "initial" else life for life in LIVES]
-    text = card(load(write_run(tmp_path / "a", lives=lives)), {"a": "```\n# out"}, [])
+    text = card(load(write_run(tmp_path / "a", lives=lives)), {"a": "```\n# out"}, "me/x", [])
     assert "<script" not in text
     assert "[x](" not in text
     assert "\n# h" not in text

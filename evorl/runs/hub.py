@@ -1,0 +1,67 @@
+"""Runs on the Hugging Face Hub, named `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION`, as directories to read."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from evorl.config.errors import shown
+from evorl.runs.directory import CONFIG, INTERFACE
+from evorl.system.extras import require
+from evorl.types import UserError
+
+HUB = "hf:"
+"""Prefix of the name of a run on the Hub."""
+PAGE = re.compile(rf"{HUB}(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+FILES = (CONFIG, INTERFACE, "elite/agent.safetensors", "elite/agent.json")
+"""The files of a page that are read; no others are downloaded."""
+
+
+def is_on_hub(run: str | Path) -> bool:
+    """True if the name of a run is that of a page on the Hub."""
+    return str(run).startswith(HUB)
+
+
+@contextlib.contextmanager
+def local_run(run: str | Path) -> Iterator[Path]:
+    """Yield the directory of a run: its own or, of one on the Hub, a temporary one with the files that are read.
+
+    A page is a stranger's run, and its files are checked as such by whoever reads the directory. They are copies of
+    those in the Hub's cache, which consists of links, and links in a run are refused. Raises UserError, in which a page
+    has its own name in place of the directory's.
+    """
+    if not is_on_hub(run):
+        yield Path(run)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _download(str(run), Path(folder))
+        try:
+            yield Path(folder)
+        except UserError as error:
+            raise UserError(str(error).replace(folder, str(run))) from error
+
+
+def _download(run: str, folder: Path) -> None:
+    """Copy the files of a page into an empty folder. Raises UserError."""
+    page = PAGE.fullmatch(run)
+    if page is None:
+        raise UserError(f"{shown(run)}: a run on the Hub has the form {HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION")
+    require("hub", run)
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        cached = huggingface_hub.snapshot_download(
+            page["name"], revision=page["revision"], allow_patterns=list(FILES), repo_type="model"
+        )
+        for name in FILES:
+            source = Path(cached) / name
+            if source.is_file():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source, folder / name)
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        raise UserError(f"{run}: cannot be downloaded: {' '.join(str(error).split())[:300]}") from error

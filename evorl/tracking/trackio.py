@@ -1,0 +1,107 @@
+"""Trackio: curves of the population in a local database, or on a Hugging Face Space, and the lineage as text."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evorl.config import AnyConfig
+from evorl.config.errors import shown
+from evorl.tracking.tracker import History, Points, Record, Tracker, shared_settings, with_words
+from evorl.tracking.wandb import run_id
+
+REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
+"""Trackio's own variables with which it logs to a Space or to a server in place of this machine, the first one set."""
+
+
+class Trackio(Tracker):
+    """One Trackio run per run directory, over environment steps. Raises ImportError without the extra.
+
+    Local by default: the database is in `TRACKIO_DIR`, and `trackio show` opens it. A resumed run replaces its local
+    curves by its whole history; on a Space or a server they go on, and points of generations that are trained again
+    stay.
+    """
+
+    def __init__(self, config: AnyConfig, directory: Path, history: History = ()) -> None:
+        # Imported late: it takes seconds.
+        try:
+            import trackio
+        except ImportError as error:
+            raise ImportError("install it with `pip install -e '.[trackio]'`") from error
+        self._trackio = trackio
+        project, is_remote = config.tracking.project, _place() is not None
+        # Runs are known by their names, and directories of different folders may have the same one.
+        name = f"{directory.name}-{run_id(directory)[:8]}"
+        if not is_remote:
+            # Trackio raises ValueError for a project that has no runs yet.
+            with contextlib.suppress(ValueError):
+                for earlier in [run for run in trackio.Api().runs(project) if run.name == name]:
+                    earlier.delete()
+        with _quietly():
+            self._run = trackio.init(
+                project=project,
+                name=name,
+                config=shared_settings(config),
+                resume="allow" if is_remote else "never",
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+            )
+        # As Trackio's current run it would be finished, and said to be, again when Python exits.
+        trackio.context_vars.current_run.set(None)
+        if not is_remote:
+            print(f"Trackio: recorded on this machine; see it with `trackio show --project {project}`")
+        self._step = 0
+        for record in history:
+            self._step = record.step
+            if not is_remote:
+                self.log(record)
+
+    def log(self, record: Record) -> None:
+        self._log(record.step, record.points)
+
+    def log_within(self, step: int, points: Points) -> None:
+        self._log(step, points)
+
+    def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
+        rows = ["| generation | agent | parent | mutation | fitness |", "|---|---|---|---|---|"]
+        columns = ("generation", "id", "parent", "mutation", "fitness")
+        rows += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in map(with_words, lineage)]
+        ends = "\n".join(f"- {key}: {value}" for key, value in summary.items())
+        texts = {"lineage": "\n".join(rows), "summary": ends}
+        self._run.log({name: self._trackio.Markdown(text) for name, text in texts.items()}, step=self._step)
+        with _quietly():
+            self._run.finish()
+
+    def _log(self, step: int, points: Points) -> None:
+        self._step = step
+        self._run.log(dict(points), step=step)
+
+
+def sent_to_trackio(config: AnyConfig) -> str:
+    """Return one line on what Trackio sends, where to, and how not to; empty if nothing leaves the machine."""
+    place = _place()
+    if place is None:
+        return ""
+    variable, value = place
+    return (
+        f"Trackio: settings, metrics and lineage go to the project {shown(config.tracking.project)} at {shown(value)} "
+        f"({variable}); `--no-track` (tracking.backends=[]) sends nothing"
+    )
+
+
+def _place() -> tuple[str, str] | None:
+    """Return the variable that names another machine to log to, and its value without a token, or None."""
+    found = next(((name, value) for name in REMOTE if (value := os.environ.get(name))), None)
+    return None if found is None else (found[0], found[1].partition("?")[0])
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Discard what Trackio prints about itself."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield

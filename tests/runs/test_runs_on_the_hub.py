@@ -1,0 +1,151 @@
+"""Runs on the Hugging Face Hub, which a stand-in for the client downloads from a folder of pages."""
+
+import fnmatch
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+from helpers.support import config, error_line, lines, train
+
+import evorl
+from evorl.commands.command import run_command
+from evorl.runs import hub
+from evorl.runs.launch import launched, run_program
+from evorl.types import UserError
+
+huggingface_hub = pytest.importorskip("huggingface_hub")
+from huggingface_hub.errors import HFValidationError  # noqa: E402
+
+
+class Pages:
+    """The pages of a Hub, and a cache of links to blobs, as the real client keeps it."""
+
+    def __init__(self, folder):
+        self.folder, self.cache, self.asked = folder / "pages", folder / "cache", []
+
+    def download(self, name, *, revision, allow_patterns, repo_type):
+        self.asked.append((name, revision, repo_type))
+        assert set(allow_patterns) == set(hub.FILES), "nothing else is downloaded"
+        snapshot = self.cache / name / (revision or "main")
+        shutil.rmtree(snapshot, ignore_errors=True)
+        snapshot.mkdir(parents=True)
+        for path in sorted((self.folder / name).rglob("*")):
+            place = path.relative_to(self.folder / name).as_posix()
+            if path.is_file() and any(fnmatch.fnmatch(place, pattern) for pattern in allow_patterns):
+                (snapshot / place).parent.mkdir(exist_ok=True)
+                (snapshot / place).symlink_to(path)
+        return str(snapshot)
+
+
+class KeptFolder:
+    """A temporary directory that stays."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        self.path.mkdir()
+        return str(self.path)
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.fixture
+def pages(trained_run, in_directory, monkeypatch):
+    """A Hub whose page `me/x` is the trained run, with a file that nothing may load."""
+    pages = Pages(in_directory / "hub")
+    shutil.copytree(trained_run, pages.folder / "me" / "x", ignore=shutil.ignore_patterns("checkpoints"))
+    (pages.folder / "me" / "x" / "agent.pkl").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", pages.download)
+    return pages
+
+
+@pytest.fixture
+def page(pages):
+    return pages.folder / "me" / "x"
+
+
+def test_a_page_is_loaded_by_its_name(pages, trained_run, monkeypatch):
+    kept = pages.cache.parent / "kept"
+    monkeypatch.setattr(hub.tempfile, "TemporaryDirectory", lambda: KeptFolder(kept))
+    found, own = evorl.load("hf:me/x@v1"), evorl.load(trained_run)
+    assert pages.asked == [("me/x", "v1", "model")]
+    there = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if not path.is_dir()}
+    assert there == set(hub.FILES), "and no pickle"
+    assert not any(path.is_symlink() for path in kept.rglob("*"))
+    observations = np.random.default_rng(1).normal(size=(20, 4))
+    assert np.array_equal(found.predict(observations)[0], own.predict(observations)[0])
+    assert (found.agent.id, found.config) == (own.agent.id, own.config)
+
+
+def test_nothing_of_a_page_stays_behind(pages):
+    with hub.local_run("hf:me/x") as folder:
+        assert (folder / "config.yaml").is_file()
+    assert not folder.exists()
+
+
+def test_code_that_a_page_names_is_asked_for(pages, page):
+    settings = yaml.safe_load((page / "config.yaml").read_text())
+    settings["network"] = {"name": "module", "factory": "evil:make"}
+    (page / "config.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(UserError, match=r"network.factory: 'evil:make' runs code of its own; add allow_code=True"):
+        evorl.load("hf:me/x")
+    with pytest.raises(UserError, match=r"network.factory: 'evil:make' runs code of its own; add --allow-code"):
+        run_command(["evaluate", "hf:me/x", "--episodes", "1"])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("elite/agent.safetensors", b"cos\nsystem\n", "hf:me/x/elite/agent.safetensors: "),
+        ("elite/agent.safetensors", None, "hf:me/x: the run has no elite yet"),
+        ("config.yaml", b"seed: !!python/object:os.system x", "hf:me/x/config.yaml: not valid YAML: "),
+        ("config.yaml", None, "hf:me/x: there is no run here"),
+    ],
+)
+def test_its_files_are_checked_as_those_of_any_stranger_s_run(pages, page, file, content, message):
+    (page / file).unlink() if content is None else (page / file).write_bytes(content)
+    with pytest.raises(UserError) as error:
+        evorl.load("hf:me/x")
+    assert str(error.value).startswith(message), "by the name that the user gave"
+
+
+def test_training_begins_with_the_agent_of_a_page(pages, in_directory, capsys):
+    assert str(launched(config("population.from=hf:me/x"), False).population.from_) == "hf:me/x", "it is no path"
+    assert train("run.name=a", "training.max_steps=80", "population.from=hf:me/x") == 0
+    assert pages.asked == [("me/x", None, "model")]
+    elite = evorl.load("hf:me/x").agent
+    first = lines(in_directory / "runs" / "a" / "lineage.jsonl")[0]
+    assert first["mutation"]["target"] == f"agent {elite.id} of x"
+    assert "hf:me/x" in (in_directory / "runs" / "a" / "config.yaml").read_text()
+    capsys.readouterr()
+    assert run_program(run_command, ["list"]) == 0
+    assert "agents of hf:me/x" in capsys.readouterr().out
+    assert train("run.name=b", "population.from=hf:me/x", "population.from_agents=population") == 2
+    assert "population.from: hf:me/x: no checkpoint can be read: there is none" in error_line(capsys)
+
+
+def test_a_page_is_evaluated_by_its_name(pages, capsys):
+    run_command(["evaluate", "hf:me/x", "--episodes", "2"])
+    assert " of hf:me/x: mean return" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [OSError("no route"), HFValidationError("no route"), ValueError("no\nroute")])
+def test_what_cannot_be_downloaded_is_one_line(error, monkeypatch):
+    def fail(*name, **options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(UserError, match=r"^hf:me/x: cannot be downloaded: no route$"):
+        evorl.load("hf:me/x")
+
+
+def test_names_and_the_extra_are_checked_first(monkeypatch):
+    for name in ("hf:me", "hf:me/x/y", "hf:", "hf:me/x@", "hf:me/x y"):
+        with pytest.raises(UserError, match=r"a run on the Hub has the form hf:OWNER/NAME"):
+            evorl.load(name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"hf:me/x needs huggingface_hub; install it with"):
+        evorl.load("hf:me/x")

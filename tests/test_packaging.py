@@ -1,0 +1,85 @@
+"""What stands around the package: its metadata, its container, and the other project of its name."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from helpers.support import ROOT
+
+import evorl
+from evorl.system.installation import mixed_with
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with this package, as far as its import goes, and another project's metadata."""
+    for name in ("__init__.py", "system/__init__.py", "system/installation.py"):
+        (tmp_path / "evorl" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / "evorl" / name, tmp_path / "evorl" / name)
+    other = tmp_path / "evorl-0.3.1.dist-info"
+    other.mkdir()
+    (other / "RECORD").write_text("evorl-0.3.1.dist-info/METADATA,,\nevorl/agents.py,sha256=x,12\n")
+    return tmp_path
+
+
+def imported(folder):
+    program = "import evorl; print(evorl.__file__)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(str(folder)), "that of the folder"
+    return done.stderr
+
+
+def test_an_import_names_another_project_that_shares_the_folder(folder):
+    (line,) = [line for line in imported(folder).splitlines() if "holds files" in line]
+    assert "two projects, evorl-accelerate and evorl 0.3.1, which is another one" in line
+    assert "`pip uninstall evorl evorl-accelerate`" in line
+    (folder / "evorl-0.3.1.dist-info").rename(folder / "evorl_accelerate-0.3.1.dist-info")
+    assert imported(folder) == ""
+
+
+def test_metadata_that_own_no_package_of_this_name_are_no_mixture(folder):
+    record = folder / "evorl-0.3.1.dist-info" / "RECORD"
+    assert mixed_with(folder) == "evorl 0.3.1"
+    record.write_text("other/agents.py,sha256=x,12\n")
+    assert mixed_with(folder) is None
+    record.write_bytes(b"\xff")
+    assert mixed_with(folder) is None
+    record.unlink()
+    assert mixed_with(folder) is None
+
+
+def test_the_citation_is_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == evorl.__version__
+    assert cited["license"] == PROJECT["project"]["license"]
+    assert cited["authors"] == PROJECT["project"]["authors"]
+
+
+def test_the_container_runs_the_first_command_of_the_readme():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    words = {line.split()[0]: json.loads(line.partition(" ")[2]) for line in lines if line.startswith(("ENTRY", "CMD"))}
+    first = re.search(r"^    (evorl train .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert [*words["ENTRYPOINT"], *words["CMD"]] == first[1].split()
+    extras = re.search(r"/source\[(.*)\]", "\n".join(lines))[1]
+    assert f'pip install ".[{extras}]"' in (ROOT / "README.md").read_text()
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert not {"evorl", "configs", "demos", "README.md", "LICENSE", "pyproject.toml"} & {*ignored}, (
+        "the build needs them"
+    )
+
+
+def test_uv_s_cpu_build_is_asked_for_by_an_extra_alone():
+    (source,) = PROJECT["tool"]["uv"]["sources"]["torch"]
+    (index,) = PROJECT["tool"]["uv"]["index"]
+    assert source == {"index": index["name"], "extra": "cpu"}
+    assert index["explicit"], "other packages come from where they always do"
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert extras["cpu"] == [each for each in PROJECT["project"]["dependencies"] if each.startswith("torch")]
