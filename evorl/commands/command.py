@@ -102,7 +102,7 @@ def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.Argument
 def run_command(arguments: Sequence[str]) -> None:
     """Parse a command line and run its command. Raises UserError."""
     from evorl.config.yaml import plain_assignments
-    from evorl.runs.launch import Parser, parse
+    from evorl.runs.program import Parser, parse
     from evorl.system.files import reason
     from evorl.types import UserError
 

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.distributed.signals import Interrupted, held_signal, signals_wait
 from evorl.envs.continuation import another_seed, continuation, generator_state, set_generator_state
 from evorl.envs.spaces import Copies
 from evorl.system.console import say
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
+from evorl.system.signals import Interrupted, held_signal, signals_wait
 from evorl.types import EvorlWarning, UserError
 
 Vector = VectorEnv[Any, Any, Any]

@@ -13,7 +13,7 @@ from helpers.support import ROOT, error_line
 import evorl
 from evorl import __main__ as cli
 from evorl.commands.command import COMMANDS, EXAMPLES, RENAMED, parser_of, run_command
-from evorl.runs.launch import Answered, Parser, run_program
+from evorl.runs.program import Answered, Parser, run_program
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -71,6 +71,15 @@ print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.mo
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [("list .", 0), ("list --sort", 2), ("clean nothing", 2), ("train --hel", 0), ("evaluate", 2)]
+)
+def test_what_needs_no_torch_does_not_wait_for_it(words, code, in_directory):
+    program = "import sys; from evorl.__main__ import main; code = main(); print(code, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"{code} False"
+
+
 @pytest.mark.parametrize("name", RENAMED)
 def test_a_former_name_says_the_new_one(name, capsys):
     assert run_program(run_command, [name, "runs/a"]) == 2
@@ -80,13 +89,13 @@ def test_a_former_name_says_the_new_one(name, capsys):
     parser_of(command, Parser).parse_intermixed_args(arguments)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list", "."], ["config"]])
-def test_a_reader_that_leaves_early_sees_no_traceback(words, monkeypatch, capfd):
+@pytest.mark.parametrize("line", ["--help", "train --help", "list .", "config", "config --markdown"])
+def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
     """As `| head` does: some output fills the pipe, other output is written when the program ends."""
-    monkeypatch.setattr("evorl.runs.launch.limit_end", lambda code: None)
+    monkeypatch.setattr("evorl.runs.program.limit_end", lambda code: None)
     reader, writer = os.pipe()
     os.close(reader)
-    monkeypatch.setattr("sys.argv", ["evorl", *words])
+    monkeypatch.setattr("sys.argv", ["evorl", *line.split()])
     with os.fdopen(writer, "w") as out:
         monkeypatch.setattr("sys.stdout", out)
         assert cli.main() == 141
