@@ -20,6 +20,7 @@ from pathlib import Path
 import evorl
 
 HELP = ("-h", "--help")
+VERSION = ("-V", "--version")
 WORDS = "words"
 """Name of the positional arguments that select a configuration: an algorithm or a file, and `key.path=value`."""
 OVERRIDES = "overrides"
@@ -50,7 +51,7 @@ def answer(arguments: Sequence[str]) -> str | None:
     name, *rest = arguments or HELP
     if name in HELP:
         return overview()
-    if name == "--version":
+    if name in VERSION:
         return f"evorl {evorl.__version__}\n"
     if name in COMMANDS and not {*HELP}.isdisjoint(rest):
         return parser_of(name).format_help()

@@ -53,7 +53,7 @@ def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
     code = """
 import contextlib, io, sys
 from evorl.__main__ import main
-for words in (["--help"], ["--version"], ["trian"], ["tune"], ["clean", "--help"]):
+for words in (["--help"], ["--version"], ["-V"], ["trian"], ["tune"], ["clean", "--help"]):
     sys.argv = ["evorl", *words]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main()
@@ -63,6 +63,7 @@ print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.mo
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == [
         "0 usage: evorl COMMAND ...",
+        f"0 evorl {evorl.__version__}",
         f"0 evorl {evorl.__version__}",
         "2 error: evorl: there is no command 'trian'; did you mean 'train'?",
         "2 error: evorl: 'tune' is now `evorl train --seeds 1 2 3`",
