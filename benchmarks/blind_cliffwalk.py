@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from throughput import Trainer
 
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
+from evorl.runs.program import run_program
 
 CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 KINDS = {"uniform": (), "prioritised": ("replay.prioritised={exponent: 0.6, importance_exponent: {start: 0.4}}",)}

@@ -25,7 +25,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.runs.run import Run
 
 ROOT = Path(__file__).parent.parent

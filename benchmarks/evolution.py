@@ -17,7 +17,8 @@ import torch
 from evorl.algorithms import make_algorithm
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
+from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.system.console import Stopwatch
 from evorl.types import PolicyOutput, Transition

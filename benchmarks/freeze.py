@@ -25,7 +25,8 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from evorl.config.yaml import shipped_names
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
+from evorl.runs.program import run_program
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
 TIMES = ("wall_clock_seconds", "env_steps_per_second", "updates_per_second", "seconds", "made_with", "actors")

@@ -44,7 +44,8 @@ from evorl.algorithms import Algorithm
 from evorl.config.yaml import shipped_names
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.compiled import Compiler
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
+from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
 from evorl.types import Agent, Batch, Tensors
 

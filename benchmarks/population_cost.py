@@ -22,7 +22,8 @@ from pathlib import Path
 
 from throughput import Trainer
 
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
+from evorl.runs.program import run_program
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "training"
 WIDE = (

@@ -20,7 +20,8 @@ from typing import Any
 
 from throughput import Trainer
 
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
+from evorl.runs.program import run_program
 
 CONFIG = Path(__file__).parent.parent / "configs" / "training" / "dqn.yaml"
 KINDS = {

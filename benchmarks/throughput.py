@@ -24,8 +24,9 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.population import Learner, Policy, initial_population
 from evorl.population.compiled import Compiler
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
 from evorl.runs.metrics import gather_metrics
+from evorl.runs.program import run_program
 from evorl.seeding import derive_seed, torch_generator
 from evorl.system.console import Stopwatch
 

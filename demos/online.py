@@ -25,8 +25,9 @@ from evorl.population.compiled import Compiler
 from evorl.population.evaluation import Evaluator
 from evorl.runs.callbacks import Callback
 from evorl.runs.console import announce
-from evorl.runs.launch import load_config, run_program
+from evorl.runs.launch import load_config
 from evorl.runs.metrics import gather_metrics
+from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.system.console import Stopwatch
 

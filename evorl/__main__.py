@@ -29,7 +29,7 @@ def _code_of(arguments: list[str]) -> int:
         print(f"error: {mistake}", file=sys.stderr)
         return 2
     # Imported late: importing torch takes seconds.
-    from evorl.runs.launch import run_program
+    from evorl.runs.program import run_program
 
     return run_program(run_command, arguments)
 

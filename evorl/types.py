@@ -6,14 +6,19 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Words = Annotated[str, Field(max_length=1_000)]
+Number = Annotated[int, Field(ge=0, le=10**15)]
+Measured = Annotated[float, Field(ge=-1e100, le=1e100)]
+"""A number bounded so that reports can square and sum it without overflow."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ RESTORED = Mutation("none", "archive")
 
 
 Shape = tuple[int, ...]
-Tensors = dict[str, Tensor]
+Tensors = dict[str, "Tensor"]
 Roles = dict[str, Tensors]
 """The tensors of one network of one agent, by role."""
 EXP_AVG, EXP_AVG_SQ = "mean", "square"
@@ -85,7 +90,7 @@ class EvorlWarning(UserWarning):
     """A warning for the user; the run continues."""
 
 
-Observation = Mapping[str, Tensor]
+Observation = Mapping[str, "Tensor"]
 """Observation parts [P, E, ...], with `action_mask` [P, E, A] where actions can be masked."""
 
 

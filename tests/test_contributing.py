@@ -11,7 +11,7 @@ from helpers.support import ROOT, lines
 
 from evorl.algorithms import ALGORITHMS, SETTINGS
 from evorl.commands.command import run_command
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 
 BLOCK = re.compile(r"```(?:python|yaml)\n# (\S+?)(?:: (\w+))?\n(.*?)```", re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())

@@ -20,6 +20,7 @@ from pathlib import Path
 import evorl
 
 HELP = ("-h", "--help")
+VERSION = ("-V", "--version")
 WORDS = "words"
 """Name of the positional arguments that select a configuration: an algorithm or a file, and `key.path=value`."""
 OVERRIDES = "overrides"
@@ -50,7 +51,7 @@ def answer(arguments: Sequence[str]) -> str | None:
     name, *rest = arguments or HELP
     if name in HELP:
         return overview()
-    if name == "--version":
+    if name in VERSION:
         return f"evorl {evorl.__version__}\n"
     if name in COMMANDS and not {*HELP}.isdisjoint(rest):
         return parser_of(name).format_help()
@@ -102,7 +103,7 @@ def parser_of(name: str, kind: type[argparse.ArgumentParser] = argparse.Argument
 def run_command(arguments: Sequence[str]) -> None:
     """Parse a command line and run its command. Raises UserError."""
     from evorl.config.yaml import plain_assignments
-    from evorl.runs.launch import Parser, parse
+    from evorl.runs.program import Parser, parse
     from evorl.system.files import reason
     from evorl.types import UserError
 

@@ -72,7 +72,7 @@ def script(shell: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     """Build one parser of all commands, whose arguments say what completes them."""
     parser = argparse.ArgumentParser(prog="evorl")
-    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("--version", "-V", action="store_true", help="print the version")
     overrides = _function("_evorl_settings", SETTINGS_OF_SHELL, keys=" ".join(f"{key}=" for key in keys()))
     words = _function("_evorl_words", WORDS_OF_SHELL, names=" ".join(shipped_names()))
     # More words may follow the seeds.

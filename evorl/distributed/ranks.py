@@ -23,8 +23,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from evorl.distributed.rendezvous import SILENT, Heartbeat, Pauses, Store, launch_name, meet
-from evorl.distributed.signals import signals_end_at_once
 from evorl.system.processes import cpu, identity, launcher
+from evorl.system.signals import signals_end_at_once
 from evorl.types import RunFailed, UserError
 
 MAX_GATHERED = 2**18

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.distributed.signals import Interrupted, held_signal, signals_wait
 from evorl.envs.continuation import another_seed, continuation, generator_state, set_generator_state
 from evorl.envs.diagnosis import (
     NOT_GYMNASIUM,
@@ -41,6 +40,7 @@ from evorl.envs.suites import ATARI, register_suite
 from evorl.system.console import say
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
 from evorl.system.processes import die_with_parent, usable_cores
+from evorl.system.signals import Interrupted, held_signal, signals_wait
 from evorl.types import EvorlWarning, UserError
 
 Vector = VectorEnv[Any, Any, Any]

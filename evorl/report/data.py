@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.config.errors import on_one_line
-from evorl.runs.champion import Measured, Score
+from evorl.runs.champion import Score
 from evorl.runs.directory import JsonLines, Row
 from evorl.runs.lineage import LINE, SAME, Stage, reader_of
 from evorl.runs.read import read_overview
 from evorl.system.files import reason
-from evorl.types import RESTORED, Architecture, Mutation, UserError
+from evorl.types import RESTORED, Architecture, Measured, Mutation, UserError
 
 MOST_LIVES = 4_000
 """The maximum number of lives (agents over all generations) drawn individually; beyond it a `Crowd` is drawn."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic import ConfigDict, FiniteFloat
 
 from evorl.config import AnyConfig
 from evorl.config.schema import Evaluation
@@ -23,11 +23,8 @@ from evorl.population.evaluation import Evaluator, Purpose
 from evorl.runs.fitness import Fitness
 from evorl.system.console import digits
 from evorl.system.formats import decode_agents, encode_agents
-from evorl.types import Agent
+from evorl.types import Agent, Number
 
-Number = Annotated[int, Field(ge=0, le=10**15)]
-Measured = Annotated[float, Field(ge=-1e100, le=1e100)]
-"""A number bounded so that reports can square and sum it without overflow."""
 Returns = NDArray[np.float64]
 Play = Callable[[int, int], Returns]
 """(first, episodes) -> returns [P, N] of fresh episodes, numbered from `first`: of one agent, or of challenger and

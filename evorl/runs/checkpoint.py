@@ -23,7 +23,7 @@ from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
-from evorl.runs.champion import Champion, Number
+from evorl.runs.champion import Champion
 from evorl.runs.directory import (
     AGENTS,
     ELITE,
@@ -36,9 +36,10 @@ from evorl.runs.directory import (
 from evorl.seeding import derive_seed
 from evorl.system.console import WarnOnce, say
 from evorl.system.files import digest, json_bytes, read_bounded
-from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors, parse_json
+from evorl.system.formats import decode_agents, decode_tensors, encode_agents, encode_tensors
 from evorl.system.processes import made_with
-from evorl.types import Agent, Tensors, UserError, Words
+from evorl.system.untrusted_json import parse_json
+from evorl.types import Agent, Number, Tensors, UserError, Words
 
 
 @dataclass

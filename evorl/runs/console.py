@@ -15,7 +15,6 @@ from evorl.config.fields import RETURN
 from evorl.config.schema import DEFAULT
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
-from evorl.distributed.signals import Interrupted
 from evorl.envs.generation import GenerationLength
 from evorl.envs.spaces import EnvSpec
 from evorl.replay import Pace
@@ -25,6 +24,7 @@ from evorl.runs.directory import is_own, names_code
 from evorl.system.console import compact, digits, say
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16
+from evorl.system.signals import Interrupted
 from evorl.tracking import announcements
 from evorl.types import Mutation, RunFailed, UserError
 

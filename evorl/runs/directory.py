@@ -18,15 +18,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.config.fields import leaves
-from evorl.distributed import Launch, Ranks
 from evorl.system.files import (
     Lock,
     digest,
@@ -49,9 +47,12 @@ from evorl.system.files import (
     write_json,
     write_through,
 )
-from evorl.system.formats import decode_agents, parse_json
 from evorl.system.proof import is_signed, sign
+from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, EvorlWarning, UserError
+
+if TYPE_CHECKING:
+    from evorl.distributed import Launch, Ranks
 
 CONFIG = "config.yaml"
 KWARGS = "environment.kwargs"
@@ -623,6 +624,8 @@ class RunDirectory:
 
     def write_elite(self, payload: bytes) -> None:
         """Write the best agent so far, encoded as a file of one agent, to `elite/`."""
+        from evorl.system.formats import decode_agents
+
         directory = self.path / "elite"
         refuse_links(directory)
         make_directory(directory)
@@ -641,6 +644,8 @@ class RunDirectory:
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
     """The configuration and the elite of the run in directory `path`. Raises UserError if it has none yet."""
+    from evorl.system.formats import decode_agents
+
     config = read_config(path)
     file = path / "elite" / "agent.safetensors"
     try:
@@ -657,6 +662,8 @@ def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:
 
 def check_same_run(path: Path, config: AnyConfig) -> None:
     """Raise UserError if `config` differs from that of the run in `path` in a setting that may not change on resume."""
+    from evorl.algorithms import SETTINGS
+
     begun = validate(without_removed(read_yaml(path / "config.yaml")), SETTINGS)
     if difference := _first_difference(begun, config):
         raise UserError(f"run.resume: {path} was begun with another configuration: {difference}")

@@ -17,10 +17,9 @@ from evorl.config.errors import on_one_line, shown
 from evorl.config.schema import MAX_MUTATIONS
 from evorl.evolution.selection import MIGRATION
 from evorl.evolution.strategy import KIND as STRATEGY
-from evorl.runs.champion import Measured, Number
 from evorl.runs.directory import JsonLines, Row, load_elite
 from evorl.system.console import aligned, digits
-from evorl.types import Architecture, Mutation, UserError, Words
+from evorl.types import Architecture, Measured, Mutation, Number, UserError, Words
 
 
 @dataclass(frozen=True)

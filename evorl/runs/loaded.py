@@ -21,7 +21,8 @@ from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, is_own, 
 from evorl.runs.hub import local_run
 from evorl.seeding import torch_generator
 from evorl.system.files import read_bounded, reason
-from evorl.system.formats import decode_agents, parse_json
+from evorl.system.formats import decode_agents
+from evorl.system.untrusted_json import parse_json
 from evorl.types import Agent, UserError
 
 

@@ -19,7 +19,6 @@ from evorl.runs.checkpoint import Progress
 from evorl.runs.console import STOPPED, closing_lines, generation_line
 from evorl.runs.directory import JsonLines, RunDirectory
 from evorl.runs.fitness import Fitness
-from evorl.runs.heartbeat import Heartbeat
 from evorl.runs.metrics import (
     Counts,
     RecentEpisodes,
@@ -31,6 +30,7 @@ from evorl.runs.metrics import (
     perturbed,
     record_of,
 )
+from evorl.runs.progress_lines import ProgressLines
 from evorl.runs.video import film_elite
 from evorl.system.console import Terminal, WarnOnce, say
 from evorl.system.files import reason
@@ -121,7 +121,7 @@ class Logger(NullLogger):
             unit_scale=True,
             disable=not Terminal().isatty(),
         )
-        self._heartbeat = Heartbeat(self._tell, config.population.size, estimates_only=not self._bar.disable)
+        self._progress_lines = ProgressLines(self._tell, config.population.size, estimates_only=not self._bar.disable)
         newest = directory.lineage.newest(config.population.size)
         self._last_id = max((row["id"] for row in newest if isinstance(row.get("id"), int)), default=-1)
         self._phase = ""
@@ -129,19 +129,19 @@ class Logger(NullLogger):
         self._speed = ""
 
     def begin(self, generation: int, done: int, total: int) -> None:
-        self._progress(done)
-        self._heartbeat.begin(generation, done, total)
+        self._move_bar(done)
+        self._progress_lines.begin(generation, done, total)
         self.enter("training")
 
     def enter(self, phase: str) -> None:
         self._phase, self._recent = phase, ""
         self._show()
         if phase == EVALUATION:
-            self._heartbeat.evaluate()
+            self._progress_lines.evaluate()
 
     def advance(self, steps: int, recent: RecentEpisodes | None) -> None:
-        self._progress(steps)
-        self._heartbeat.advance(steps, self._recent)
+        self._move_bar(steps)
+        self._progress_lines.advance(steps, self._recent)
         if recent is not None and (found := self._within.advance(steps * self._config.population.size, recent)):
             step, points = found
             self._trackers.log_within(step, points)
@@ -240,7 +240,7 @@ class Logger(NullLogger):
         say(line)
         self._bar.refresh()
 
-    def _progress(self, steps: int) -> None:
+    def _move_bar(self, steps: int) -> None:
         self._reach(self._bar.n + steps)
         self._bar.update(steps)
 

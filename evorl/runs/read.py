@@ -15,12 +15,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
-from evorl.runs.champion import Measured, Number
 from evorl.runs.directory import MOST_RESUMES, JsonLines, Row, read_config
 from evorl.runs.directory import RESUMES as RESUMES_FILE
 from evorl.system.files import read_bounded, reason
-from evorl.system.formats import parse_json
-from evorl.types import UserError, Words
+from evorl.system.untrusted_json import parse_json
+from evorl.types import Measured, Number, UserError, Words
 
 ABSENT, FLOAT, INTEGER, POOLED, LIST, OBJECT = range(6)
 """Cell types."""

@@ -19,7 +19,6 @@ from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.rendezvous import SAVE, Pauses
-from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationLength, generation_length
 from evorl.evolution import Context, evolve
@@ -42,6 +41,7 @@ from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import Stopwatch, WarnOnce, say
 from evorl.system.files import digest, reason
 from evorl.system.formats import decode_agents, encode_agents
+from evorl.system.signals import Interrupted, defer_signals, heed_signals, held_signal, signals_wait
 from evorl.types import Agent, EvorlWarning, RunFailed, UserError
 
 

@@ -23,7 +23,6 @@ from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.config.yaml import ROOT, configuration_file, read_settings, substitution
 from evorl.distributed import own_world
-from evorl.distributed.signals import Interrupted, signal_handlers
 from evorl.runs.callbacks import Callback
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import RunRecord, read_run
@@ -32,6 +31,7 @@ from evorl.system.background import end_background, limit_end
 from evorl.system.console import say, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
+from evorl.system.signals import Interrupted, signal_handlers
 from evorl.types import UserError
 
 ONLINE = ROOT / "demos" / "online.py"

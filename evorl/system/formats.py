@@ -1,10 +1,9 @@
-"""Serialisation: agents and tensors as safetensors, and JSON. Nothing is pickled, and no input is trusted."""
+"""Serialisation of agents and tensors as safetensors. Nothing is pickled, and no input is trusted."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
@@ -15,41 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from evorl.config.yaml import check_text, check_whole
-from evorl.types import ROLES, Agent, AgentState, Architecture, Mutation, Roles, Tensors, UserError
-
-SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9]{19}")
-"""Matches possible lone surrogates and integers beyond 64 bits. Most JSON has neither and needs no further check."""
-
-
-def parse_json(payload: bytes) -> Any:
-    """Parse JSON. Raises ValueError for invalid JSON, and for values that no run writes.
-
-    Those are text with a lone surrogate, which no file or terminal accepts, integers beyond 64 bits, and unbounded
-    nesting.
-    """
-    try:
-        value = json.loads(payload)
-        if SUSPECT.search(payload):
-            _check(value)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    return value
-
-
-def _check(value: Any) -> None:
-    """Raise ValueError for a lone surrogate or an integer beyond 64 bits."""
-    if isinstance(value, str):
-        check_text(value)
-    elif isinstance(value, int):
-        check_whole(value)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            check_text(key)
-            _check(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            _check(inner)
+from evorl.types import ROLES, Agent, AgentState, Architecture, Mutation, Number, Roles, Tensors, UserError
 
 
 def _small(value: object) -> object:
@@ -57,9 +22,6 @@ def _small(value: object) -> object:
     if isinstance(value, dict) and len(value) > 100:
         raise ValueError("has more than 100 entries")
     return value
-
-
-Number = Annotated[int, Field(ge=0, le=10**15)]
 
 
 class Description(TypedDict):

@@ -15,11 +15,14 @@ import sys
 import uuid
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from evorl.types import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def namespace() -> str:
@@ -104,15 +107,15 @@ KEPT = 2**25
 
 
 def check_room(
-    size: int, where: str, *, copies: int = 2, device: torch.device | str = "cpu", processes: int = 1
+    size: int, where: str, *, copies: int = 2, device: torch.device | None = None, processes: int = 1
 ) -> None:
     """Raise UserError unless each of `processes` processes on this host can allocate `copies` copies of `size` bytes.
 
     The default of two copies is for data that is read from a file and then parsed. `where` names the file or setting
-    that needs the memory.
+    that needs the memory; without a `device` it is the CPU's.
     """
-    device = torch.device(device)
-    free, owner = free_memory(device), "GPU memory" if device.type == "cuda" else "memory"
+    free = free_memory(device)
+    owner = "GPU memory" if device is not None and device.type == "cuda" else "memory"
     if copies * size * processes > free:
         times = (" twice" if copies == 2 else "") + (f", for each of {processes} ranks," if processes > 1 else "")
         raise UserError(
@@ -132,9 +135,13 @@ def keep_freed_memory() -> None:
         change(TRIM_THRESHOLD, 2**30)
 
 
-def free_memory(device: torch.device, groups: Path = GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """The free memory in bytes that this process can allocate on a device."""
-    if device.type == "cuda":
+def free_memory(
+    device: torch.device | None = None, groups: Path = GROUPS, membership: Path = Path("/proc/self/cgroup")
+) -> int:
+    """The free memory in bytes that this process can allocate on a device, by default the CPU."""
+    if device is not None and device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     return min([int(psutil.virtual_memory().available), *_left_in_groups(groups, membership)])
 
@@ -193,6 +200,8 @@ def _versions() -> dict[str, str]:
 
 def made_with(device: torch.device) -> dict[str, str]:
     """The package versions, device, CPU type and thread count of this process."""
+    import torch
+
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {**_versions(), "device": name, "cpu": cpu(), "threads": str(torch.get_num_threads())}
 
@@ -200,6 +209,8 @@ def made_with(device: torch.device) -> dict[str, str]:
 def multiplies_bfloat16(device: torch.device) -> bool:
     """True if a device has bfloat16 units; assumed for a CPU whose flags cannot be read."""
     if device.type == "cuda":
+        import torch
+
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
         features = CPU_FEATURES.read_text().split()
@@ -210,4 +221,6 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 def cpu() -> str:
     """The CPU type as far as it affects rounding: the instruction set by which kernels are chosen."""
+    import torch
+
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -6,7 +6,7 @@ import pytest
 
 from evorl.commands import check
 from evorl.commands.command import run_command
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 
 MODULE = '''
 import gymnasium as gym

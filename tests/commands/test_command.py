@@ -13,7 +13,7 @@ from helpers.support import ROOT, error_line
 import evorl
 from evorl import __main__ as cli
 from evorl.commands.command import COMMANDS, EXAMPLES, RENAMED, parser_of, run_command
-from evorl.runs.launch import Answered, Parser, run_program
+from evorl.runs.program import Answered, Parser, run_program
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -53,7 +53,7 @@ def test_help_the_version_and_a_mistyped_command_do_not_wait_for_torch():
     code = """
 import contextlib, io, sys
 from evorl.__main__ import main
-for words in (["--help"], ["--version"], ["trian"], ["tune"], ["clean", "--help"]):
+for words in (["--help"], ["--version"], ["-V"], ["trian"], ["tune"], ["clean", "--help"]):
     sys.argv = ["evorl", *words]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main()
@@ -64,11 +64,21 @@ print([name for name in ("torch", "numpy", "pydantic", "yaml") if name in sys.mo
     assert done.stdout.splitlines() == [
         "0 usage: evorl COMMAND ...",
         f"0 evorl {evorl.__version__}",
+        f"0 evorl {evorl.__version__}",
         "2 error: evorl: there is no command 'trian'; did you mean 'train'?",
         "2 error: evorl: 'tune' is now `evorl train --seeds 1 2 3`",
         "0 usage: evorl clean [-h] [--yes] RUN [RUN ...]",
         "[]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("list .", 0), ("list --sort", 2), ("clean nothing", 2), ("train --hel", 0), ("evaluate", 2)]
+)
+def test_what_needs_no_torch_does_not_wait_for_it(words, code, in_directory):
+    program = "import sys; from evorl.__main__ import main; code = main(); print(code, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"{code} False"
 
 
 @pytest.mark.parametrize("name", RENAMED)
@@ -80,13 +90,13 @@ def test_a_former_name_says_the_new_one(name, capsys):
     parser_of(command, Parser).parse_intermixed_args(arguments)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list", "."], ["config"]])
-def test_a_reader_that_leaves_early_sees_no_traceback(words, monkeypatch, capfd):
+@pytest.mark.parametrize("line", ["--help", "train --help", "list .", "config", "config --markdown"])
+def test_a_reader_that_leaves_early_sees_no_traceback(line, monkeypatch, capfd):
     """As `| head` does: some output fills the pipe, other output is written when the program ends."""
-    monkeypatch.setattr("evorl.runs.launch.limit_end", lambda code: None)
+    monkeypatch.setattr("evorl.runs.program.limit_end", lambda code: None)
     reader, writer = os.pipe()
     os.close(reader)
-    monkeypatch.setattr("sys.argv", ["evorl", *words])
+    monkeypatch.setattr("sys.argv", ["evorl", *line.split()])
     with os.fdopen(writer, "w") as out:
         monkeypatch.setattr("sys.stdout", out)
         assert cli.main() == 141

@@ -11,8 +11,8 @@ from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
 from evorl.commands.train import retrain_command
-from evorl.runs.launch import run_program
 from evorl.runs.lineage import SAME, Stage
+from evorl.runs.program import run_program
 from evorl.types import Mutation
 
 

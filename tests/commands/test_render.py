@@ -9,7 +9,7 @@ from helpers.support import error_line
 from evorl.commands import render
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 
 
 @pytest.fixture

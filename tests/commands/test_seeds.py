@@ -11,7 +11,7 @@ from helpers.support import SMALL, error_line
 
 from evorl.commands import train
 from evorl.commands.command import run_command
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 
 
 def a_run(directory, number, best, solved=None):

@@ -14,8 +14,8 @@ import evorl
 from evorl.commands.command import run_command
 from evorl.commands.train import summary_lines
 from evorl.config import override, read_yaml
-from evorl.runs.launch import run_program
-from evorl.system.formats import parse_json
+from evorl.runs.program import run_program
+from evorl.system.untrusted_json import parse_json
 from evorl.types import UserError
 
 NAN = float("nan")

@@ -8,7 +8,7 @@ from evorl.commands import train
 from evorl.commands.command import run_command
 from evorl.commands.train import program_arguments
 from evorl.config.yaml import configuration_file, read_settings, shipped_names
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.types import UserError
 

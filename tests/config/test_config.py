@@ -12,7 +12,8 @@ from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
 from evorl.config.errors import MAX_TOLD
 from evorl.envs.spaces import observation_specs
-from evorl.runs.launch import check, load_config, run_program
+from evorl.runs.launch import check, load_config
+from evorl.runs.program import run_program
 from evorl.types import EvorlWarning, UserError
 
 DQN = ROOT / "configs" / "training" / "dqn.yaml"

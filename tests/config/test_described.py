@@ -11,7 +11,7 @@ from evorl.commands.command import run_command
 from evorl.config import model_of, override, read_yaml, validate
 from evorl.config.docs import commented, page, settings_of
 from evorl.config.yaml import TRAINING, shipped_names
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -12,7 +12,7 @@ from evorl.commands.command import run_command
 from evorl.commands.train import resume_command
 from evorl.config import override, read_yaml, validate, without_removed
 from evorl.config.removed import REMOVED
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.types import UserError
 
 OTHERS = {

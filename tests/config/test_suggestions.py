@@ -9,7 +9,7 @@ from evorl.algorithms import SETTINGS
 from evorl.commands.command import run_command
 from evorl.config import model_of
 from evorl.config.suggestions import ALIASES, ELSEWHERE, keys_of, suggested
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 
 KNOWN = sorted({key for settings in SETTINGS.values() for key in keys_of(model_of(settings))})
 

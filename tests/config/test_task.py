@@ -13,7 +13,8 @@ from evorl.config.task import OF_ENVIRONMENT, OF_SHIPPED, OF_SUITE, environment_
 from evorl.config.yaml import configuration_file, read_settings, shipped_names
 from evorl.runs import launch
 from evorl.runs import train as in_python
-from evorl.runs.launch import load_config, read_config, run_program
+from evorl.runs.launch import load_config, read_config
+from evorl.runs.program import run_program
 
 SAC = configuration_file("sac")
 GYMNASIUM = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "Pendulum-v1": None}

@@ -10,7 +10,7 @@ from evorl.config import validate
 from evorl.config.task import environment_of
 from evorl.config.yaml import TRAINING, configuration_file, read_settings, read_yaml, shipped_names, tuned_files
 from evorl.runs import train as in_python
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 
 ENTRIES = [(name, task) for name, tuned in tuned_files().items() for task in tuned.tasks]
 

@@ -14,7 +14,8 @@ from evorl.commands.command import run_command
 from evorl.config import Environment
 from evorl.config.yaml import configuration_file
 from evorl.envs import Environments
-from evorl.runs.launch import check, read_config, run_program
+from evorl.runs.launch import check, read_config
+from evorl.runs.program import run_program
 from evorl.types import EvorlWarning, UserError
 
 

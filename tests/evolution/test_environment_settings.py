@@ -11,7 +11,8 @@ from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.environments import own_kwargs
 from evorl.population import check_environment_hyperparameters, initial_population
-from evorl.runs.launch import check, run_program
+from evorl.runs.launch import check
+from evorl.runs.program import run_program
 from evorl.types import Agent, UserError
 
 BONUS = "environment.kwargs.bonus"

@@ -32,7 +32,7 @@ from evorl.population.evaluation import evaluate
 from evorl.replay.samplers import Agreement, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
 from evorl.replay.transitions import OneStep, ReplayExperience, ReplaySettings
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
 from evorl.system.console import Stopwatch
 from evorl.types import Agent, AgentState, Batch, PolicyOutput, UserError

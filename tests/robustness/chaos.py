@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system.console import Stopwatch
 
 ROOT = Path(__file__).parent.parent.parent

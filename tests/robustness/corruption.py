@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evorl.runs.directory import Checkpoints
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.types import UserError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from evorl.distributed import RankLost
 from evorl.distributed.rendezvous import Heartbeat
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.types import UserError
 
 

@@ -40,7 +40,7 @@ from evorl.commands import evaluate
 from evorl.config import read_yaml, validate
 from evorl.export import hub
 from evorl.runs import run as training
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.runs.train import ONLINE
 
 RUN, BESIDE = "{run}", "{beside}"

@@ -32,7 +32,7 @@ from locks import HELD, attacked
 
 from evorl.algorithms import SETTINGS as ALGORITHMS
 from evorl.config import override, read_yaml, validate
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.runs.run import Run
 
 RESTARTS = 3

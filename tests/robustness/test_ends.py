@@ -12,9 +12,9 @@ import pytest
 from helpers.support import ROOT, free_port, launch
 
 from evorl.distributed.rendezvous import Heartbeat
-from evorl.distributed.signals import Interrupted, signal_handlers, signals_wait
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system.background import end_background
+from evorl.system.signals import Interrupted, signal_handlers, signals_wait
 from evorl.types import UserError
 
 VARIABLES = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -35,17 +35,17 @@ STUCK = """
 import functools, json, os, sys, time
 sys.path.insert(0, "{root}/tests/robustness")
 import ends
-from evorl.runs import launch
+from evorl.runs import program
 from evorl.system.background import Background, end_background
 
-launch.end_background = functools.partial(end_background, patience=0.1)
+program.end_background = functools.partial(end_background, patience=0.1)
 
 def stuck(end):
     def main(arguments):
         Background(lambda over: time.sleep(60), "stuck").start()
         print("printed")
         end()
-    return launch.run_program(main, [])
+    return program.run_program(main, [])
 
 began, codes = time.monotonic(), dict()
 for name, (end, _) in ends.WAYS.items():
@@ -68,7 +68,7 @@ def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
 SLOW_TO_TELL = """
 import os, sys, time
 from evorl.distributed.rendezvous import Heartbeat
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system.background import end_background
 from evorl.types import UserError
 
@@ -99,7 +99,7 @@ def test_a_rank_leaves_the_telling_to_another_and_speaks_only_where_nobody_ends_
         raise UserError("a mistake", told)
 
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("evorl.runs.launch.REPORT_AFTER", 10.0 if signals else 0.3)
+    monkeypatch.setattr("evorl.runs.program.REPORT_AFTER", 10.0 if signals else 0.3)
     began = time.monotonic()
     assert run_program(main, []) == 2
     assert 0.25 < time.monotonic() - began < 5

@@ -18,7 +18,7 @@ from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
 from evorl.envs import vector
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.runs.run import Run
 from evorl.system.console import Terminal
 from evorl.system.files import Lock, make_directory
@@ -97,7 +97,7 @@ def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         f"import os, sys\nsys.path[:0] = [{str(ROOT / 'demos')!r}]\nimport online\n"
-        "from evorl.runs.launch import run_program\n"
+        "from evorl.runs.program import run_program\n"
         f"how = {FAILING.format(how='exit')!r} if os.environ['RANK'] == '1' else {FAILING.format(how='none')!r}\n"
         "sys.exit(run_program(online.main, [*sys.argv[1:], how]))\n"
     )
@@ -241,7 +241,7 @@ def test_a_full_disk_does_not_silence_a_run_for_ever(monkeypatch):
 
 WARNING = """
 import warnings
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.types import EvorlWarning
 
 def main(arguments):
@@ -268,7 +268,7 @@ def test_a_failure_is_one_line_and_1(capsys):
 
 
 def test_a_mistake_that_only_one_rank_has_met_names_it(monkeypatch, capsys):
-    monkeypatch.setattr("evorl.runs.launch.is_initialized", lambda: True)
+    monkeypatch.setattr("evorl.runs.program.is_initialized", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
 

@@ -19,10 +19,10 @@ from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Ranks
 from evorl.distributed.ranks import choose_backend, loopback
 from evorl.distributed.rendezvous import launch_name, meet
-from evorl.distributed.signals import signal_handlers
 from evorl.runs.directory import Owner
 from evorl.runs.launch import processes_wanted, refuse_options
 from evorl.system.processes import launcher, started_at
+from evorl.system.signals import signal_handlers
 from evorl.types import UserError
 
 
@@ -239,7 +239,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path[:0] = ["{root}/demos"]
 import online
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.runs.run import Run
 
 record, begun = Run.record, Path("begun")

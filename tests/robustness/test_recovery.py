@@ -28,7 +28,7 @@ HANGING = """
 import os, signal, sys, time
 sys.path[:0] = ["{root}/demos"]
 import online
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.runs.run import Run
 
 record, end = Run.record, Run.__exit__

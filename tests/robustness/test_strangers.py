@@ -16,7 +16,7 @@ from evorl.commands.command import run_command
 from evorl.commands.train import LOCAL_LAUNCHER, resume_command
 from evorl.config import validate
 from evorl.envs.vector import make_vector
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system.processes import check_room, end_sibling, free_memory, started_at
 from evorl.tracking import shared_settings
 from evorl.types import UserError

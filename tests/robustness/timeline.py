@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system.console import Stopwatch
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,10 +19,10 @@ from evorl.commands import train as train_commands
 from evorl.commands.command import run_command
 from evorl.commands.inspect import clean
 from evorl.commands.train import resume_command
-from evorl.distributed.signals import Interrupted
 from evorl.population import check_agents
 from evorl.runs.directory import Checkpoints, JsonLines, RunDirectory
 from evorl.system.files import Lock, is_locked, read_owner
+from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, RewardStats, UserError
 
 

@@ -17,12 +17,12 @@ from helpers.support import ROOT, demo, error_line, free_port, lines
 from robustness.chaos import differences
 from robustness.systems import CASES
 
-from evorl.distributed.signals import Interrupted, defer_signals, heed_signals, held_signal, signal_handlers
 from evorl.runs import checkpoint, run
 from evorl.runs.directory import Checkpoints, RunDirectory
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system.files import entry
 from evorl.system.formats import decode_tensors, encode_tensors
+from evorl.system.signals import Interrupted, defer_signals, heed_signals, held_signal, signal_handlers
 from evorl.types import EvorlWarning
 
 CASE = "dqn-prioritised"
@@ -256,7 +256,7 @@ def test_actors_are_not_saved_within_a_generation(in_directory, capsys):
 
 
 def test_a_signal_does_not_wait_long_for_a_step(monkeypatch):
-    monkeypatch.setattr("evorl.distributed.signals.PATIENCE", 0.2)
+    monkeypatch.setattr("evorl.system.signals.PATIENCE", 0.2)
 
     def step():
         with signal_handlers():

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import pytest
 from helpers.support import config, lines, train
 
-from evorl.distributed.signals import Interrupted
 from evorl.runs.champion import Champion
 from evorl.runs.console import closing_lines, generation_line
+from evorl.system.signals import Interrupted
 from evorl.types import Mutation
 
 ROW = {

@@ -15,7 +15,7 @@ from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.config import read_yaml
 from evorl.runs.directory import Checkpoints
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import EvorlWarning, UserError
 

@@ -11,7 +11,8 @@ from helpers.support import config, error_line, lines, train
 import evorl
 from evorl.commands.command import run_command
 from evorl.runs import hub
-from evorl.runs.launch import launched, run_program
+from evorl.runs.launch import launched
+from evorl.runs.program import run_program
 from evorl.types import UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

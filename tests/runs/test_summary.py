@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from evorl.distributed.signals import Interrupted
 from evorl.runs.console import end_of, exchange_reasons
+from evorl.system.signals import Interrupted
 from evorl.types import RunFailed, UserError
 
 

@@ -19,8 +19,8 @@ from evorl.commands.command import run_command
 from evorl.config import read_yaml
 from evorl.runs import train
 from evorl.runs.callbacks import Generation
-from evorl.runs.launch import run_program
 from evorl.runs.metrics import record_of
+from evorl.runs.program import run_program
 from evorl.runs.train import assignments
 from evorl.types import UserError
 

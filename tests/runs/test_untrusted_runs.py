@@ -14,8 +14,8 @@ from helpers.support import agent, error_line, train
 from evorl.commands.command import run_command
 from evorl.runs.checkpoint import Progress, progress_of
 from evorl.runs.directory import Checkpoints, JsonLines
-from evorl.runs.launch import run_program
 from evorl.runs.loaded import load
+from evorl.runs.program import run_program
 from evorl.system.files import entry, read_bounded, refuse_links_within, write_atomically
 from evorl.system.formats import decode_tensors, encode_tensors
 from evorl.types import EvorlWarning, UserError

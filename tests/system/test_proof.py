@@ -12,7 +12,7 @@ from helpers.support import error_line, train
 import evorl
 from evorl.commands.command import run_command
 from evorl.commands.train import resume_command, retrain_command
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.system import proof
 from evorl.system.proof import PROOF, is_signed, sign
 from evorl.types import UserError

@@ -6,7 +6,7 @@ from helpers.support import config, train
 
 from evorl.commands import train as command
 from evorl.commands.command import run_command
-from evorl.runs.launch import run_program
+from evorl.runs.program import run_program
 from evorl.tracking import TRACKERS, announcements
 
 TOLD = "settings, metrics, lineage, printed lines and the best agent go to the project"

@@ -15,7 +15,7 @@ LONG = 300.0
 """Seconds above which the estimate is told."""
 
 
-class Heartbeat:
+class ProgressLines:
     """Says how far a generation is, how fast, and how long it will take. Steps are those of each agent.
 
     The speed is that since the last line. If the first generation of a run will be long, one line says what shortens

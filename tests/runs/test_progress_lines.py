@@ -6,7 +6,7 @@ import pytest
 from helpers.support import train
 
 from evorl.envs import Environments
-from evorl.runs.heartbeat import Heartbeat, duration
+from evorl.runs.progress_lines import ProgressLines, duration
 from evorl.system.console import say
 
 
@@ -21,12 +21,12 @@ class Clock:
 def lines_of(advances, *, total=10_000, generation=2, done=0, estimates_only=False, agents=4):
     """What is said after (seconds, steps, recent episodes) and at the evaluation."""
     said, clock = [], Clock()
-    heartbeat = Heartbeat(said.append, agents, estimates_only=estimates_only, clock=clock)
-    heartbeat.begin(generation, done, total)
+    progress = ProgressLines(said.append, agents, estimates_only=estimates_only, clock=clock)
+    progress.begin(generation, done, total)
     for seconds, steps, recent in advances:
         clock.now += seconds
-        heartbeat.advance(steps, recent)
-    heartbeat.evaluate()
+        progress.advance(steps, recent)
+    progress.evaluate()
     return said
 
 
@@ -75,7 +75,7 @@ def test_durations(seconds, text):
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_run_that_nobody_watches_prints_whole_lines(watched, in_directory, monkeypatch, capsys):
-    monkeypatch.setattr("evorl.runs.heartbeat.EVERY", 0.0)
+    monkeypatch.setattr("evorl.runs.progress_lines.EVERY", 0.0)
     monkeypatch.setattr("evorl.system.console.Terminal.isatty", lambda terminal: watched)
     assert train("run.name=a", "tracking.interval=1e-6") == 0
     said = capsys.readouterr().err

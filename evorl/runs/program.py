@@ -1,0 +1,160 @@
+"""The frame of every program: its arguments, signals and exit codes, and its errors on one line.
+
+It does without torch, whose import takes seconds: some commands need none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from evorl.config import model_of
+from evorl.config.errors import MAX_TOLD, on_one_line
+from evorl.config.suggestions import keys_of, suggested
+from evorl.system.background import end_background, end_now, limit_end
+from evorl.system.console import escape_stdout, say, warnings_on_one_line
+from evorl.system.processes import keep_freed_memory
+from evorl.system.signals import Interrupted, signal_handlers
+from evorl.types import RunFailed, UserError
+
+REPORT_AFTER = 15.0
+"""Seconds that a rank waits for another rank to report an error."""
+WRAPPED_EXIT = str(Path("wandb", "sdk", "lib", "exit_hooks.py"))
+
+
+class Answered(SystemExit):
+    """Raised after an option such as `--help` that prints an answer and exits."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises UserError instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise Answered(status)
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse arguments in any order; an unknown option is a UserError, with the setting that it may stand for."""
+    found = parser.parse_known_intermixed_args(arguments)
+    parsed: argparse.Namespace = found[0]
+    unknown: list[str] = found[1]
+    if unknown:
+        takes_settings = any(action.nargs == "*" and not action.option_strings for action in parser._actions)
+        if takes_settings and (meant := _meant_by(unknown[0], arguments)):
+            raise UserError(meant)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
+
+
+def _meant_by(option: str, arguments: Sequence[str]) -> str:
+    """The error message on an unknown option that may stand for a setting; empty if there is no such setting."""
+    name, _, value = option.partition("=")
+    following = arguments[arguments.index(option) + 1 :][:1] if option in arguments else []
+    if not value and following and not following[0].startswith("--"):
+        value = following[0]
+    from evorl.algorithms import SETTINGS
+
+    known = sorted({key for settings in SETTINGS.values() for key in keys_of(model_of(settings))})
+    found = suggested(name, known, on_one_line(value, 80) or "...")
+    return f"{on_one_line(name, 80)}: settings are written key.path=value{found}" if found else ""
+
+
+def is_initialized() -> bool:
+    """True if this process has joined a process group; it has none if it has not imported what makes one."""
+    ranks = sys.modules.get("evorl.distributed.ranks")
+    return ranks is not None and bool(ranks.is_initialized())
+
+
+def _shutdown() -> None:
+    from evorl.distributed import shutdown
+
+    shutdown()
+
+
+def run_program(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
+    """Run `main` and return its exit code: 0, 1 for a failure, 2 for a user error, 128 + n for signal n."""
+    keep_freed_memory()
+    escape_stdout()
+    # The final garbage collections would traverse all of torch: 0.4 s of the 2.5 s that a mistyped key takes.
+    atexit.register(gc.freeze)
+    code = 1
+    try:
+        code = _code_of(main, arguments)
+    finally:
+        if is_initialized():
+            _shutdown()
+        limit_end(code)
+        if end_background():
+            atexit.register(_break_off, code)
+    return code
+
+
+def _code_of(main: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> int:
+    """Run `main`, report an error, and return the exit code."""
+    try:
+        with signal_handlers(), warnings_on_one_line():
+            main(arguments)
+    except UserError as error:
+        _report(error)
+        return 2
+    except RunFailed as error:
+        _say(on_one_line(str(error)))
+        return 1
+    except (Interrupted, Answered) as asked:
+        return int(asked.code or 0)
+    except SystemExit as left:
+        # Raised by an environment or a library: its exit code might be 0 and report success.
+        _say(f"{_place_of(left)} called sys.exit({left.code!r}), which ended the run")
+        return 1
+    return 0
+
+
+def _place_of(error: BaseException) -> str:
+    """The file, line and function where an exception was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # W&B wraps sys.exit; its wrapper is not the caller.
+    last = [frame for frame in frames if not frame.filename.endswith(WRAPPED_EXIT)][-1]
+    return f"{last.filename}:{last.lineno} ({last.name})"
+
+
+def _report(error: UserError) -> None:
+    """Print an error once, even if all ranks raised it.
+
+    The launcher kills all ranks as soon as one of them exits. So a rank that leaves the report to another waits, and
+    prints it itself if it has not been killed by then: the error was this rank's, or this host's, alone.
+    """
+    local = error.reported_elsewhere is None and is_initialized() and os.environ.get("WORLD_SIZE", "1") != "1"
+    line = on_one_line(str(error), MAX_TOLD) + (f" (on rank {os.environ['RANK']})" if local else "")
+    # Before the process group is initialised, no rank knows which others raised the error.
+    if not error.reported_elsewhere and (is_initialized() or os.environ.get("RANK", "0") == "0"):
+        _say(line)
+        return
+    # The first rank of a host reports for those that raised the same error.
+    patience = REPORT_AFTER + int(os.environ.get("LOCAL_RANK", "0"))
+    with contextlib.suppress(Interrupted), signal_handlers():
+        time.sleep(patience)
+        if not error.reported_elsewhere:
+            _say(line)
+
+
+def _say(line: str) -> None:
+    # Rank 0 closes its progress bar before this; another rank's line would be appended to the bar.
+    say(("" if os.environ.get("RANK", "0") == "0" else "\n") + f"error: {line}")
+
+
+def _break_off(code: int) -> None:
+    """Exit at once if a background thread is still running: the interpreter's finalisation would abort."""
+    if end_background(patience=0.0):
+        end_now(code)
