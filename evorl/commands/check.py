@@ -269,8 +269,8 @@ def _compared(subject: Subject) -> Verdict:
         for step in range(count):
             action = _sample(one.action_space, mask)
             first, second = one.step(action), two.step(action)
-            rewards = [np.asarray(each[1]) for each in (first, second)]
-            alike = _same(space, first[0], second[0]) and np.array_equal(*rewards, equal_nan=True)
+            paid = np.array_equal(np.asarray(first[1]), np.asarray(second[1]), equal_nan=True)
+            alike = _same(space, first[0], second[0]) and paid
             if not alike or (first[2], first[3]) != (second[2], second[3]):
                 return Verdict(level, f"copies with the same seed and actions differ in step {step + 1}; {advice}")
             mask = first[4].get(MASK)
