@@ -18,6 +18,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "plot": ("matplotlib",),
     "report": ("jinja2", "plotly"),
     "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
     "video": ("av",),
 }
 """The modules that evorl imports of each extra of pyproject.toml."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
+from evorl.system.extras import install_command
 from evorl.tracking.tracker import History, Points, Record, Tracker, shared_settings, with_words
 from evorl.tracking.wandb import run_id
 
@@ -31,7 +32,7 @@ class Trackio(Tracker):
         try:
             import trackio
         except ImportError as error:
-            raise ImportError("install it with `pip install -e '.[trackio]'`") from error
+            raise ImportError(f"install it with `{install_command('trackio')}`") from error
         self._trackio = trackio
         project, is_remote = config.tracking.project, _place() is not None
         # Runs are known by their names, and directories of different folders may have the same one.
