@@ -1,6 +1,7 @@
 import os
 import subprocess
 
+import gymnasium as gym
 import pytest
 import torch
 from helpers import forked_servers
@@ -45,6 +46,16 @@ def _forked_servers():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "subprocess", forked_servers.patched())
         yield
+
+
+@pytest.fixture
+def forgotten_names():
+    """Forget environments that a test registers without a version: other modules have versioned ones of these names."""
+    before = {*gym.registry}
+    yield
+    for name in {*gym.registry} - before:
+        if "-v" not in name:
+            gym.registry.pop(name)
 
 
 @pytest.fixture

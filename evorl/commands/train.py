@@ -18,7 +18,7 @@ from pathlib import Path
 from evorl.algorithms import SETTINGS
 from evorl.commands.command import file_and_assignments
 from evorl.commands.inspect import state_of
-from evorl.config import AnyConfig, validate, without_removed
+from evorl.config import AnyConfig, read_yaml, validate, without_removed
 from evorl.config.errors import on_one_line
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, read_settings
 from evorl.report.statistics import interval
@@ -86,7 +86,8 @@ def resume_command(
     place = [f"run.directory={directory}", f"run.name={name}", "run.resume=auto"]
     given = [*overrides, *place]
     config = read_config(run / "config.yaml", given)
-    refuse_code(config, allow_code or is_own(run, read_config(run / "config.yaml", ())), trains=True)
+    own = validate(without_removed(read_yaml(run / "config.yaml")), SETTINGS)
+    refuse_code(config, allow_code or is_own(run, own), trains=True)
     check_same_run(run, check(config))
     return _again(run, program, config, run / "config.yaml", given, processes)
 

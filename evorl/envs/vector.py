@@ -20,6 +20,7 @@ from typing import Any, NoReturn, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
@@ -470,8 +471,8 @@ def _register(module: ModuleType, name: str) -> None:
     known = gym.registry[name].entry_point if name in gym.registry else None
     place, _, of_place = known.partition(":") if isinstance(known, str) else ("", "", "")
     if known is None or (of_place == name and getattr(sys.modules.get(place), name, named) is not named):
-        gym.registry.pop(name, None)
-        gym.register(name, entry_point=entry)
+        # `gym.register` refuses the name of a registered environment without its version, such as CartPole.
+        gym.registry[name] = EnvSpec(name, entry_point=entry)
 
 
 def _guarded(make: Callable[[], gym.Env[Any, Any]], settings: Environment, parent: int, made: list[Guard]) -> Guard:

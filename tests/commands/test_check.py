@@ -8,6 +8,8 @@ from evorl.commands import check
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
 
+pytestmark = pytest.mark.usefixtures("forgotten_names")
+
 MODULE = '''
 import gymnasium as gym
 import numpy as np

@@ -18,6 +18,8 @@ from evorl.runs.launch import check, read_config
 from evorl.runs.program import run_program
 from evorl.types import EvorlWarning, UserError
 
+pytestmark = pytest.mark.usefixtures("forgotten_names")
+
 
 class Good(gym.Env):
     """Follows the interface; what it returns can be replaced."""

@@ -136,7 +136,7 @@ def test_a_page_without_matplotlib_has_no_picture(run, tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("evorl.export.hub.missing", lambda extra: ["matplotlib"] if extra == "plot" else [])
-    assert hub.PICTURE not in hub.write_page(run, folder, None)
+    assert hub.PICTURE not in hub.write_page(run, folder, "me/x", None)
     assert hub.PICTURE not in (folder / "README.md").read_text()
 
 

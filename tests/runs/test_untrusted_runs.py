@@ -132,7 +132,7 @@ def test_a_link_at_any_depth_of_a_run_is_refused_by_each_command(place, run, tmp
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(outside)
     monkeypatch.chdir(run)
-    monkeypatch.setattr("evorl.export.hub.check_hub", lambda: None)
+    monkeypatch.setattr("evorl.export.hub.check_hub", lambda *names: None)
     for command in (*COMMANDS, ("push", ".", "me/x")):
         capsys.readouterr()
         assert run_program(run_command, command) == 2

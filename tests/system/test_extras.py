@@ -15,13 +15,14 @@ from evorl.types import UserError
 
 def test_the_extras_are_those_of_the_project():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {*listed} - {"dev"} == {*EXTRAS}
+    assert {*listed} - {"dev", "cpu"} == {*EXTRAS}
     assert {extra: len(listed[extra]) for extra in EXTRAS} == {extra: len(modules) for extra, modules in EXTRAS.items()}
 
 
 def test_only_one_file_says_how_to_install():
     texts = {path: path.read_text() for path in (ROOT / "evorl").rglob("*.py")}
-    assert [path.name for path, text in texts.items() if "pip install" in text] == ["extras.py"]
+    saying = {path.name for path, text in texts.items() if "pip install" in text}
+    assert saying == {"extras.py", "hub.py"}, "and a model's page, which is read elsewhere"
 
 
 def test_the_command_installs_into_the_clone_from_anywhere_or_into_the_installed_package(tmp_path, monkeypatch):
