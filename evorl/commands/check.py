@@ -61,7 +61,7 @@ Named = tuple[str, Verdict]
 
 @dataclass
 class Played:
-    """What random episodes of one copy have shown: counts, and the first finding on each subject."""
+    """The outcome of random episodes of one copy: counts, and the first finding on each subject."""
 
     steps: int = 0
     ended: int = 0
@@ -109,8 +109,8 @@ class Subject:
         while played.steps < self.steps:
             if ended:
                 start = env.reset(seed=SEED if played.steps == 0 else None)
-                if remark := check_start(start, env.observation_space, id):
-                    played.note("observations", "warn", remark)
+                if finding := check_start(start, env.observation_space, id):
+                    played.note("observations", "warn", finding)
                 if last is not None and shares_memory(last[0], start[0]):
                     text = "a reset overwrites the last observation of the episode before; return a copy"
                     played.note("returned data", "fail", text)

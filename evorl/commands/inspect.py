@@ -86,7 +86,7 @@ def state_of(run: RunOverview) -> str:
 
 
 def origin_of(run: RunOverview) -> str:
-    """Return what a run was made from, and after which generations it was resumed; empty for a plain new run."""
+    """A run's origin, and the generations after which it was resumed; empty for a plain new run."""
     parts = []
     if (note := _setting(run, "run", "origin")) not in ("None", "?"):
         parts.append(note)

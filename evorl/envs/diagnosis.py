@@ -104,16 +104,16 @@ def check_step(step: Any, space: gym.Space[Any], id: str, before: Any = None) ->
             f"environment.id: the step of {id} returns {_described(step)}; it must return 5 values (observation, "
             "reward, terminated, truncated, info), where info is a dictionary"
         )
-    remarks = [_check_observation(step[0], space, id, "step")]
+    findings = [_check_observation(step[0], space, id, "step")]
     if shares_memory(before, step[0]):
-        remarks.append(
+        findings.append(
             f"reset and step of {id} return the same array, so that each reset overwrites the last observation of the "
             "episode before; return a copy"
         )
     for name, value in (("terminated", step[2]), ("truncated", step[3])):
         if not isinstance(value, bool | np.bool_):
-            remarks.append(f"the step of {id} returns {_described(value)} as {name}, which should be a bool")
-    return "; ".join(filter(None, remarks))
+            findings.append(f"the step of {id} returns {_described(value)} as {name}, which should be a bool")
+    return "; ".join(filter(None, findings))
 
 
 def shares_memory(one: Any, other: Any) -> bool:
@@ -209,11 +209,11 @@ def _check_observation(observation: Any, space: gym.Space[Any], id: str, method:
         children = [(str(place), observation[place], inner) for place, inner in enumerate(space.spaces)]
     else:
         return _check_array(observation, space, begin, f"{which} that the {method} of {id} returns")
-    remarks = [
+    findings = [
         _check_observation(value, inner, id, method, f"{part}.{name}" if part else name)
         for name, value, inner in children
     ]
-    return "; ".join(filter(None, remarks))
+    return "; ".join(filter(None, findings))
 
 
 def _check_array(observation: Any, space: gym.Space[Any], begin: str, which: str) -> str:

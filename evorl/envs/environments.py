@@ -266,7 +266,7 @@ class Environments:
         return transition
 
     def try_step(self) -> Sequence[str]:
-        """Take the first step of episodes, each with an allowed action; return remarks on what the environment gave.
+        """Take the first step of episodes, each with an allowed action; return findings on what the environment gave.
 
         Raises UserError if the environment cannot be used.
         """
@@ -278,7 +278,7 @@ class Environments:
             allowed = self.observation[MASK].split(choices(space), dim=-1)
             action = torch.stack([each.int().argmax(-1) for each in allowed], dim=-1).reshape(whole)
         self.step(action)
-        return self._vector.remarks
+        return self._vector.findings
 
     def reports(self, names: Sequence[str], chosen: Flags) -> NDArray[np.float64]:
         """The info values `names` of the last step in the `chosen` environments [P, E], as [names, chosen].

@@ -52,7 +52,7 @@ Start = tuple[Any, dict[str, Any]]
 FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"
 """Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
 the number of errors, and `reset` or `step` if the first call of that kind raises reproducibly."""
-REMARK = "evorl.remark"
+FINDING = "evorl.finding"
 """Info key of the first reset or step of a copy: what its result should not be, although it can be used."""
 
 
@@ -70,8 +70,8 @@ class RecoveringVector:
         self._seed = 0
         self._failures = np.zeros(copies.count, dtype=np.int64)
         self._reported_places: set[str] = set()
-        self.remarks: list[str] = []
-        """Remarks on the first results of the environment, each once."""
+        self.findings: list[str] = []
+        """Findings on the first results of the environment, each once."""
         self._differing: list[Mapping[str, Any]] = []
         self.env: Vector = make_vector(settings, copies.count)
         atari = stacked_frames(settings) > 0
@@ -133,9 +133,9 @@ class RecoveringVector:
 
         Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
         """
-        if REMARK in info:
-            told = [str(each) for each in info[REMARK] if each]
-            self.remarks += [each for each in dict.fromkeys(told) if each not in self.remarks]
+        if FINDING in info:
+            told = [str(each) for each in info[FINDING] if each]
+            self.findings += [each for each in dict.fromkeys(told) if each not in self.findings]
         if FAULT not in info:
             return None
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
@@ -285,15 +285,15 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def _checked_start(self, start: Start) -> Start:
-        """The result of the first reset, with a remark if it needs one. Raises UserError if it cannot be used."""
-        remark = check_start(start, self.observation_space, self._name)
+        """The result of the first reset, with a finding if it needs one. Raises UserError if it cannot be used."""
+        finding = check_start(start, self.observation_space, self._name)
         self._has_reset = True
-        return (start[0], {**start[1], REMARK: remark}) if remark else start
+        return (start[0], {**start[1], FINDING: finding}) if finding else start
 
     def _checked_step(self, result: Any) -> Any:
-        """The result of the first step, with a remark if it needs one. Raises UserError if it cannot be used."""
-        remark = check_step(result, self.observation_space, self._name, self._shown)
-        return (*result[:4], {**result[4], REMARK: remark}) if remark else result
+        """The result of the first step, with a finding if it needs one. Raises UserError if it cannot be used."""
+        finding = check_step(result, self.observation_space, self._name, self._shown)
+        return (*result[:4], {**result[4], FINDING: finding}) if finding else result
 
     def close(self) -> None:
         """Close the environment. An exception or a hang is reported in one line."""

@@ -49,7 +49,7 @@ def announce(config: AnyConfig, ranks: Ranks) -> None:
 
 
 def announcement(config: AnyConfig) -> list[str]:
-    """What trains, and until when."""
+    """The lines on the population and on the end of training."""
     size = config.population.size
     alone = ", without selection and mutation" if size == 1 and config.evolution.schedule is None else ""
     return [
@@ -92,7 +92,7 @@ def _aim(config: AnyConfig) -> str:
 def details(
     config: AnyConfig, placement: Placement, interface: EnvSpec, pace: Pace, length: GenerationLength
 ) -> list[str]:
-    """What these lines leave out: spaces, a new agent's batch size and update frequency, generations and fitness."""
+    """The rest, printed on request: spaces, a new agent's batch size and update frequency, generations and fitness."""
     together = f" of {placement.copies} ranks" if placement.copies > 1 else ""
     generation = f"{length.steps * length.counted:,} steps of each agent ({config.origins.of('evolution.steps')})"
     return [

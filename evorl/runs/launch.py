@@ -289,10 +289,10 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
             check_population_size(config, algorithm)
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
-        remarks = one.try_step()
+        findings = one.try_step()
     if os.environ.get("RANK", "0") == "0":
-        for remark in remarks:
-            warnings.warn(f"environment.id: {remark}", EvorlWarning, stacklevel=2)
+        for finding in findings:
+            warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=2)
     return config
 
 

@@ -288,18 +288,18 @@ def test_only_given_keyword_arguments_are_blamed(module):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_what_can_be_used_is_remarked_on_once(vectorization, module):
+def test_what_can_be_used_is_found_once(vectorization, module):
     with Environments(Environment(id="own:Outside", vectorization=vectorization), 2, 2) as made:
         outside = "of own:Outside returns holds 3.0, outside its observation_space (-1.0 to 1.0)"
         assert made.try_step() == [f"the observation that the {method} {outside}" for method in ("reset", "step")]
         made.reset(0)
         assert len(made.try_step()) == 2
     with Environments(Environment(id="own:Words", vectorization=vectorization), 1, 1) as made:
-        (remark,) = made.try_step()
-        assert re.search("returns 0 of type int as terminated.*; .* returns None as truncated", remark)
+        (finding,) = made.try_step()
+        assert re.search("returns 0 of type int as terminated.*; .* returns None as truncated", finding)
     with Environments(Environment(id="own:Buffered", vectorization=vectorization), 1, 1) as made:
-        (remark,) = made.try_step()
-        assert remark.startswith("reset and step of own:Buffered return the same array, so that each reset overwrites")
+        (finding,) = made.try_step()
+        assert finding.startswith("reset and step of own:Buffered return the same array, so that each reset overwrites")
     with Environments(Environment(id="own:Good", vectorization=vectorization), 1, 1) as made:
         assert made.try_step() == []
 
@@ -321,7 +321,7 @@ def test_the_first_step_takes_an_allowed_action(module):
 
 
 @pytest.mark.parametrize(("rank", "count"), [("0", 2), ("1", 0)])
-def test_a_run_prints_remarks_on_one_rank(rank, count, module, in_directory, monkeypatch):
+def test_a_run_prints_findings_on_one_rank(rank, count, module, in_directory, monkeypatch):
     config = read_config(configuration_file("a2c"), ["environment=own:Outside"])
     monkeypatch.setenv("RANK", rank)
     with warnings.catch_warnings(record=True) as caught:
