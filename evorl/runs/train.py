@@ -170,7 +170,7 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
 
 
 def _settings_of(environment: Any) -> dict[str, Any]:
-    """The settings by which a class, a function or an environment is made again. Raises UserError."""
+    """The `environment` section for a class, a function or an instance. Raises UserError if it cannot be recreated."""
     wanted = "give a class, a function or an id"
     if isinstance(environment, gym.Env):
         if environment.spec is None:

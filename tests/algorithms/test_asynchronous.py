@@ -165,3 +165,10 @@ def test_a_learner_that_takes_over_another_ones_state_goes_on_as_it_would():
 def test_ranks_that_hold_the_same_agents_cannot_share_memory():
     with pytest.raises(UserError, match=r"population.placement: actors of a3c_shared .* 2 ranks .*=sharded"):
         algorithm("a3c_shared").pace(2)
+
+
+def test_appos_target_is_copied_after_so_many_batches():
+    appo = algorithm("appo", "algorithm.passes=2", "algorithm.minibatches=3", "algorithm.target_period=2")
+    updates = torch.arange(1.0, 25.0, dtype=torch.float64)
+    rates = appo.target_rule.rate({"target_period": torch.tensor(2.0)}, updates)
+    assert updates[rates > 0].tolist() == [12, 24]
