@@ -36,11 +36,12 @@ from evorl.config.schema import (
 from evorl.config.yaml import ROOT, configuration_file, read_settings, substitution
 from evorl.distributed import own_world
 from evorl.runs.callbacks import Callback
+from evorl.runs.directory import from_here, read_config
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import RunRecord, read_run
 from evorl.runs.run import Run
 from evorl.system.background import end_background, limit_end
-from evorl.system.console import say, warnings_on_one_line
+from evorl.system.console import digits, say, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
@@ -87,6 +88,18 @@ class TrainedRun:
 
     path: Path
     summary: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        task = ""
+        with contextlib.suppress(UserError):  # A directory that is gone is no reason to fail at a prompt.
+            config = read_config(self.path)
+            task = f"{config['algorithm']['name']} on {config['environment']['id']}, "
+        best = self.summary.get("best_fitness")
+        fitness = "none yet" if best is None else digits(best)
+        steps = f"{self.summary.get('agent_steps', 0):,} steps of each agent"
+        return (
+            f"<TrainedRun {from_here(self.path)}: {task}{self.summary.get('ended')}, {steps}, best fitness {fitness}>"
+        )
 
     def load(self, *, agent: int | None = None, generation: int | None = None, seed: int = 0) -> LoadedAgent:
         """Load the best agent, or another one, as `evorl.load` does, with custom code of the configuration allowed."""
