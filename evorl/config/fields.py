@@ -23,7 +23,9 @@ from evorl.config.errors import explain, shown
 from evorl.types import UserError
 
 if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass as OneLineErrors
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    OneLineErrors = ModelMetaclass
 else:
 
     class OneLineErrors(type(BaseModel)):

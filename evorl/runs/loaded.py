@@ -47,9 +47,9 @@ Action = Any
 class LoadedAgent:
     """A trained agent of a run, ready for inference.
 
-    `config` is the run's configuration, `agent` the agent's record with its weights; `observation_space` and
-    `action_space` are those it was trained on. `predict` has the signature that Stable-Baselines3's `evaluate_policy`
-    expects.
+    `config` is the run's configuration; `agent` is the agent's record: its id, parent, architectures, hyperparameters
+    and weights. `observation_space` and `action_space` are those it was trained on. `predict` has the signature that
+    Stable-Baselines3's `evaluate_policy` expects.
     """
 
     def __init__(
