@@ -94,7 +94,7 @@ def sections() -> Iterator[str]:
     keys = places(Config[AlgorithmSettings]) | dict.fromkeys(SETTINGS.values(), "algorithm")
     for settings in SETTINGS.values():
         keys = places(settings, "algorithm.") | keys
-    names = {settings: name for name, settings in SETTINGS.items()}
+    names: dict[type[BaseModel], str] = {settings: name for name, settings in SETTINGS.items()}
     for model in sorted(keys, key=lambda model: (keys[model], model.__name__)):
         if model.__name__ in evorl.__all__:
             name = names.get(model)

@@ -16,8 +16,7 @@ import optuna
 import evorl
 
 GENERATIONS = 5
-BATCH = 256
-"""Transitions of an agent in each of its updates, however many environments they come from."""
+BATCH = 256  # transitions of an agent in each of its rollouts, however many environments they come from
 
 
 def objective(trial: optuna.Trial, environment: str, steps: int) -> float:

@@ -19,8 +19,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler
 import evorl
 
 GENERATIONS = 5
-BATCH = 256
-"""Transitions of an agent in each of its updates, however many environments they come from."""
+BATCH = 256  # transitions of an agent in each of its rollouts, however many environments they come from
 SPACE = {
     "size": tune.choice([2, 4, 8]),
     "num_envs": tune.choice([4, 8, 16]),
@@ -30,13 +29,16 @@ SPACE = {
 
 
 def trial(chosen: Mapping[str, Any], environment: str, steps: int, directory: str) -> None:
-    """Train with a trial's settings; `steps` are those of all agents together. Tune ends the process to stop it."""
-
+    """Train with a trial's settings; `steps` are those of all agents together."""
     best: list[float] = []
 
-    def report(generation: evorl.Generation) -> None:
+    def report(generation: evorl.Generation) -> evorl.Stop | None:
         best.append(max(generation.row["fitness"]))
-        tune.report({"fitness": fmean(best), "generation": generation.number})
+        try:
+            tune.report({"fitness": fmean(best), "generation": generation.number})
+        except SystemExit:  # How Tune stops a trial; the run is to save this generation first.
+            return evorl.Stop("stopped by Tune")
+        return None
 
     evorl.train(
         "ppo",
@@ -67,10 +69,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="environment steps of a trial, over all agents")
     options = parser.parse_args()
     results = search(options.trials, options.environment, options.steps)
-    stopped = sum(each.metrics["generation"] < GENERATIONS for each in results)
-    best = results.get_best_result()
+    reports = [results[number].metrics or {} for number in range(len(results))]
+    stopped = sum(each["generation"] < GENERATIONS for each in reports)
     print(f"{len(results)} trials, {stopped} of them stopped early")
-    print(f"best: {best.metrics['fitness']:.1f} by {best.config}")
+    print(f"best: {max(each['fitness'] for each in reports):.1f} by {results.get_best_result().config}")
 
 
 if __name__ == "__main__":
