@@ -29,16 +29,15 @@ SPACE = {
 
 
 def trial(chosen: Mapping[str, Any], environment: str, steps: int, directory: str) -> None:
-    """Train with a trial's settings; `steps` are those of all agents together."""
+    """Train with a trial's settings; `steps` are those of all agents together.
+
+    `tune.report` raises SystemExit to stop a trial, and the run ends with that.
+    """
     best: list[float] = []
 
-    def report(generation: evorl.Generation) -> evorl.Stop | None:
+    def report(generation: evorl.Generation) -> None:
         best.append(max(generation.row["fitness"]))
-        try:
-            tune.report({"fitness": fmean(best), "generation": generation.number})
-        except SystemExit:  # How Tune stops a trial; the run is to save this generation first.
-            return evorl.Stop("stopped by Tune")
-        return None
+        tune.report({"fitness": fmean(best), "generation": generation.number})
 
     evorl.train(
         "ppo",
@@ -57,7 +56,8 @@ def trial(chosen: Mapping[str, Any], environment: str, steps: int, directory: st
 def search(trials: int, environment: str, steps: int) -> tune.ResultGrid:
     """Run so many trials, each in a process with one core."""
     function = tune.with_parameters(trial, environment=environment, steps=steps, directory=str(Path("runs").resolve()))
-    halving = AsyncHyperBandScheduler(time_attr="generation", max_t=GENERATIONS, grace_period=1, reduction_factor=3)
+    longest = GENERATIONS + 1  # Tune also stops a trial that reaches this, before its last generation is saved.
+    halving = AsyncHyperBandScheduler(time_attr="generation", max_t=longest, grace_period=1, reduction_factor=3)
     config = tune.TuneConfig(metric="fitness", mode="max", num_samples=trials, scheduler=halving)
     return tune.Tuner(tune.with_resources(function, {"cpu": 1}), param_space=SPACE, tune_config=config).fit()
 

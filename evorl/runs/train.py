@@ -156,8 +156,9 @@ def train(
         "population": population, "evolution": evolution, "evaluation": evaluation, "training": training,
         "tracking": tracking, "checkpoint": checkpoint,
     }  # fmt: skip
-    given = {key: section for key, section in sections.items() if section is not None}
-    told = assignments(_with_environment(given, _settings_in(environment)) | overrides)
+    given = {key: section for key, section in sections.items() if not _is_empty(section)}
+    place = None if _is_empty(environment) else _settings_in(environment)
+    told = assignments(_with_environment(given, place) | overrides)
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         path = _file_of(config, Path(folder), told)
@@ -171,6 +172,11 @@ def train(
             limit_end(None)
             end_background()
     return TrainedRun(trained.path, trained.summary)
+
+
+def _is_empty(section: Any) -> bool:
+    """True if a parameter changes nothing; an empty mapping replaces its section by the defaults."""
+    return section is None or (isinstance(section, BaseModel) and not _settings_in(section))
 
 
 def _settings_in(section: Any) -> Any:

@@ -22,7 +22,7 @@ def test_the_cells_run_from_top_to_bottom(in_directory, monkeypatch, capsys):
     monkeypatch.setattr(pyplot, "show", lambda: drawn.append([len(axis.lines) for axis in pyplot.gcf().axes]))
     names = {}
     for cell in CELLS:
-        source = re.sub(r"^STEPS = [\d_]+", "STEPS = 600", "".join(cell["source"]), flags=re.MULTILINE)
+        source = re.sub(r"^STEPS = [\d_]+", "STEPS = 300", "".join(cell["source"]), flags=re.MULTILINE)
         exec(compile(source, "docs/quick_start.ipynb", "exec"), names)
     pyplot.close("all")
     assert len(drawn) == len(outputs("display_data")), "a figure of each that the notebook holds"

@@ -85,6 +85,8 @@ def test_only_what_was_given_changes_the_file(configured):
     found = configured(SMALL, **sections, **{"environment.num_envs": 5})
     assert (found.algorithm.batch_size, found.algorithm.exploration.end) == (8, 0.1), "the file's"
     assert found.environment.num_envs == 5, "a single key comes last"
+    nothing = {"evolution": evorl.Evolution(mutation=evorl.Mutation()), "environment": evorl.Environment()}
+    assert configured(SMALL, **nothing, training=evorl.Training()) == configured(SMALL)
 
 
 def test_an_algorithm_s_section_names_the_algorithm(configured):
