@@ -70,6 +70,9 @@ def test_the_container_runs_the_first_command_of_the_readme():
     assert [*words["ENTRYPOINT"], *words["CMD"]] == first[1].split()
     extras = re.search(r"/source\[(.*)\]", "\n".join(lines))[1]
     assert f'pip install ".[{extras}]"' in (ROOT / "README.md").read_text()
+    (cpu,) = [line for line in lines if "torch --index-url" in line]
+    for command in (cpu.partition("--no-cache-dir ")[2], PROJECT["tool"]["uv"]["index"][0]["url"]):
+        assert command in (ROOT / "README.md").read_text(), "the CPU build is the same by pip, uv and in the container"
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert not {"evorl", "configs", "demos", "README.md", "LICENSE", "pyproject.toml"} & {*ignored}, (
         "the build needs them"
@@ -83,3 +86,12 @@ def test_uv_s_cpu_build_is_asked_for_by_an_extra_alone():
     assert index["explicit"], "other packages come from where they always do"
     extras = PROJECT["project"]["optional-dependencies"]
     assert extras["cpu"] == [each for each in PROJECT["project"]["dependencies"] if each.startswith("torch")]
+
+
+def test_the_metadata_name_the_systems_that_it_runs_on():
+    systems = [each for each in PROJECT["project"]["classifiers"] if each.startswith("Operating System")]
+    readme = (ROOT / "README.md").read_text()
+    assert {each.rpartition(" :: ")[2] for each in systems} == {"Linux", "MacOS"}
+    assert "on Linux or macOS" in readme
+    assert f"Python {PROJECT['project']['requires-python'].removeprefix('>=')} or later" in readme
+    assert "PyPI's `evorl` is another project: not `pip install evorl`" in readme

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,24 @@ from pydantic import (
 )
 
 from evorl.config.errors import explain, shown
+from evorl.types import UserError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    OneLineErrors = ModelMetaclass
+else:
+
+    class OneLineErrors(type(BaseModel)):
+        """Metaclass of sections that raise UserError where Python code constructs them with invalid settings."""
+
+        # Not `__init__`, which editors complete from the fields, and which pydantic would call for nested sections.
+        def __call__(cls, *arguments: Any, **settings: Any) -> Any:
+            try:
+                return super().__call__(*arguments, **settings)
+            except ValidationError as error:
+                raise UserError(f"{cls.__name__}: {explain(cls, error)}") from error
+
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Size = Annotated[int, Field(ge=1, le=2**20)]
@@ -73,7 +91,7 @@ FitnessTerms = Annotated[dict[Plain, Finite], BeforeValidator(_weights), AfterVa
 """Fitness terms with their weights; a bare name has weight 1."""
 
 
-class Section(BaseModel):
+class Section(BaseModel, metaclass=OneLineErrors):
     """A part of the configuration: immutable, and without room for a key it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -237,6 +255,17 @@ def _takes_only_whole(annotation: Any) -> bool:
     """Return whether a field's type is an integer, or null."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
     return annotation is int or bool(kinds and _takes_only_whole(kinds[0]))
+
+
+def given_in(section: BaseModel) -> dict[str, Any]:
+    """Return the settings that a section was constructed with, as nested mappings by key; not those left to defaults.
+
+    An inner section without any counts as left out, unless it is one that may be null.
+    """
+    found: dict[str, Any] = section.model_dump(exclude_unset=True)
+    kinds = {field.alias or name: field.annotation for name, field in type(section).model_fields.items()}
+    plain = {key for key, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+    return {key: value for key, value in found.items() if value != {} or key not in plain}
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

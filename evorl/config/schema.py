@@ -39,6 +39,7 @@ from evorl.config.fields import (
     Fraction,
     HyperparameterRange,
     Initialisation,
+    OneLineErrors,
     Plain,
     Positive,
     Seconds,
@@ -260,7 +261,7 @@ class Selection(Section):
     would keep a population from whatever gets worse before it gets better; with 0 it never returns."""
 
 
-class Mutation(BaseModel):
+class Mutation(BaseModel, metaclass=OneLineErrors):
     """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
@@ -420,7 +421,7 @@ class Evolution(Section):
 MAX_COPIES = 2**16
 
 
-class Run(Section):
+class RunSettings(Section):
     """The run's directory, and how its processes compute and wait."""
 
     name: Text | None = None
@@ -584,7 +585,7 @@ class Config(Section, Generic[Settings]):
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """The seed of all that is drawn at random."""
-    run: Run = Run()
+    run: RunSettings = RunSettings()
     environment: Environment = Environment()
     algorithm: Settings
     """The algorithm, and the settings that it has for itself."""

@@ -24,7 +24,7 @@ class Stop:
 
 
 class Generation:
-    """An evaluated generation, passed to callbacks.
+    """An evaluated generation, passed to callbacks on the main process.
 
     `number` counts from 1. `row` is its line of `metrics.jsonl`, `agents` are the trained agents with their fitness,
     before selection and mutation. Both are copies: modifying them does not affect the run.

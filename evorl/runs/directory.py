@@ -74,6 +74,13 @@ def read_config(run: Path) -> dict[str, Any]:
     return read_yaml(run / CONFIG)
 
 
+def from_here(run: str | Path) -> str:
+    """A run's directory as it is printed: relative to the working directory if it lies below."""
+    path = Path(run)
+    below = path.is_absolute() and path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd()) if below else run)
+
+
 def names_code(config: AnyConfig) -> bool:
     """True if a configuration names code that has to be imported."""
     return any(":" in str(value) for key, value in _code_of(config).items() if key != KWARGS)

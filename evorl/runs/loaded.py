@@ -17,9 +17,10 @@ from evorl.envs import Environments
 from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy, check_agents
-from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, is_own, load_elite, read_config
+from evorl.runs.directory import AGENTS, ELITE, INTERFACE, Checkpoints, from_here, is_own, load_elite, read_config
 from evorl.runs.hub import local_run
 from evorl.seeding import torch_generator
+from evorl.system.console import digits
 from evorl.system.files import read_bounded, reason
 from evorl.system.formats import decode_agents
 from evorl.system.untrusted_json import parse_json
@@ -46,13 +47,19 @@ Action = Any
 class LoadedAgent:
     """A trained agent of a run, ready for inference.
 
-    `config` is the run's configuration, `agent` the agent's record with its weights; `observation_space` and
-    `action_space` are those it was trained on. `predict` has the signature that Stable-Baselines3's `evaluate_policy`
-    expects.
+    `config` is the run's configuration; `agent` is the agent's record: its id, parent, architectures, hyperparameters
+    and weights. `observation_space` and `action_space` are those it was trained on. `predict` has the signature that
+    Stable-Baselines3's `evaluate_policy` expects.
     """
 
     def __init__(
-        self, agent: Agent, config: AnyConfig, algorithm: Algorithm, reader: ObservationReader, seed: int = 0
+        self,
+        agent: Agent,
+        config: AnyConfig,
+        algorithm: Algorithm,
+        reader: ObservationReader,
+        seed: int = 0,
+        run: str | Path = "",
     ) -> None:
         interface = algorithm.interface
         self.agent = agent
@@ -65,6 +72,13 @@ class LoadedAgent:
         self._read_actions = action_reader(interface.action, 1)
         generator = torch_generator(seed, generation=0, rank=0, purpose="prediction")
         self._policy = Policy([agent], algorithm, generator)
+        self._run = run
+
+    def __repr__(self) -> str:
+        where = f" of {from_here(self._run)}" if self._run else ""
+        fitness = "none yet" if self.agent.fitness is None else digits(self.agent.fitness)
+        task = f"{self.config.algorithm.name} on {self.config.environment.id}"
+        return f"<LoadedAgent {self.agent.id}{where}: {task}, fitness {fitness}>"
 
     def predict(
         self,
@@ -119,10 +133,13 @@ def load(
     False.
     """
     with local_run(run) as path:
-        return _load(path, agent, generation, allow_code, seed)
+        return _load(path, run, agent, generation, allow_code, seed)
 
 
-def _load(path: Path, agent: int | None, generation: int | None, allow_code: bool, seed: int) -> LoadedAgent:
+def _load(
+    path: Path, run: str | Path, agent: int | None, generation: int | None, allow_code: bool, seed: int
+) -> LoadedAgent:
+    """Load an agent from the directory `path`, in which `run` lies."""
     if agent is None and generation is None:
         data, found = load_elite(path)
     else:
@@ -134,7 +151,7 @@ def _load(path: Path, agent: int | None, generation: int | None, allow_code: boo
         refuse_code(config, allow_code, "allow_code=True")
     algorithm = make_algorithm(config, interface)
     check_agents([found], algorithm, str(path))
-    return LoadedAgent(found, config, algorithm, reader, seed)
+    return LoadedAgent(found, config, algorithm, reader, seed, run)
 
 
 def _interface(run: Path, config: AnyConfig, allow_code: bool) -> tuple[EnvSpec, ObservationReader]:

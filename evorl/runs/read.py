@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from evorl.config.errors import shown
-from evorl.runs.directory import MOST_RESUMES, JsonLines, Row, read_config
+from evorl.runs.directory import MOST_RESUMES, JsonLines, Row, from_here, read_config
 from evorl.runs.directory import RESUMES as RESUMES_FILE
 from evorl.system.files import read_bounded, reason
 from evorl.system.untrusted_json import parse_json
@@ -279,6 +279,11 @@ class RunRecord:
     lineage: Sequence[Row]
     elite: Row
     summary: Row
+
+    def __repr__(self) -> str:
+        ended = self.summary.get("ended", "not ended")
+        tables = f"{len(self.metrics)} generations, {len(self.lineage)} rows of lineage"
+        return f"<RunRecord {from_here(self.path)}: {tables}, {ended}>"
 
     def metric(self, name: str) -> NDArray[np.float64]:
         """A scalar metric [G], such as `best_fitness`; NaN for generations without it."""

@@ -17,18 +17,31 @@ from typing import Any
 
 import gymnasium as gym
 import yaml
+from pydantic import BaseModel
 
 from evorl.algorithms import SETTINGS
-from evorl.config import AnyConfig
+from evorl.config import AnyConfig, Environment, Evolution, Network
 from evorl.config.errors import shown
+from evorl.config.fields import AlgorithmSettings, given_in
+from evorl.config.schema import (
+    ActorSettings,
+    Checkpoint,
+    Evaluation,
+    PopulationSettings,
+    Replay,
+    RunSettings,
+    Tracking,
+    Training,
+)
 from evorl.config.yaml import ROOT, configuration_file, read_settings, substitution
 from evorl.distributed import own_world
 from evorl.runs.callbacks import Callback
+from evorl.runs.directory import from_here, read_config
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import RunRecord, read_run
 from evorl.runs.run import Run
 from evorl.system.background import end_background, limit_end
-from evorl.system.console import say, warnings_on_one_line
+from evorl.system.console import digits, say, warnings_on_one_line
 from evorl.system.plugins import SCRIPT, name_of
 from evorl.system.processes import keep_freed_memory
 from evorl.system.signals import Interrupted, signal_handlers
@@ -76,6 +89,18 @@ class TrainedRun:
     path: Path
     summary: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        task = ""
+        with contextlib.suppress(UserError):  # A directory that is gone is no reason to fail at a prompt.
+            config = read_config(self.path)
+            task = f"{config['algorithm']['name']} on {config['environment']['id']}, "
+        best = self.summary.get("best_fitness")
+        fitness = "none yet" if best is None else digits(best)
+        steps = f"{self.summary.get('agent_steps', 0):,} steps of each agent"
+        return (
+            f"<TrainedRun {from_here(self.path)}: {task}{self.summary.get('ended')}, {steps}, best fitness {fitness}>"
+        )
+
     def load(self, *, agent: int | None = None, generation: int | None = None, seed: int = 0) -> LoadedAgent:
         """Load the best agent, or another one, as `evorl.load` does, with custom code of the configuration allowed."""
         return load(self.path, agent=agent, generation=generation, allow_code=True, seed=seed)
@@ -88,44 +113,84 @@ class TrainedRun:
 def train(
     config: str | Path | Mapping[str, Any] | AnyConfig = "dqn",
     *,
-    environment: str | Mapping[str, Any] | Callable[..., Any] | gym.Env[Any, Any] | None = None,
+    algorithm: AlgorithmSettings | Mapping[str, Any] | str | None = None,
+    environment: Environment | str | Mapping[str, Any] | Callable[..., Any] | gym.Env[Any, Any] | None = None,
+    seed: int | None = None,
+    run: RunSettings | Mapping[str, Any] | None = None,
+    network: Network | Mapping[str, Any] | None = None,
+    actors: ActorSettings | Mapping[str, Any] | None = None,
+    replay: Replay | Mapping[str, Any] | None = None,
+    population: PopulationSettings | Mapping[str, Any] | None = None,
+    evolution: Evolution | Mapping[str, Any] | None = None,
+    evaluation: Evaluation | Mapping[str, Any] | None = None,
+    training: Training | Mapping[str, Any] | None = None,
+    tracking: Tracking | Mapping[str, Any] | None = None,
+    checkpoint: Checkpoint | Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     **overrides: Any,
 ) -> TrainedRun:
     """Train and evolve a population; block until the run ends, and return it on every rank of the launch.
 
-    `config` is the name of a shipped configuration such as `ppo`, a YAML file, or the settings themselves. `overrides`
-    change settings: `population={"size": 8}` changes the named keys of a section, `**{"network.hidden_sizes": [64]}`
-    a single key. `environment` may be an environment class or factory function defined at the top level of a module or
-    of the script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to
-    import it. It may also be one that `gymnasium.make` has made: more are made by its id and keyword arguments, and it
-    stays as it is. An environment defined in a script or notebook can be resumed only from there, with
-    `run={"name": NAME, "resume": "auto"}`. `callbacks` are called with each `evorl.Generation`, on the main process,
-    and may return an `evorl.Stop`.
+    `config` is the name of a shipped configuration, a YAML file, or the settings themselves. An algorithm's name such
+    as `ppo` takes the file shipped for the environment, if there is one, and `ppo.yaml` always the general one.
+
+    The other parameters change settings. A section is given as an object, `training=evorl.Training(max_steps=10_000)`,
+    or as a mapping, `training={"max_steps": 10_000}`; both change the settings that they name, and leave the others as
+    `config` has them. An algorithm's section, such as `algorithm=evorl.PPOSettings(learning_rate=3e-4)`, also selects
+    the algorithm. `overrides` are single settings by their paths, as in `**{"network.hidden_sizes": [64]}`; they are
+    applied last.
+
+    `environment` may be an environment class or factory function defined at the top level of a module or of the
+    script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to import
+    it. It may also be one that `gymnasium.make` has made: more are made by its id and keyword arguments, and it stays
+    as it is. An environment defined in a script or notebook can be resumed only from there, with
+    `run={"name": NAME, "resume": "auto"}`.
+
+    `callbacks` are called with each `evorl.Generation`, on the main process, and may return an `evorl.Stop`.
 
     Raises UserError for invalid input, RunFailed if a process is lost, and KeyboardInterrupt after Ctrl-C. After the
     last two the run can be resumed.
     """
-    given = assignments(_with_environment(overrides, environment))
+    sections = {
+        "seed": seed, "run": run, "algorithm": algorithm, "network": network, "actors": actors, "replay": replay,
+        "population": population, "evolution": evolution, "evaluation": evaluation, "training": training,
+        "tracking": tracking, "checkpoint": checkpoint,
+    }  # fmt: skip
+    given = {key: section for key, section in sections.items() if not _is_empty(section)}
+    place = None if _is_empty(environment) else _settings_in(environment)
+    told = assignments(_with_environment(given, place) | overrides)
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        path = _file_of(config, Path(folder), given)
-        settings = read_settings(path, given)
+        path = _file_of(config, Path(folder), told)
+        settings = read_settings(path, told)
         _refuse_script_for_actors(settings)
         main = main_of(program_for(settings))
         try:
             with _signals(), warnings_on_one_line(), own_world():
-                run = main(["--config", str(path), *given], callbacks)
+                trained = main(["--config", str(path), *told], callbacks)
         finally:
             limit_end(None)
             end_background()
-    return TrainedRun(run.path, run.summary)
+    return TrainedRun(trained.path, trained.summary)
+
+
+def _is_empty(section: Any) -> bool:
+    """True if a parameter changes nothing; an empty mapping replaces its section by the defaults."""
+    return section is None or (isinstance(section, BaseModel) and not _settings_in(section))
+
+
+def _settings_in(section: Any) -> Any:
+    """Convert a section object to the mapping of the settings that it was given; return anything else unchanged."""
+    if isinstance(section, AlgorithmSettings):
+        return {"name": section.name} | given_in(section)
+    return given_in(section) if isinstance(section, BaseModel) else section
 
 
 def assignments(overrides: Mapping[str, Any]) -> list[str]:
     """Convert settings to `key.path=value` arguments; a mapping under a dotted key is one value. Raises UserError."""
     found: list[str] = []
-    for key, value in overrides.items():
+    for key, given in overrides.items():
+        value = _settings_in(given)
         if isinstance(value, Mapping) and value and "." not in key:
             found += [f"{key}.{each}" for each in _leaves(value)]
         else:
@@ -146,7 +211,9 @@ def _text(key: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a path, or a NumPy scalar or array, for JSON. Raises TypeError for other objects."""
+    """Convert a path, a section, or a NumPy scalar or array, for JSON. Raises TypeError for other objects."""
+    if isinstance(value, BaseModel):
+        return _settings_in(value)
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):

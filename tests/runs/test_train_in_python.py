@@ -65,6 +65,20 @@ def test_it_trains_what_the_demo_trains(in_directory):
     assert action in (0, 1)
 
 
+def test_what_it_returns_prints_on_one_line(in_directory, tmp_path_factory, monkeypatch):
+    run = evorl.train(SMALL, training=SHORT, run={"name": "a"})
+    end = f"{run.summary['agent_steps']} steps of each agent, best fitness {run.summary['best_fitness']:.1f}>"
+    assert repr(run) == f"<TrainedRun runs/a: dqn on CartPole-v1, finished, {end}"
+    agent = run.load()
+    told = f"<LoadedAgent {agent.agent.id} of runs/a: dqn on CartPole-v1, fitness {agent.agent.fitness:.1f}>"
+    assert repr(agent) == told
+    assert repr(run.read()) == "<RunRecord runs/a: 2 generations, 8 rows of lineage, finished>"
+    (run.path / "config.yaml").unlink()
+    assert repr(run) == f"<TrainedRun runs/a: finished, {end}", "its directory may be gone"
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert repr(run).startswith(f"<TrainedRun {run.path}:")
+
+
 def test_settings_may_be_a_mapping_or_a_configuration(in_directory):
     data = read_yaml(SMALL)
     first = evorl.train(data, training={"max_steps": 40}, run={"name": "a"}, seed=2)

@@ -1,0 +1,144 @@
+"""demos/optuna_search.py and demos/tune_search.py: a bad trial stops early, and the best one's settings come back.
+
+Optuna is the real one, which the extra `dev` installs. A stand-in takes Ray's place, whose processes are too heavy for
+tests; the real one ran to its end for docs/search.md.
+"""
+
+import importlib.util
+import sys
+from statistics import fmean
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from helpers.support import ROOT, SMALL
+
+import evorl
+from evorl.runs.callbacks import Generation
+
+TASK = "CartPole-v1"
+
+
+def imported(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "demos" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def really(monkeypatch, in_directory):
+    """Let a demo train small.yaml's three short generations, with the network and callbacks of its trial."""
+    train = evorl.train
+
+    def small(config, *, network, callbacks, run=None, **others):
+        assert others["environment"].id == TASK
+        return train(SMALL, network=network, callbacks=callbacks, run=run or {"name": "trial"}, seed=others.get("seed"))
+
+    monkeypatch.setattr(evorl, "train", small)
+
+
+def pretended(seen):
+    """An `evorl.train` that does not train: wider networks of fewer agents are fitter, in each of five generations."""
+
+    def train(config, *, network, population, callbacks, evolution, training, **others):
+        assert training.max_steps // evolution.steps == 5, "all trials have as many generations"
+        fitness = network.hidden_sizes[0] / population.size
+        seen.append((population.size, network.hidden_sizes, training.max_steps * population.size))
+        for number in range(1, 6):
+            row = {"generation": number, "fitness": [0.0, fitness * number]}
+            if any(callback(Generation(row, [])) for callback in callbacks):
+                return SimpleNamespace(path="runs/a", summary={"because": "pruned", "generations": number})
+        return SimpleNamespace(path="runs/a", summary={"because": None, "generations": 5})
+
+    return train
+
+
+@pytest.fixture
+def optuna():
+    found = pytest.importorskip("optuna")
+    before = found.logging.get_verbosity()
+    found.logging.set_verbosity(found.logging.ERROR)
+    yield found
+    found.logging.set_verbosity(before)
+
+
+@pytest.mark.usefixtures("really")
+def test_a_pruned_trial_stops_its_run(optuna, in_directory):
+    class SecondReport(optuna.pruners.BasePruner):
+        def prune(self, study, trial):
+            return trial.last_step == 2
+
+    study = optuna.create_study(direction="maximize", pruner=SecondReport())
+    study.optimize(lambda trial: imported("optuna_search").objective(trial, TASK, 20_000), n_trials=1)
+    (trial,) = study.trials
+    assert trial.state == optuna.trial.TrialState.PRUNED
+    assert trial.user_attrs["run"] == "runs/trial"
+    run = evorl.read_run("runs/trial")
+    assert (run.summary["ended"], run.summary["because"], run.summary["generations"]) == ("stopped", "pruned", 2)
+    best = [max(row["fitness"]) for row in run.metrics]
+    assert trial.intermediate_values == {1: best[0], 2: pytest.approx(fmean(best))}
+
+
+def test_the_best_trial_comes_back_and_bad_ones_are_pruned(optuna, monkeypatch):
+    seen = []
+    monkeypatch.setattr(evorl, "train", pretended(seen))
+    study = imported("optuna_search").search(12, TASK, 20_000)
+    states = [trial.state for trial in study.trials]
+    assert optuna.trial.TrialState.PRUNED in states
+    assert states[:3] == [optuna.trial.TrialState.COMPLETE] * 3, "there is no median yet"
+    widths = {trial.number: trial.params["width"] / trial.params["population.size"] for trial in study.trials}
+    finished = [number for number, state in enumerate(states) if state == optuna.trial.TrialState.COMPLETE]
+    assert widths[study.best_trial.number] == max(widths[number] for number in finished)
+    assert study.best_value == pytest.approx(3 * widths[study.best_trial.number]), "the mean of five generations"
+    for (size, hidden, steps), trial in zip(seen, study.trials, strict=True):
+        assert (size, hidden) == (trial.params["population.size"], (trial.params["width"],) * trial.params["depth"])
+        assert steps == 20_000
+
+
+@pytest.fixture
+def tune(monkeypatch):
+    """`demos/tune_search.py`, whose `tune.report` collects what it is told and may end the trial, as Ray does it."""
+    reports, after = [], {"reports": 99}
+
+    def report(metrics):
+        reports.append(metrics)
+        if len(reports) == after["reports"]:
+            raise SystemExit(0)
+
+    choices = {"choice": list, "randint": range, "report": report}
+    context = SimpleNamespace(get_trial_name=lambda: "trial_1")
+    ray = ModuleType("ray")
+    ray.tune = SimpleNamespace(**choices, get_context=lambda: context, ResultGrid=None)
+    schedulers = ModuleType("ray.tune.schedulers")
+    schedulers.AsyncHyperBandScheduler = None
+    for name, module in {"ray": ray, "ray.tune": ray.tune, "ray.tune.schedulers": schedulers}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return SimpleNamespace(demo=imported("tune_search"), reports=reports, after=after)
+
+
+CHOSEN = {"size": 2, "num_envs": 4, "width": 16, "depth": 2}
+
+
+@pytest.mark.usefixtures("really")
+def test_a_trial_of_tune_reports_each_generation_and_ends_when_it_is_told(tune, in_directory):
+    tune.demo.trial(CHOSEN, TASK, 20_000, str(in_directory / "found"))
+    run = evorl.read_run(in_directory / "found" / "trial_1")
+    best = [max(row["fitness"]) for row in run.metrics]
+    means = {number: fmean(best[:number]) for number in range(1, len(best) + 1)}
+    assert tune.reports == [{"fitness": mean, "generation": number} for number, mean in means.items()]
+    assert len(means) > 2
+    tune.reports.clear()
+    tune.after["reports"] = 2
+    with pytest.raises(SystemExit):
+        tune.demo.trial(CHOSEN, TASK, 20_000, str(in_directory / "stopped"))
+    summary = evorl.read_run(in_directory / "stopped" / "trial_1").summary
+    assert (summary["ended"], summary["generations"]) == ("SystemExit", 1), "within the second one"
+
+
+def test_the_searches_are_over_what_evolution_leaves_alone(tune, optuna, monkeypatch):
+    seen = []
+    monkeypatch.setattr(evorl, "train", pretended(seen))
+    tune.demo.trial(CHOSEN, TASK, 20_000, "runs")
+    assert seen == [(2, (16, 16), 20_000)]
+    study = imported("optuna_search").search(1, TASK, 20_000)
+    assert {name.rpartition(".")[2] for name in study.best_params} == {*tune.demo.SPACE}

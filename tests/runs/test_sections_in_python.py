@@ -1,0 +1,154 @@
+"""Sections of the configuration as objects of `evorl`: typed, complete, and only what they were given counts."""
+
+import ast
+import inspect
+import re
+import typing
+from types import SimpleNamespace
+
+import pytest
+from helpers.support import ROOT, SMALL
+from pydantic import BaseModel
+
+import evorl
+from evorl.algorithms import SETTINGS
+from evorl.config import AlgorithmSettings, validate
+from evorl.config.docs import section_in
+from evorl.config.schema import Config, Schedule, ScheduledMutation
+from evorl.config.yaml import configuration_file, read_settings
+from evorl.runs import train
+from evorl.runs.train import assignments
+from evorl.types import UserError
+
+BY_COMMANDS = {Schedule, ScheduledMutation}
+"""Sections that `evorl retrain` writes, and nobody by hand."""
+
+
+def sections(model):
+    """All section classes that a model's fields have, at any depth."""
+    for field in model.model_fields.values():
+        if inner := section_in(field.annotation):
+            yield from [inner, *sections(inner)]
+
+
+@pytest.fixture
+def configured(monkeypatch, tmp_path):
+    """The configuration with which `evorl.train` would train, given its arguments."""
+    seen = []
+
+    def main(arguments, callbacks):
+        _, path, *given = arguments
+        seen.append(validate(read_settings(train.Path(path), given), SETTINGS, given))
+        return SimpleNamespace(path=tmp_path, summary={})
+
+    monkeypatch.setattr(train, "main_of", lambda program: main)
+
+    def call(*arguments, **keywords):
+        evorl.train(*arguments, **keywords)
+        return seen[-1]
+
+    return call
+
+
+def test_each_section_is_offered_and_known_to_type_checkers():
+    everything = {*SETTINGS.values(), *sections(Config[AlgorithmSettings])}
+    everything |= {inner for each in SETTINGS.values() for inner in sections(each)}
+    missing = {each.__name__ for each in everything - BY_COMMANDS if getattr(evorl, each.__name__, None) is not each}
+    assert missing == {AlgorithmSettings.__name__}
+    tree = ast.parse((ROOT / "evorl" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    declared = {alias.name: each.module for each in block.body for alias in each.names}
+    assert declared == evorl._PLACES
+    assert sorted(declared) == sorted(evorl.__all__)
+
+
+def test_each_section_of_a_configuration_is_a_typed_parameter():
+    hints = typing.get_type_hints(evorl.train)
+    for name, field in Config.model_fields.items():
+        (model,) = {section_in(field.annotation)} if name != "algorithm" else {AlgorithmSettings}
+        assert (model or int) in typing.get_args(hints[name]), name
+        assert inspect.signature(evorl.train).parameters[name].default is None
+    assert typing.get_type_hints(evorl.PPOSettings)["epochs"] is int
+    assert {"learning_rate", "clip", "name"} <= {*inspect.signature(evorl.PPOSettings).parameters}
+
+
+def test_only_what_was_given_changes_the_file(configured):
+    sections = {
+        "algorithm": evorl.DQNSettings(learning_rate=2e-3, exploration=evorl.EpsilonGreedy(start=0.5)),
+        "environment": evorl.Environment(num_envs=3),
+        "evolution": evorl.Evolution(steps=60, selection=evorl.Selection(), mutation=evorl.Mutation(none=1.0)),
+        "training": evorl.Training(max_steps=60),
+    }
+    as_keys = {"algorithm.learning_rate": 2e-3, "algorithm.exploration.start": 0.5, "environment.num_envs": 3,
+               "evolution.steps": 60, "evolution.mutation.none": 1.0, "training.max_steps": 60}  # fmt: skip
+    assert configured(SMALL, **sections) == configured(SMALL, **as_keys)
+    found = configured(SMALL, **sections, **{"environment.num_envs": 5})
+    assert (found.algorithm.batch_size, found.algorithm.exploration.end) == (8, 0.1), "the file's"
+    assert found.environment.num_envs == 5, "a single key comes last"
+    nothing = {"evolution": evorl.Evolution(mutation=evorl.Mutation()), "environment": evorl.Environment()}
+    assert configured(SMALL, **nothing, training=evorl.Training()) == configured(SMALL)
+
+
+def test_an_algorithm_s_section_names_the_algorithm(configured):
+    found = configured(algorithm=evorl.A2CSettings(gamma=0.9), environment="CartPole-v1")
+    assert (found.algorithm.name, found.algorithm.gamma) == ("a2c", 0.9)
+    shipped = read_settings(configuration_file("a2c"), [])["algorithm"]["learning_rate"]
+    assert found.algorithm.learning_rate == shipped != evorl.A2CSettings().learning_rate
+    # Settings that are shipped for a task are found, too.
+    found = configured("sac", environment=evorl.Environment(id="Hopper-v5"))
+    assert found == configured("sac", environment="Hopper-v5") != configured("sac.yaml", environment="Hopper-v5")
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_each_algorithm_s_section_bears_its_name(settings):
+    assert SETTINGS[settings().name] is settings
+
+
+def test_sections_stand_within_mappings_and_under_dotted_keys():
+    ends = evorl.HyperparameterRange(min=0.9, max=0.99)
+    layer = evorl.ConvolutionalLayer(channels=4, kernel=2)
+    given = {
+        "evolution": {"selection": evorl.Selection(size=3), "hyperparameters": {"gamma": ends}},
+        "network": evorl.Network(convolutions=(layer,)),
+        "network.convolutions": [layer],
+        "replay": evorl.Replay(prioritised=evorl.Prioritised()),
+        "population": evorl.PopulationSettings(**{"from": "runs/a"}),
+    }
+    assert assignments(given) == [
+        "evolution.selection.size=3", "evolution.hyperparameters.gamma.min=0.9",
+        "evolution.hyperparameters.gamma.max=0.99", 'network.convolutions=[{"channels": 4, "kernel": 2}]',
+        'network.convolutions=[{"channels": 4, "kernel": 2}]', "replay.prioritised={}", 'population.from="runs/a"',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda: evorl.PPOSettings(gama=0.9), "PPOSettings: gama: unknown key; did you mean 'gamma'?"),
+        (lambda: evorl.Mutation(none=-1), "Mutation: none: -1 is out of range; it must be at least 0 and at most"),
+        (lambda: evorl.Evolution(selection={"sise": 3}), "Evolution: selection.sise: unknown key; did you mean"),
+        (lambda: evorl.Training(max_steps=0, compile="x"), "Training: 2 settings are wrong: (1) max_steps: 0 is"),
+        (lambda: evorl.train(training=evorl.Network(bf16=True)), "training.bf16: unknown key; did you mean 'network"),
+        (lambda: evorl.train("ppo", algorithm=evorl.PPOSettings(name="a2c", clip=0.1)), "algorithm.clip: unknown key"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_names_the_key(mistake, message):
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        mistake()
+    assert "\n" not in str(error.value)
+
+
+def test_sections_of_files_are_told_with_their_path():
+    """Those within others are made by pydantic, which needs its own errors to say where they are."""
+    with pytest.raises(UserError, match=r"^evolution\.selection\.sise: unknown key; did you mean"):
+        validate({"evolution": {"selection": {"sise": 3}}}, SETTINGS)
+    assert issubclass(evorl.Selection, BaseModel)
+
+
+def test_a_run_trains_with_sections(in_directory):
+    short = evorl.Training(max_steps=40)
+    run = evorl.train(
+        SMALL, training=short, run=evorl.RunSettings(name="a"), population=evorl.PopulationSettings(size=2)
+    )
+    config = run.load().config
+    assert (run.path.name, config.population.size, config.algorithm.batch_size) == ("a", 2, 8)
