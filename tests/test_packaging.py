@@ -70,7 +70,7 @@ def test_the_container_runs_the_first_command_of_the_readme():
     assert [*words["ENTRYPOINT"], *words["CMD"]] == first[1].split()
     extras = re.search(r"/source\[(.*)\]", "\n".join(lines))[1]
     assert f'pip install ".[{extras}]"' in (ROOT / "README.md").read_text()
-    (cpu,) = [line for line in lines if "torch --index-url" in line]
+    (cpu,) = [line for line in lines if "--extra-index-url" in line]
     for command in (cpu.partition("--no-cache-dir ")[2], PROJECT["tool"]["uv"]["index"][0]["url"]):
         assert command in (ROOT / "README.md").read_text(), "the CPU build is the same by pip, uv and in the container"
     ignored = (ROOT / ".dockerignore").read_text().split()
