@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from signal import Signals
 from typing import Any
 
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import look
-from evorl.report.statistics import Effect, Group, Interval, interval
+from evorl.report.statistics import FEWEST, Effect, Group, Interval, interval
 from evorl.system.console import compact, digits
 
 Fact = tuple[str, str]
@@ -115,7 +115,8 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 "label": group.label,
                 "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
                 "best": "–" if mean is None else digits(mean.mean),
-                "interval": "–" if mean is None else ends(mean),
+                "interval": "–" if mean is None else ends(mean, digits),
+                "names": ", ".join(run.name for run in group.runs),
                 "each": ", ".join("–" if value is None else digits(value) for value in best),
                 "steps": ", ".join(compact(run.generations[-1].agent_steps) for run in group.runs),
                 "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
@@ -124,9 +125,9 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def ends(mean: Interval) -> str:
+def ends(mean: Interval, shown: Callable[[float], str] = "{:+.1f}".format) -> str:
     """Format a confidence interval as "low to high"."""
-    return "one only" if mean.low is None or mean.high is None else f"{mean.low:+.1f} to {mean.high:+.1f}"
+    return f"n < {FEWEST}" if mean.low is None or mean.high is None else f"{shown(mean.low)} to {shown(mean.high)}"
 
 
 def duration(seconds: float) -> str:

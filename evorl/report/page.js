@@ -4,12 +4,24 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  // Colours that are too dark beside the dark page, and what they become there.
+  const night = { "#0072b2": "#4aa8e0", "#d55e00": "#f07f2e", "#009e73": "#1fbf92" };
+  const rgb = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16)).join(",");
+  const seen = (value) => {
+    if (!dark.matches || typeof value !== "string") return value;
+    for (const [day, bright] of Object.entries(night)) {
+      if (value === day) return bright;
+      if (value.startsWith(`rgba(${rgb(day)},`)) return value.replace(rgb(day), rgb(bright));
+    }
+    return value;
+  };
+
   const inked = (value, ink) => {
     if (Array.isArray(value)) return value.map((one) => inked(one, ink));
     if (value !== null && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, inked(one, ink)]));
     }
-    return value === "$ink" ? ink : value;
+    return value === "$ink" ? ink : seen(value);
   };
 
   const draw = (place) => {
