@@ -52,6 +52,8 @@ def run_facts(run: Drawn) -> list[Fact]:
     facts = [(words, str(run.setting(path))[:80]) for words, path in names]
     if run.setting("evolution.selection.name") == "multi_frequency":
         facts.append(("parts evolve every", f"{str(run.setting('evolution.selection.periods'))[:60]} generations"))
+    if (origin := run.setting("run.origin")) is not None:
+        facts.append(("origin", str(origin)[:80]))
     return [*facts, ("ranks", f"{last.ranks} ({last.placement})"), ("ended", state(run))]
 
 

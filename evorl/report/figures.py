@@ -128,9 +128,9 @@ def schedule(run: Drawn) -> Figure | None:
                 **axes,
             }
         )
-        values = [value_of(life, name, run) for life in run.lives]
-        kind = "log" if all(value is not None and value > 0 for value in values) else "linear"
-        layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "type": kind, "automargin": True}
+        values = [value for life in [*path, *run.lives] if (value := value_of(life, name, run)) is not None]
+        scale = _scale(values)
+        layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "automargin": True, **scale}
         layout[f"xaxis{number}"] = {"title": {"text": STEPS if place == len(names) else ""}}
     layout["height"] = 130 + 150 * len(names)
     return {"data": traces, "layout": layout}
@@ -229,7 +229,7 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
                 "mode": "markers",
                 "x": (drawn := _some(effect.changes)),
                 "y": [name] * len(drawn),
-                "marker": {"color": kind.colour, "size": 6, "opacity": 0.35, "symbol": kind.symbol},
+                "marker": {"color": kind.colour, "size": 7, "opacity": 0.5, "symbol": kind.symbol},
                 "hovertemplate": "%{x:+.1f}<extra></extra>",
             }
         )
@@ -251,7 +251,7 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
                 "hovertemplate": "mean %{x:+.1f}<extra></extra>",
             }
         )
-    layout = _axes("fitness of a child after its first generation, less its parent's before", "")
+    layout = _axes("change of fitness from parent to child", "")
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": names[::-1], "automargin": True}
     drawn_values = [*chain.from_iterable(effect.changes for effect in found), *(each.interval.mean for each in found)]
     layout["xaxis"] |= {"zeroline": True, "range": extent(drawn_values)}
@@ -385,6 +385,8 @@ def comparison(groups: Sequence[Group], measure: str) -> Figure:
     traces = [trace for place, group in enumerate(groups) for trace in _traces(group, measure, place)]
     words, values = MEASURES[measure][0], [value for group in groups for value in group.values(measure)]
     layout = {"xaxis": {"title": {"text": STEPS}}, "yaxis": {"title": {"text": words}, "range": extent(values)}}
+    lines = sum(trace["name"].count("<br>") + 1 for trace in traces if "showlegend" not in trace)
+    layout |= {"height": 420 + 10 * lines}
     return {"data": traces, "layout": layout}
 
 
@@ -594,7 +596,7 @@ def _points(lives: Sequence[Stage], name: str, run: Drawn) -> Figure:
         "mode": "markers",
         "x": [run.steps[life.generation] for life in lives],
         "y": [value_of(life, name, run) for life in lives],
-        "marker": {"color": PLAIN.colour, "size": 6, "opacity": 0.6},
+        "marker": {"color": PLAIN.colour, "size": 7, "opacity": 0.75},
         "hovertext": [_about(life, run) for life in lives],
         "hoverinfo": "y+text",
         "name": "agents that lost",
@@ -615,6 +617,14 @@ def _level(value: float) -> Figure:
     line = {"color": "#009e73", "width": 1.5, "dash": "dash"}
     label = {"text": f"target {value:g}", "textposition": "start", "font": {"color": INK}, "yanchor": "bottom"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value, "line": line, "label": label}
+
+
+def _scale(values: Sequence[float]) -> Figure:
+    """Return the settings of an axis: logarithmic if the values span a decade, with ticks far enough apart to read."""
+    low, high = min(values), max(values)
+    if low <= 0 or high < 10 * low:
+        return {"type": "linear", "nticks": 5}
+    return {"type": "log", "dtick": "D2" if high < 40 * low else max(1, round(np.log10(high / low) / 4))}
 
 
 def _whole(run: Drawn) -> Figure:

@@ -33,13 +33,16 @@
       layout[name] = { gridcolor: line, zerolinecolor: soft, linecolor: line, automargin: true, ...layout[name] };
       layout[name].title = { font: { size: 12, color: soft }, standoff: 8, ...(layout[name].title || {}) };
     }
-    Plotly.react(place, inked(figure.data, ink), {
-      height: 440, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
+    // Where the page is narrow, each entry of a legend takes lines of its own, which the chart would lack.
+    const entries = layout.showlegend === false ? [] : figure.data.filter((trace) => trace.name && trace.showlegend !== false);
+    const lines = entries.reduce((sum, trace) => sum + trace.name.split("<br>").length, 0);
+    layout.height = (layout.height || 440) + (place.clientWidth < 600 ? 17 * Math.max(0, lines - 4) : 0);
+    Plotly.react(place, inked(figure.data, ink), { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
       font: { family: fonts, size: 12, color: ink }, margin: { l: 60, r: 16, t: 16, b: 44 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
       hoverlabel: { align: "left", font: { family: fonts } },
       ...layout,
-      legend: { orientation: "h", y: -0.18, x: 0, ...(layout.legend || {}) },
+      legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0, x: 0, maxheight: 2000, ...(layout.legend || {}) },
     }, { responsive: true, displaylogo: false, displayModeBar: "hover", scrollZoom: Boolean(figure.zooms), modeBarButtonsToRemove: ["lasso2d", "select2d"] });
     place.dataset.drawn = "yes";
   };
@@ -55,7 +58,12 @@
     if (others.length) setTimeout(drawAll);
     else document.body.dataset.ready ??= Math.round(performance.now());
   };
+  const paint = () => document.querySelectorAll(".dot").forEach((dot) => { dot.style.background = seen(dot.dataset.colour); });
+  paint();
   drawAll();
   document.querySelectorAll("details").forEach((part) => part.addEventListener("toggle", drawAll));
-  dark.addEventListener("change", () => document.querySelectorAll("[data-drawn]").forEach(draw));
+  dark.addEventListener("change", () => {
+    paint();
+    document.querySelectorAll("[data-drawn]").forEach(draw);
+  });
 })();

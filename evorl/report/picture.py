@@ -64,7 +64,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         line = THIN if run.crowd is None else 0
         axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=line, label=words)
     axes[0].set_ylabel("mean return in evaluation")
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend(fontsize=8, edgecolor="none", framealpha=0.9)
     axes[0].set_title(_plain(f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"), fontsize=10)
     if hyperparameter:
         if all(hyperparameter not in life.hyperparameters for life in run.lives):
@@ -143,7 +143,7 @@ def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:
         axis.set_ylim(limits)
     axis.set_xlabel(STEPS)
     axis.set_ylabel(MEASURES[measure][0])
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=8, edgecolor="none", framealpha=0.9)
     _tidy(axis)
 
 

@@ -190,29 +190,33 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
 
 
 def _labels(runs: Sequence[Drawn], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return distinct labels of groups, of one run each: the task and the settings in which the groups differ.
+    """Return distinct labels of groups, of one run each: the task and the settings in which groups of this task differ.
 
-    Settings are named by their full path. Those of some algorithms alone are named only if the labels would be equal
-    otherwise; if more than `NAMED` others differ, as many are named as make the labels distinct.
+    Settings have their full paths. The fewest that make the labels distinct come first, and others follow up to
+    `NAMED`; those that only some of the configurations have come last.
     """
-    differing = [
-        name
-        for name in dict.fromkeys(chain.from_iterable(configs))
-        if name.partition(".")[0] not in APART and len({str(config.get(name)) for config in configs}) > 1
-    ]
-    own = [name for name in differing if name not in ("algorithm.name", "environment.id")]
-    shared = [name for name in own if all(name in config for config in configs)]
-    ordered = [*shared, *(name for name in own if name not in shared)]
-    labels: list[str] = []
-    for count in range(min(NAMED, len(shared)), len(ordered) + 1):
-        labels = [_label(run, config, ordered[:count]) for run, config in zip(runs, configs, strict=True)]
-        if len(set(labels)) == len(labels):
-            break
-    more = ", …" if count < len(shared) else ""
-    return [f"{label}{more}" for label in labels]
+    bases = [f"{run.setting('algorithm.name')} on {run.setting('environment.id')}" for run in runs]
+    labels = list(bases)
+    for base in dict.fromkeys(bases):
+        places = [place for place, other in enumerate(bases) if other == base]
+        own = [configs[place] for place in places]
+        differing = [
+            name
+            for name in dict.fromkeys(chain.from_iterable(own))
+            if name.partition(".")[0] not in APART and len({str(config.get(name)) for config in own}) > 1
+        ]
+        differing.sort(key=lambda name: any(name not in config for config in own))
+        named: list[str] = []
+        while differing and (len(named) < NAMED or _kinds(own, named) < len(own)):
+            # In a tie, max gives the first.
+            named.append(max(differing, key=lambda name: _kinds(own, [*named, name])))
+            differing.remove(named[-1])
+        for place, config in zip(places, own, strict=True):
+            words = [f"{name} {config[name]}" for name in named if name in config] + ["…"] * bool(differing)
+            labels[place] = f"{base}: {', '.join(words)}" if named else base
+    return labels
 
 
-def _label(run: Drawn, config: Mapping[str, Any], names: Sequence[str]) -> str:
-    named = ", ".join(f"{name} {config[name]}" for name in names if name in config)
-    base = f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"
-    return f"{base}: {named}" if named else base
+def _kinds(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
+    """Return how many of the configurations are distinct by these settings."""
+    return len({tuple(str(config.get(name)) for name in names) for config in configs})
