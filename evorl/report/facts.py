@@ -82,7 +82,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
 def path_heading(run: Drawn) -> str:
     """Return the heading of the table of `path_rows`."""
     if run.crowd is None:
-        return f"All {len(run.winner)} generations of it"
+        return "Its only generation" if len(run.winner) == 1 else f"All {len(run.winner)} generations of it"
     shown, changes = len(run.crowd.changed), run.crowd.changes
     return f"All {changes:,} changes on it" if shown == changes else f"The last {shown:,} of {changes:,} changes on it"
 

@@ -98,8 +98,7 @@ def schedule(run: Drawn) -> Figure | None:
     Those that changed in the lineage come first. Returns None if none changed in any agent.
     """
     path, steps = run.winner, run.steps
-    known = path[0].hyperparameters if path else ()
-    tried = [name for name in known if _varies([*path, *run.lives], name)]
+    tried = [name for name in run.lives[0].hyperparameters if _varies([*path, *run.lives], name)]
     names = sorted(tried, key=lambda name: not _varies(path, name))
     if not names:
         return None
@@ -110,7 +109,7 @@ def schedule(run: Drawn) -> Figure | None:
     for place, name in enumerate(names, start=1):
         number = "" if place == 1 else str(place)
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": place == 1}
-        own = [(0, value_of(path[0], name, run))]
+        own = [(0, value_of(life, name, run)) for life in path[:1]]
         own += [(steps[life.generation], value_of(life, name, run)) for life in path]
         # A mutation takes effect at the start of its generation, hence "vh" steps below.
         if run.crowd is None:
@@ -178,7 +177,7 @@ def tree(run: Drawn) -> Figure:
                 "color": [life.fitness for life in run.lives],
                 "cmin": min(known, default=0),
                 "cmax": max(known, default=1),
-                "line": {"color": INK, "width": 0.5},
+                "line": {"color": INK, "width": 1},
                 "symbol": [look(born_by(life, parents.get((life.generation, life.id)))).symbol for life in run.lives],
                 "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
             },
@@ -205,7 +204,9 @@ def architectures(run: Drawn) -> Figure:
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
         traces += [{**trace, **axes, "showlegend": place == 1} for trace in own]
         layout[f"yaxis{number}"] = {"title": {"text": f"units of {html.escape(network)}"}, "rangemode": "tozero"}
-        layout[f"xaxis{number}"] = {"title": {"text": STEPS if place == len(networks) else ""}}
+        layout[f"xaxis{number}"] = _axes(STEPS, "")["xaxis"] | {
+            "title": {"text": STEPS if place == len(networks) else ""}
+        }
     layout["height"] = 120 + 230 * len(networks)
     return {"data": traces, "layout": layout}
 
@@ -278,7 +279,7 @@ def shares(run: Drawn) -> Figure:
             "x": [100 * seconds / whole],
             "y": ["time"],
             "name": html.escape(f"{name} {_percent(seconds / whole)}"),
-            "text": [f"{html.escape(name)}<br>{_percent(seconds / whole)}"],
+            "text": [f"{html.escape(name)}<br>{html.escape(_percent(seconds / whole))}"],
             "textposition": "inside",
             "textangle": 0,
             "insidetextanchor": "middle",
@@ -384,7 +385,8 @@ def comparison(groups: Sequence[Group], measure: str) -> Figure:
     """Plot a measure over steps for each group: every seed, their mean, and its 95 % confidence interval."""
     traces = [trace for place, group in enumerate(groups) for trace in _traces(group, measure, place)]
     words, values = MEASURES[measure][0], [value for group in groups for value in group.values(measure)]
-    layout = {"xaxis": {"title": {"text": STEPS}}, "yaxis": {"title": {"text": words}, "range": extent(values)}}
+    layout = _axes(STEPS, words)
+    layout["yaxis"] |= {"range": extent(values)}
     lines = sum(trace["name"].count("<br>") + 1 for trace in traces if "showlegend" not in trace)
     layout |= {"height": 420 + 10 * lines}
     return {"data": traces, "layout": layout}
@@ -478,7 +480,8 @@ def _descent(run: Drawn, descent: Tree) -> Figure:
             ],
             "hoverinfo": "text",
             "marker": {
-                "size": 6,
+                "size": 7,
+                "line": {"color": INK, "width": 1},
                 "colorscale": "Cividis",
                 "color": descent.fitness,
                 "cmin": min(known, default=0),
@@ -637,7 +640,11 @@ def _whole(run: Drawn) -> Figure:
 
 
 def _axes(x: str, y: str) -> Figure:
-    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    # A run of one generation would have fractions of a step otherwise.
+    return {
+        "xaxis": {"title": {"text": x}, "rangemode": "tozero" if x == STEPS else "normal"},
+        "yaxis": {"title": {"text": y}},
+    }
 
 
 def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
