@@ -85,7 +85,9 @@ def _drawn(axis: Any, run: Drawn, quantity: str, value: Callable[[Stage], float 
     found = _lives(axis, run, value) if run.crowd is None else _crowd(axis, run, run.crowd.bands[quantity], value)
     own = [(run.steps[life.generation], value(life)) for life in run.winner]
     known = [(x, y) for x, y in own if y is not None]
-    axis.plot(*zip(*known, strict=True) if known else ([], []), color="k", linewidth=THICK, label="the winner's path")
+    # Below the agents' own lines, so that their markers can be seen.
+    path = {"color": "k", "linewidth": 1.6 * THICK, "zorder": 1.9, "label": "the winner's path"}
+    axis.plot(*zip(*known, strict=True) if known else ([], []), **path)
     return sorted(found, key=list(dict.fromkeys([*LOOKS.values(), *found])).index)
 
 
