@@ -7,6 +7,7 @@ scheme.
 from __future__ import annotations
 
 import html
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from colorsys import hls_to_rgb
@@ -549,8 +550,8 @@ def _winner(run: Drawn, value: Callable[[Stage], float | None]) -> Figure:
         "marker": {
             "color": [kind.colour for kind in kinds],
             "symbol": [kind.symbol for kind in kinds],
-            "size": 10,
-            "line": {"color": INK, "width": 1.5},
+            "size": 10 if run.crowd is None else 5,
+            "line": {"color": INK, "width": 1.5 if run.crowd is None else 0.5},
         },
         "hovertext": [_about(life, run) for life in run.winner],
         "hoverinfo": "text",
@@ -626,8 +627,12 @@ def _scale(values: Sequence[float]) -> Figure:
     """Return the settings of an axis: logarithmic if the values span a decade, with ticks far enough apart to read."""
     low, high = min(values), max(values)
     if low <= 0 or high < 10 * low:
-        return {"type": "linear", "nticks": 5}
-    return {"type": "log", "dtick": "D2" if high < 40 * low else max(1, round(np.log10(high / low) / 4))}
+        return {"type": "linear", "nticks": 5, "exponentformat": "none"}
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if high < 40 * low else (1,)
+    stride = max(1, (last - first) // 4)
+    ticks = [step * 10.0**power for power in range(first, last + 1, stride) for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def _whole(run: Drawn) -> Figure:

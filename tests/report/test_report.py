@@ -77,6 +77,15 @@ def test_the_schedule_shows_what_losing_agents_tried(run):
     assert figures.schedule(replace(run, lives=[kept], winner=[kept])) is None
 
 
+def test_hyperparameters_have_ticks_as_they_are_written():
+    assert figures._scale([1e-4, 5e-4])["type"] == "linear"
+    assert figures._scale([0.0, 5.0])["type"] == "linear", "a logarithm of 0 does not exist"
+    ticks = figures._scale([2e-4, 3e-3])
+    assert [text for text in ticks["ticktext"] if 2e-4 <= float(text) <= 3e-3] == ["0.0002", "0.0005", "0.001", "0.002"]
+    assert ticks["tickvals"] == pytest.approx([float(text) for text in ticks["ticktext"]])
+    assert len(figures._scale([1e-30, 1e30])["tickvals"]) < 8
+
+
 def parts_of(run, **seconds):
     """The time bar of a run, with these seconds of its parts."""
     whole = {"training": sum(seconds.values()), **seconds}
