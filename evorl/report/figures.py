@@ -676,7 +676,7 @@ def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
         }
     yield {
         **_line(x, [mean.mean for mean in means], colour, 3),
-        "name": "<br>".join(map(html.escape, textwrap.wrap(group.title, LEGEND))),
+        "name": "<br>".join(map(html.escape, textwrap.wrap(group.title.replace(" runs)", "\u00a0runs)"), LEGEND))),
         "hovertemplate": "mean %{y:.1f}<extra></extra>",
     }
 
