@@ -43,7 +43,7 @@
       hoverlabel: { align: "left", font: { family: fonts } },
       ...layout,
       legend: { orientation: "h", yref: "container", yanchor: "bottom", y: 0, x: 0, maxheight: 2000, ...(layout.legend || {}) },
-    }, { responsive: true, displaylogo: false, displayModeBar: "hover", scrollZoom: Boolean(figure.zooms), modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+    }, { responsive: true, displaylogo: false, showSendToCloud: false, displayModeBar: "hover", scrollZoom: Boolean(figure.zooms), modeBarButtonsToRemove: ["lasso2d", "select2d"] });
     place.dataset.drawn = "yes";
   };
 

@@ -468,6 +468,8 @@ def test_a_browser_draws_all_charts_and_complains_of_nothing(tmp_path, many):
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert re.search('<body data-first="[0-9]+" data-ready="[0-9]+">', done.stdout)
     assert "owned" not in re.search("<title>(.*?)</title>", done.stdout)[1]
+    assert 'data-title="Zoom"' in done.stdout
+    assert 'data-title="Share' not in done.stdout, "that would upload the chart"
     drawn = done.stdout.count('data-drawn="yes"')
     assert drawn == (2 if many else 7), "those of closed parts wait until these are opened"
     assert done.stdout.count('class="main-svg"') >= 2 * drawn
