@@ -18,7 +18,7 @@ from evorl.config import Selection
 from evorl.evolution.selection import Candidates, tournament
 from evorl.report import figures
 from evorl.report.data import Drawn, load, load_several
-from evorl.report.facts import compared, ends, path_heading, path_rows
+from evorl.report.facts import compared, ends, path_heading, path_rows, run_facts
 from evorl.report.page import HERE, embedded, page
 from evorl.report.statistics import Effect, effects, groups, interval, quantile
 from evorl.runs.lineage import Stage
@@ -439,6 +439,12 @@ def test_texts_and_colours_have_contrast_by_day_and_by_night():
     brighter = dict(re.findall(r'"(#\w{6})": "(#\w{6})"', script))
     for colour in (*figures.GROUPS, *(look.colour for look in figures.LOOKS.values())):
         assert figures.contrast(brighter.get(colour, colour), night["card"]) >= 4.5, colour
+
+
+def test_a_report_says_what_a_run_was_made_from(run):
+    made = replace(run, config={**run.config, "run": {"origin": "retrained from b"}})
+    assert ("origin", "retrained from b") in run_facts(made)
+    assert "origin" not in dict(run_facts(run))
 
 
 def test_tables_scroll_where_the_page_is_narrow(run):
