@@ -62,11 +62,11 @@ def watch(parsed: argparse.Namespace) -> None:
 
 def report(parsed: argparse.Namespace) -> None:
     """`evorl report`."""
-    from evorl.report.data import load
+    from evorl.report.data import load_several
     from evorl.report.page import check_packages, page
 
     check_packages()
-    runs = [load(path) for path in parsed.runs]
+    runs = load_several(parsed.runs)
     output = parsed.output or (parsed.runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     text = page(runs).encode()
     write_atomically(output, text)
@@ -75,11 +75,11 @@ def report(parsed: argparse.Namespace) -> None:
 
 def plot(parsed: argparse.Namespace) -> None:
     """`evorl plot`."""
-    from evorl.report.data import load
+    from evorl.report.data import load_several
     from evorl.report.picture import check_output, draw
 
     check_output(parsed.output)
-    draw([load(path) for path in parsed.runs], parsed.output, parsed.measure, parsed.hyperparameter)
+    draw(load_several(parsed.runs), parsed.output, parsed.measure, parsed.hyperparameter)
     print(parsed.output)
 
 

@@ -567,6 +567,21 @@ def load(path: Path) -> Drawn:
     return replace(drawn, winner=_winner(drawn, overview.elite.get("id", -1)))
 
 
+def load_several(paths: Sequence[Path]) -> list[Drawn]:
+    """Read several runs. Those whose directories have the same name are named by as much of their paths as differs."""
+    places = [path.resolve() for path in paths]
+    return [replace(load(path), name=_name(place, places)) for path, place in zip(paths, places, strict=True)]
+
+
+def _name(place: Path, places: Sequence[Path]) -> str:
+    """Return the shortest end of a path that no other of `places` has."""
+    for count in range(1, len(place.parts)):
+        end = place.parts[-count:]
+        if all(other == place or other.parts[-count:] != end for other in places):
+            break
+    return "/".join(place.parts[-count:])
+
+
 def born_by(life: Stage, parent: Stage | None) -> str:
     """Return the kind of mutation that created a life; `none` if it continues the same agent."""
     return "none" if parent is not None and parent.id == life.id else life.mutation.kind

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from signal import Signals
 from typing import Any
 
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import look
-from evorl.report.statistics import Effect, Group, Interval, interval
+from evorl.report.statistics import FEWEST, Effect, Group, Interval, interval
 from evorl.system.console import compact, digits
 
 Fact = tuple[str, str]
@@ -52,6 +52,8 @@ def run_facts(run: Drawn) -> list[Fact]:
     facts = [(words, str(run.setting(path))[:80]) for words, path in names]
     if run.setting("evolution.selection.name") == "multi_frequency":
         facts.append(("parts evolve every", f"{str(run.setting('evolution.selection.periods'))[:60]} generations"))
+    if (origin := run.setting("run.origin")) is not None:
+        facts.append(("origin", str(origin)[:80]))
     return [*facts, ("ranks", f"{last.ranks} ({last.placement})"), ("ended", state(run))]
 
 
@@ -80,7 +82,7 @@ def path_rows(run: Drawn) -> list[dict[str, Any]]:
 def path_heading(run: Drawn) -> str:
     """Return the heading of the table of `path_rows`."""
     if run.crowd is None:
-        return f"All {len(run.winner)} generations of it"
+        return "Its only generation" if len(run.winner) == 1 else f"All {len(run.winner)} generations of it"
     shown, changes = len(run.crowd.changed), run.crowd.changes
     return f"All {changes:,} changes on it" if shown == changes else f"The last {shown:,} of {changes:,} changes on it"
 
@@ -115,7 +117,8 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 "label": group.label,
                 "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
                 "best": "–" if mean is None else digits(mean.mean),
-                "interval": "–" if mean is None else ends(mean),
+                "interval": "–" if mean is None else ends(mean, digits),
+                "names": ", ".join(run.name for run in group.runs),
                 "each": ", ".join("–" if value is None else digits(value) for value in best),
                 "steps": ", ".join(compact(run.generations[-1].agent_steps) for run in group.runs),
                 "solved": f"{solved} of {len(group.runs)}" if aims else "no target",
@@ -124,9 +127,9 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def ends(mean: Interval) -> str:
+def ends(mean: Interval, shown: Callable[[float], str] = "{:+.1f}".format) -> str:
     """Format a confidence interval as "low to high"."""
-    return "one only" if mean.low is None or mean.high is None else f"{mean.low:+.1f} to {mean.high:+.1f}"
+    return f"n < {FEWEST}" if mean.low is None or mean.high is None else f"{shown(mean.low)} to {shown(mean.high)}"
 
 
 def duration(seconds: float) -> str:

@@ -7,14 +7,18 @@ scheme.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from colorsys import hls_to_rgb
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evorl.report.data import Crowd, Drawn, Generation, Tree, born_by, units_of
-from evorl.report.statistics import MEASURES, POINTS, Effect, Group, points, thinned
+from evorl.report.statistics import FEWEST, MEASURES, POINTS, Effect, Group, extent, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.console import digits
 
@@ -23,8 +27,18 @@ INK = "$ink"
 BAND = "rgba(152,162,173,0.3)"
 """The colour of `PLAIN`, translucent so that overlapping bands remain visible."""
 STEPS = "environment steps of each agent"
+PARTS = {
+    "learning": "#1f77b4", "acting": "#d55e00", "environments": "#009e73", "evaluation": "#cc79a7",
+    "sampling": "#e69f00", "communication": "#56b4e9", "evolution": "#8c6d31", "checkpoint": "#aa4499",
+    "waiting": "#999933", "receiving": "#44aa99", "rest of the loop": "#98a2ad",
+}  # fmt: skip
+"""The colours of the parts of a run's time, the same in all reports."""
 TINY = 1e-3
 """Fractions of time below which no bar is drawn."""
+GOLDEN = 0.618
+"""The golden ratio: hues that far apart stay distinct, however many there are."""
+LEGEND = 56
+"""The maximum number of characters in a line of a legend; more would not fit 500 pixels."""
 
 
 class Look(NamedTuple):
@@ -65,11 +79,12 @@ def returns(run: Drawn) -> Figure:
     traces.append(
         {
             "type": "scatter",
-            "mode": "lines",
+            "mode": "lines" if len(rows) > 1 else "markers",
             "name": "best so far" + (", on fresh episodes" if run.confirms else ""),
             "x": [row.agent_steps for row in rows],
             "y": [row.elite_fitness for row in rows],
             "line": {"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
+            "marker": {"color": INK, "symbol": "x-thin", "size": 10, "line": {"color": INK, "width": 1.5}},
             "hoverinfo": "skip",
         }
     )
@@ -79,25 +94,27 @@ def returns(run: Drawn) -> Figure:
 
 
 def schedule(run: Drawn) -> Figure | None:
-    """Plot the hyperparameters that changed in the elite's lineage over steps, on top of all other agents' values.
+    """Plot each hyperparameter that changed over steps: the elite's lineage, on top of what all other agents tried.
 
-    Returns None if none changed.
+    Those that changed in the lineage come first. Returns None if none changed in any agent.
     """
     path, steps = run.winner, run.steps
-    names = [name for name in (path[0].hyperparameters if path else ()) if _varies(path, name)]
+    tried = [name for name in run.lives[0].hyperparameters if _varies([*path, *run.lives], name)]
+    names = sorted(tried, key=lambda name: not _varies(path, name))
     if not names:
         return None
+    own_lives = {(life.generation, life.id) for life in path}
+    others = [life for life in run.lives if (life.generation, life.id) not in own_lives]
     traces: list[Figure] = []
-    layout: Figure = {"grid": {"rows": len(names), "columns": 1, "pattern": "independent"}, "showlegend": False}
+    layout: Figure = {"grid": {"rows": len(names), "columns": 1, "pattern": "independent"}}
     for place, name in enumerate(names, start=1):
         number = "" if place == 1 else str(place)
-        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
-        others = [(steps[life.generation], value_of(life, name, run)) for life in run.lives]
-        own = [(0, value_of(path[0], name, run))]
+        axes = {"xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": place == 1}
+        own = [(0, value_of(life, name, run)) for life in path[:1]]
         own += [(steps[life.generation], value_of(life, name, run)) for life in path]
         # A mutation takes effect at the start of its generation, hence "vh" steps below.
         if run.crowd is None:
-            traces.append({**_points(others, name), **axes})
+            traces.append({**_points(others, name, run), **axes})
         else:
             traces += [{**trace, **axes} for trace in _bands(run.crowd, f"hyperparameters.{name}")]
         traces.append(
@@ -107,15 +124,15 @@ def schedule(run: Drawn) -> Figure | None:
                 "x": [x for x, _ in own],
                 "y": [y for _, y in own],
                 "line": {"color": INK, "width": 2.5, "shape": "vh"},
-                "name": html.escape(name),
+                "name": "the winner and its ancestors",
                 **axes,
             }
         )
-        positive = all(value is not None and value > 0 for _, value in others)
-        kind = "log" if positive else "linear"
-        layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "type": kind, "automargin": True}
+        values = [value for life in [*path, *run.lives] if (value := value_of(life, name, run)) is not None]
+        scale = _scale(values)
+        layout[f"yaxis{number}"] = {"title": {"text": html.escape(name)}, "automargin": True, **scale}
         layout[f"xaxis{number}"] = {"title": {"text": STEPS if place == len(names) else ""}}
-    layout["height"] = 90 + 150 * len(names)
+    layout["height"] = 130 + 150 * len(names)
     return {"data": traces, "layout": layout}
 
 
@@ -161,7 +178,7 @@ def tree(run: Drawn) -> Figure:
                 "color": [life.fitness for life in run.lives],
                 "cmin": min(known, default=0),
                 "cmax": max(known, default=1),
-                "line": {"color": INK, "width": 0.5},
+                "line": {"color": INK, "width": 1},
                 "symbol": [look(born_by(life, parents.get((life.generation, life.id)))).symbol for life in run.lives],
                 "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
             },
@@ -169,7 +186,7 @@ def tree(run: Drawn) -> Figure:
     )
     layout = _axes("generation", "")
     layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "zeroline": False}
-    layout["xaxis"] |= {"showgrid": False, "zeroline": False}
+    layout["xaxis"] |= {"showgrid": False, "zeroline": False, **_whole(run)}
     return {"data": traces, "layout": {**layout, "dragmode": "pan"}, "zooms": True}
 
 
@@ -188,7 +205,9 @@ def architectures(run: Drawn) -> Figure:
         axes = {"xaxis": f"x{number}", "yaxis": f"y{number}"}
         traces += [{**trace, **axes, "showlegend": place == 1} for trace in own]
         layout[f"yaxis{number}"] = {"title": {"text": f"units of {html.escape(network)}"}, "rangemode": "tozero"}
-        layout[f"xaxis{number}"] = {"title": {"text": STEPS if place == len(networks) else ""}}
+        layout[f"xaxis{number}"] = _axes(STEPS, "")["xaxis"] | {
+            "title": {"text": STEPS if place == len(networks) else ""}
+        }
     layout["height"] = 120 + 230 * len(networks)
     return {"data": traces, "layout": layout}
 
@@ -212,7 +231,7 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
                 "mode": "markers",
                 "x": (drawn := _some(effect.changes)),
                 "y": [name] * len(drawn),
-                "marker": {"color": kind.colour, "size": 6, "opacity": 0.35, "symbol": kind.symbol},
+                "marker": {"color": kind.colour, "size": 7, "opacity": 0.5, "symbol": kind.symbol},
                 "hovertemplate": "%{x:+.1f}<extra></extra>",
             }
         )
@@ -224,13 +243,20 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
                 "x": [mean.mean],
                 "y": [name],
                 "marker": {"color": kind.colour, "size": 12, "symbol": kind.symbol, "line": {"color": INK, "width": 1}},
-                "error_x": {"type": "data", "array": [spread], "color": INK, "thickness": 1.5, "visible": True},
+                "error_x": {
+                    "type": "data",
+                    "array": [spread],
+                    "color": INK,
+                    "thickness": 1.5,
+                    "visible": spread is not None,
+                },
                 "hovertemplate": "mean %{x:+.1f}<extra></extra>",
             }
         )
-    layout = _axes("fitness of a child after its first generation, less its parent's before", "")
+    layout = _axes("change of fitness from parent to child", "")
     layout["yaxis"] |= {"categoryorder": "array", "categoryarray": names[::-1], "automargin": True}
-    layout["xaxis"] |= {"zeroline": True}
+    drawn_values = [*chain.from_iterable(effect.changes for effect in found), *(each.interval.mean for each in found)]
+    layout["xaxis"] |= {"zeroline": True, "range": extent(drawn_values)}
     return {"data": traces, "layout": {**layout, "showlegend": False, "height": 110 + 46 * len(found)}}
 
 
@@ -246,25 +272,68 @@ def shares(run: Drawn) -> Figure:
     inside = sum(seconds for name, seconds in total.items() if name not in outside)
     total["rest of the loop"] = max(0.0, loop - inside)
     whole = sum(total.values()) or 1.0
+    colours = colours_of(total)
     traces = [
         {
             "type": "bar",
             "orientation": "h",
             "x": [100 * seconds / whole],
             "y": ["time"],
-            "name": html.escape(name),
-            "text": [html.escape(f"{name} {100 * seconds / whole:.0f} %")],
+            "name": html.escape(f"{name} {_percent(seconds / whole)}"),
+            "text": [f"{html.escape(name)}<br>{html.escape(_percent(seconds / whole))}"],
             "textposition": "inside",
+            "textangle": 0,
             "insidetextanchor": "middle",
-            "marker": {"color": GROUPS[place % len(GROUPS)]},
+            "insidetextfont": {"color": readable_on(colours[name])},
+            "marker": {"color": colours[name]},
             "hovertemplate": f"{html.escape(name)}: {100 * seconds / whole:.1f} %, {seconds:,.1f} s<extra></extra>",
         }
-        for place, (name, seconds) in enumerate(sorted(total.items(), key=lambda item: -item[1]))
+        for name, seconds in sorted(total.items(), key=lambda item: -item[1])
         if seconds / whole > TINY
     ]
     layout = _axes("% of the run's time", "")
     layout["yaxis"] |= {"showticklabels": False}
-    return {"data": traces, "layout": {**layout, "barmode": "stack", "height": 210, "legend": {"y": -0.6}}}
+    layout["xaxis"] |= {"range": [0, 100]}
+    # Labels that do not fit are left out, since they would shrink; the legend has all of them.
+    text = {"uniformtext": {"minsize": 11, "mode": "hide"}, "bargap": 0.1}
+    return {
+        "data": traces,
+        "layout": {**layout, **text, "barmode": "stack", "height": 250, "legend": {"traceorder": "normal"}},
+    }
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each part of a run's time; those that `PARTS` does not have get colours that it lacks."""
+    found: dict[str, str] = {}
+    for name in names:
+        if (colour := PARTS.get(name)) is None:
+            hue, number = 0.08, sum(known not in PARTS for known in found)
+            red, green, blue = hls_to_rgb((hue + number * GOLDEN) % 1.0, 0.68 - 0.02 * (number % 7), 0.5)
+            colour = "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
+        found[name] = colour
+    return found
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour `#rrggbb` (Web Content Accessibility Guidelines 2.2)."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours `#rrggbb`, 1 to 21 (Web Content Accessibility Guidelines 2.2)."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def readable_on(colour: str) -> str:
+    """Return black or white, whichever has more contrast with a colour `#rrggbb`."""
+    return max(("#000000", "#ffffff"), key=lambda text: contrast(text, colour))
+
+
+def _percent(share: float) -> str:
+    return "< 1 %" if share < 0.005 else f"{100 * share:.0f} %"
 
 
 def correlations(run: Drawn) -> Figure | None:
@@ -284,7 +353,7 @@ def correlations(run: Drawn) -> Figure | None:
             "y0": 0,
             "y1": 1,
             "line": {"color": "#009e73", "width": 1.5, "dash": "dash"},
-            "label": {"text": "selection begins", "font": {"color": "#009e73"}},
+            "label": {"text": "selection begins", "font": {"color": INK}},
         }
         for steps in began
     ]
@@ -316,8 +385,11 @@ def _over_steps(rows: Sequence[Generation], values: Sequence[float | None]) -> F
 def comparison(groups: Sequence[Group], measure: str) -> Figure:
     """Plot a measure over steps for each group: every seed, their mean, and its 95 % confidence interval."""
     traces = [trace for place, group in enumerate(groups) for trace in _traces(group, measure, place)]
-    words = MEASURES[measure][0]
-    layout = {"xaxis": {"title": {"text": STEPS}}, "yaxis": {"title": {"text": words}}, "legend": {"y": -0.18}}
+    words, values = MEASURES[measure][0], [value for group in groups for value in group.values(measure)]
+    layout = _axes(STEPS, words)
+    layout["yaxis"] |= {"range": extent(values)}
+    lines = sum(trace["name"].count("<br>") + 1 for trace in traces if "showlegend" not in trace)
+    layout |= {"height": 420 + 10 * lines}
     return {"data": traces, "layout": layout}
 
 
@@ -409,7 +481,8 @@ def _descent(run: Drawn, descent: Tree) -> Figure:
             ],
             "hoverinfo": "text",
             "marker": {
-                "size": 6,
+                "size": 7,
+                "line": {"color": INK, "width": 1},
                 "colorscale": "Cividis",
                 "color": descent.fitness,
                 "cmin": min(known, default=0),
@@ -420,7 +493,7 @@ def _descent(run: Drawn, descent: Tree) -> Figure:
     )
     layout = _axes("generation", "")
     layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "zeroline": False}
-    layout["xaxis"] |= {"showgrid": False, "zeroline": False}
+    layout["xaxis"] |= {"showgrid": False, "zeroline": False, **_whole(run)}
     return {"data": traces, "layout": {**layout, "dragmode": "pan"}, "zooms": True}
 
 
@@ -477,8 +550,8 @@ def _winner(run: Drawn, value: Callable[[Stage], float | None]) -> Figure:
         "marker": {
             "color": [kind.colour for kind in kinds],
             "symbol": [kind.symbol for kind in kinds],
-            "size": 10,
-            "line": {"color": INK, "width": 1.5},
+            "size": 10 if run.crowd is None else 5,
+            "line": {"color": INK, "width": 1.5 if run.crowd is None else 0.5},
         },
         "hovertext": [_about(life, run) for life in run.winner],
         "hoverinfo": "text",
@@ -521,15 +594,16 @@ def _about(life: Stage, run: Drawn) -> str:
     return "<br>".join(html.escape(line[:120]) for line in lines)
 
 
-def _points(values: Sequence[tuple[int, float | None]], name: str) -> Figure:
+def _points(lives: Sequence[Stage], name: str, run: Drawn) -> Figure:
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": [x for x, _ in values],
-        "y": [y for _, y in values],
-        "marker": {"color": PLAIN.colour, "size": 5, "opacity": 0.5},
-        "hoverinfo": "skip",
-        "name": html.escape(name),
+        "x": [run.steps[life.generation] for life in lives],
+        "y": [value_of(life, name, run) for life in lives],
+        "marker": {"color": PLAIN.colour, "size": 7, "opacity": 0.75},
+        "hovertext": [_about(life, run) for life in lives],
+        "hoverinfo": "y+text",
+        "name": "agents that lost",
     }
 
 
@@ -539,18 +613,43 @@ def value_of(life: Stage, name: str, run: Drawn) -> float | None:
     return None if value is None else run.use(name, value)
 
 
-def _varies(path: Sequence[Stage], name: str) -> bool:
-    return len({life.hyperparameters.get(name) for life in path}) > 1
+def _varies(lives: Sequence[Stage], name: str) -> bool:
+    return len({life.hyperparameters.get(name) for life in lives}) > 1
 
 
 def _level(value: float) -> Figure:
     line = {"color": "#009e73", "width": 1.5, "dash": "dash"}
-    label = {"text": f"target {value:g}", "textposition": "start", "font": {"color": "#009e73"}, "yanchor": "bottom"}
+    label = {"text": f"target {value:g}", "textposition": "start", "font": {"color": INK}, "yanchor": "bottom"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value, "line": line, "label": label}
 
 
+def _scale(values: Sequence[float]) -> Figure:
+    """Return the settings of an axis: logarithmic if the values span a decade, with ticks far enough apart to read."""
+    low, high = min(values), max(values)
+    if low <= 0 or high < 10 * low:
+        return {"type": "linear", "nticks": 5, "exponentformat": "none"}
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if high < 40 * low else (1,)
+    stride = max(1, (last - first) // 4)
+    ticks = [step * 10.0**power for power in range(first, last + 1, stride) for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+
+
+def _whole(run: Drawn) -> Figure:
+    """Return the settings of an axis of generations: its range, and ticks at whole numbers only, at most eleven."""
+    first, last = run.generations[0].generation, run.generations[-1].generation
+    sizes = (size * 10**power for power in range(16) for size in (1, 2, 5))
+    step = next(size for size in sizes if (last - first) / size <= 10)
+    margin = max(0.5, 0.02 * (last - first))
+    return {"range": [first - margin, last + margin], "tick0": 0, "dtick": step, "tickformat": ",d"}
+
+
 def _axes(x: str, y: str) -> Figure:
-    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    # A run of one generation would have fractions of a step otherwise.
+    return {
+        "xaxis": {"title": {"text": x}, "rangemode": "tozero" if x == STEPS else "normal"},
+        "yaxis": {"title": {"text": y}},
+    }
 
 
 def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
@@ -566,7 +665,7 @@ def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
         }
     grid, means = group.curve(measure)
     x, count = grid.tolist(), len(group.runs)
-    if count > 1 and x:
+    if count >= FEWEST and x:
         low, high = [mean.low for mean in means], [mean.high for mean in means]
         yield {
             **_line(x + x[::-1], high + low[::-1], colour, 0),
@@ -577,14 +676,16 @@ def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
         }
     yield {
         **_line(x, [mean.mean for mean in means], colour, 3),
-        "name": html.escape(f"{group.label} ({count} {'run' if count == 1 else 'runs'})"),
+        "name": "<br>".join(map(html.escape, textwrap.wrap(group.title.replace(" runs)", "\u00a0runs)"), LEGEND))),
         "hovertemplate": "mean %{y:.1f}<extra></extra>",
     }
 
 
 def _line(x: Sequence[float], y: Sequence[float | None], colour: str, width: int) -> Figure:
     line: dict[str, Any] = {"color": colour, "width": width}
-    return {"type": "scatter", "mode": "lines", "x": list(x), "y": _known(y), "line": line}
+    # A line through one point is invisible.
+    mode: Figure = {"mode": "lines"} if len(x) > 1 else {"mode": "markers", "marker": {"color": colour, "size": 9}}
+    return {"type": "scatter", **mode, "x": list(x), "y": _known(y), "line": line}
 
 
 def _known(values: Sequence[float | None]) -> list[float | None]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
-from evorl.report.statistics import MEASURES, Group, groups, points, thinned
+from evorl.report.statistics import FEWEST, MEASURES, Group, extent, groups, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import replacing
@@ -64,7 +64,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         line = THIN if run.crowd is None else 0
         axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=line, label=words)
     axes[0].set_ylabel("mean return in evaluation")
-    axes[0].legend(fontsize=8, frameon=False)
+    axes[0].legend(fontsize=8, edgecolor="none", framealpha=0.9)
     axes[0].set_title(_plain(f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"), fontsize=10)
     if hyperparameter:
         if all(hyperparameter not in life.hyperparameters for life in run.lives):
@@ -85,7 +85,9 @@ def _drawn(axis: Any, run: Drawn, quantity: str, value: Callable[[Stage], float 
     found = _lives(axis, run, value) if run.crowd is None else _crowd(axis, run, run.crowd.bands[quantity], value)
     own = [(run.steps[life.generation], value(life)) for life in run.winner]
     known = [(x, y) for x, y in own if y is not None]
-    axis.plot(*zip(*known, strict=True) if known else ([], []), color="k", linewidth=THICK, label="the winner's path")
+    # Below the agents' own lines, so that their markers can be seen.
+    path = {"color": "k", "linewidth": 1.6 * THICK, "zorder": 1.9, "label": "the winner's path"}
+    axis.plot(*zip(*known, strict=True) if known else ([], []), **path)
     return sorted(found, key=list(dict.fromkeys([*LOOKS.values(), *found])).index)
 
 
@@ -131,18 +133,25 @@ def _compare(figure: Any, together: Sequence[Group], measure: str) -> None:
     for place, group in enumerate(together):
         colour = GROUPS[place % len(GROUPS)]
         for run in group.runs:
-            axis.plot(*points(run, measure), color=colour, linewidth=THIN, alpha=0.4)
+            steps, values = points(run, measure)
+            axis.plot(steps, values, color=colour, linewidth=THIN, alpha=0.4, marker=_marker(steps))
         grid, means = group.curve(measure)
-        count = len(group.runs)
-        label = _plain(f"{group.label} ({count} {'run' if count == 1 else 'runs'})")
-        axis.plot(grid, [mean.mean for mean in means], color=colour, linewidth=THICK, label=label)
-        if count > 1:
+        drawn = {"color": colour, "linewidth": THICK, "marker": _marker(grid), "markersize": 8}
+        axis.plot(grid, [mean.mean for mean in means], label=_plain(group.title), **drawn)
+        if len(group.runs) >= FEWEST:
             ends = [[getattr(mean, end) for mean in means] for end in ("low", "high")]
             axis.fill_between(grid, *ends, color=colour, alpha=0.15, linewidth=0)
+    if (limits := extent([value for group in together for value in group.values(measure)])) is not None:
+        axis.set_ylim(limits)
     axis.set_xlabel(STEPS)
     axis.set_ylabel(MEASURES[measure][0])
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=8, edgecolor="none", framealpha=0.9)
     _tidy(axis)
+
+
+def _marker(values: Sequence[float] | NDArray[np.float64]) -> str:
+    """Return the marker of a curve: none, unless it has only one point, which no line shows."""
+    return "o" if len(values) == 1 else ""
 
 
 def _tidy(axis: Any) -> None:

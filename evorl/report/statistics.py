@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import NormalDist
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,10 +23,14 @@ from evorl.types import RESTORED
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
+FEWEST = 4
+"""The least number of values with an interval: of three, its width varies by a factor of 12 in 95 % of samples."""
 POINTS = 1_000
 """The maximum number of points of a curve; more would fall into the same pixel."""
 APART = ("seed", "run", "tracking", "checkpoint")
 """Settings, or sections, in which the runs of a group may differ."""
+NAMED = 3
+"""The number of differing settings in the labels of groups, if these are distinct then."""
 Item = TypeVar("Item")
 
 MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
@@ -35,7 +40,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Generation], float | None]]] = {
 
 
 class Interval(NamedTuple):
-    """Sample size, mean and its 95 % confidence interval, which is None for a single value."""
+    """Sample size, mean and its 95 % confidence interval, which is None for fewer than `FEWEST` values."""
 
     number: int
     mean: float
@@ -52,12 +57,25 @@ def quantile(freedom: int) -> float:
 
 
 def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
-    """Return the mean of values [N], N >= 1, and its 95 % confidence interval (Student's t)."""
+    """Return the mean of values [N], N >= 1, and its 95 % confidence interval (Student's t) if N >= `FEWEST`."""
     count, mean = len(values), float(np.mean(values))
-    if count < 2:
+    if count < FEWEST:
         return Interval(count, mean, None, None)
     half = quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
     return Interval(count, mean, mean - half, mean + half)
+
+
+def extent(values: Iterable[float | None]) -> tuple[float, float] | None:
+    """Return the range of the finite values, widened by 6 % on each side, or None if there are none.
+
+    Axes take it from the data alone. An interval may be cut off by it, since a wide one would squeeze all others.
+    """
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    low, high = min(known), max(known)
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
 
 
 def thinned(points: Sequence[Item]) -> Sequence[Item]:
@@ -126,6 +144,15 @@ class Group:
     label: str
     runs: tuple[Drawn, ...]
 
+    @property
+    def title(self) -> str:
+        """The label, with the name of its run or the number of its runs."""
+        return f"{self.runs[0].name}: {self.label}" if len(self.runs) == 1 else f"{self.label} ({len(self.runs)} runs)"
+
+    def values(self, measure: str) -> Floats:
+        """Return the values [N] of a measure of all runs, in no order."""
+        return np.concatenate([points(run, measure)[1] for run in self.runs])
+
     def curve(self, measure: str) -> tuple[Floats, list[Interval]]:
         """Return steps [N] and the confidence interval over seeds at each, up to the end of the shortest run.
 
@@ -158,19 +185,38 @@ def groups(runs: Sequence[Drawn]) -> list[Group]:
         kept = {name: value for name, value in run.config.items() if name not in APART}
         kinds.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(run)
     configs = [leaves(members[0].config) for members in kinds.values()]
-    differing = [
-        name
-        for name in configs[0]
-        if not name.startswith(APART) and len({str(config.get(name)) for config in configs}) > 1
-    ]
-    return [
-        Group(_label(members[0], config, differing), tuple(members))
-        for members, config in zip(kinds.values(), configs, strict=True)
-    ]
+    labels = _labels([members[0] for members in kinds.values()], configs)
+    return [Group(label, tuple(members)) for label, members in zip(labels, kinds.values(), strict=True)]
 
 
-def _label(run: Drawn, config: Mapping[str, Any], differing: Sequence[str]) -> str:
-    own = [name for name in differing if name not in ("algorithm.name", "environment.id")]
-    named = ", ".join(f"{name.rpartition('.')[2]} {config.get(name)}" for name in own[:3])
-    base = f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"
-    return f"{base}: {named}" if named else base
+def _labels(runs: Sequence[Drawn], configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return distinct labels of groups, of one run each: the task and the settings in which groups of this task differ.
+
+    Settings have their full paths. The fewest that make the labels distinct come first, and others follow up to
+    `NAMED`; those that only some of the configurations have come last.
+    """
+    bases = [f"{run.setting('algorithm.name')} on {run.setting('environment.id')}" for run in runs]
+    labels = list(bases)
+    for base in dict.fromkeys(bases):
+        places = [place for place, other in enumerate(bases) if other == base]
+        own = [configs[place] for place in places]
+        differing = [
+            name
+            for name in dict.fromkeys(chain.from_iterable(own))
+            if name.partition(".")[0] not in APART and len({str(config.get(name)) for config in own}) > 1
+        ]
+        differing.sort(key=lambda name: any(name not in config for config in own))
+        named: list[str] = []
+        while differing and (len(named) < NAMED or _kinds(own, named) < len(own)):
+            # In a tie, max gives the first.
+            named.append(max(differing, key=lambda name: _kinds(own, [*named, name])))
+            differing.remove(named[-1])
+        for place, config in zip(places, own, strict=True):
+            words = [f"{name} {config[name]}" for name in named if name in config] + ["…"] * bool(differing)
+            labels[place] = f"{base}: {', '.join(words)}" if named else base
+    return labels
+
+
+def _kinds(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> int:
+    """Return how many of the configurations are distinct by these settings."""
+    return len({tuple(str(config.get(name)) for name in names) for config in configs})

@@ -160,7 +160,7 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
     if "training.max_steps" not in config.algorithm.frozen_on_resume and config.replay.prioritised is None:
         training["max_steps"] = _steps(run, stages)
     selection = config.evolution.selection.model_copy(update={"name": "none"})
-    origin = f"{'last settings' if constant else 'retrained'} of {on_one_line(run.resolve().name)}"
+    origin = f"{'last settings of' if constant else 'retrained from'} {on_one_line(run.resolve().name)}"
     place = {"name": None, "origin": origin, "resume": "never", "directory": run.parent.absolute()}
     evolution = {"schedule": schedule, "initial": "configured", "strategy": None, "selection": selection}
     return config.model_copy(

@@ -58,7 +58,7 @@ def test_list_says_where_runs_come_from(run, capsys):
     assert retrain_command(run, ["run.name=mine"], SMALL, 1, constant=True)[-1] == "run.name=mine"
     assert train("run.name=b", "training.max_steps=40", "population.from=runs/a", "run.origin=seed of b") == 0
     assert told() == {
-        "a": "", "a-retrained-seed-7": "retrained of a", "b": "seed of b; agents of a",
+        "a": "", "a-retrained-seed-7": "retrained from a", "b": "seed of b; agents of a",
     }  # fmt: skip
     for number in (1, 2):
         assert train("run.name=a", f"training.max_steps={116 + 40 * number}", "run.resume=auto") == 0

@@ -24,12 +24,14 @@ def a_run(directory, number, best, solved=None):
 
 
 def test_seeds_are_told_one_by_one_and_together(tmp_path):
-    runs = [a_run(tmp_path, number, best, True) for number, best in ((1, 190.0), (2, 210.0), (7, 200.0))]
+    runs = [a_run(tmp_path, number, best, True) for number, best in ((1, 190.0), (2, 210.0), (7, 200.0), (9, 200.0))]
     heading, first, *_, last = train.summary_lines(runs)
     assert heading.split() == list(train.HEADINGS)
     assert first.split() == ["1", "a-seed-1", "190.0", "60", "4,000", "12", "solved"]
-    # 200 ± 4.303 * 10 / sqrt(3).
-    assert last == "best agents of 3 seeds: mean 200.0 (95 % interval 175.2 to 224.8); solved: 3 of 3"
+    # 200 ± 3.182 * 8.165 / sqrt(4).
+    assert last == "best agents of 4 seeds: mean 200.0 (95 % interval 187.0 to 213.0); solved: 4 of 4"
+    last = train.summary_lines(runs[:3])[-1]
+    assert last == "best agents of 3 seeds: mean 200.0; solved: 3 of 3", "too few for an interval"
 
 
 def test_without_a_target_or_an_agent_nothing_is_claimed(tmp_path):

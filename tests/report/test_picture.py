@@ -40,6 +40,17 @@ def test_several_runs_are_drawn_with_their_mean(tmp_path):
     assert (best != mean).any()
 
 
+def test_a_comparison_shows_runs_of_one_generation_and_no_interval_of_three(tmp_path):
+    def picture(*paths):
+        run_command(["plot", *map(str, paths), "-o", str(tmp_path / "x.svg")])
+        return (tmp_path / "x.svg").read_text()
+
+    short, long = write_run(tmp_path / "short", lives=LIVES[:2]), write_run(tmp_path / "long")
+    assert picture(short, long).count("<use") > picture(long, long).count("<use"), "a marker more"
+    seeds = [write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=5.0 * seed) for seed in (1, 2, 3, 4)]
+    assert [picture(*seeds[:count]).count("PolyCollection") > 0 for count in (3, 4)] == [False, True]
+
+
 def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     path = str(write_run(tmp_path / "a"))
     with pytest.raises(UserError, match=r"x\.gif: a plot is written as one of \.png, \.svg, \.pdf"):

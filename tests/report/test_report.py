@@ -17,10 +17,10 @@ from evorl.commands.command import run_command
 from evorl.config import Selection
 from evorl.evolution.selection import Candidates, tournament
 from evorl.report import figures
-from evorl.report.data import Drawn, load
-from evorl.report.facts import path_rows
-from evorl.report.page import embedded, page
-from evorl.report.statistics import effects, groups, interval, quantile
+from evorl.report.data import Drawn, load, load_several
+from evorl.report.facts import compared, ends, path_heading, path_rows, run_facts
+from evorl.report.page import HERE, embedded, page
+from evorl.report.statistics import Effect, effects, groups, interval, quantile
 from evorl.runs.lineage import Stage
 from evorl.types import INITIAL, Mutation, UserError
 
@@ -52,13 +52,70 @@ def test_the_winner_is_followed_through_its_parents_as_they_were(run):
 
 
 def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
-    drawn = {trace["name"]: trace for trace in figures.schedule(run)["data"] if trace["mode"] == "lines"}
-    assert drawn.keys() == {"learning_rate", "gamma"}
+    figure = figures.schedule(run)
+    assert [figure["layout"][f"yaxis{number}"]["title"]["text"] for number in ("", "2")] == ["learning_rate", "gamma"]
+    rate, _ = (trace for trace in figure["data"] if trace["mode"] == "lines")
     # Drawn with the step before each point: the value holds from the end of the generation before.
-    assert drawn["learning_rate"]["line"]["shape"] == "vh"
-    assert list(zip(drawn["learning_rate"]["x"], drawn["learning_rate"]["y"], strict=True)) == [
+    assert rate["line"]["shape"] == "vh"
+    assert list(zip(rate["x"], rate["y"], strict=True)) == [
         (0, 1e-3), (100, 1e-3), (200, 2e-3), (300, 2e-3), (400, 2e-3)
     ]  # fmt: skip
+
+
+def test_the_schedule_shows_what_losing_agents_tried(run):
+    tried, path = figures.schedule(run)["data"][2:]
+    assert (tried["name"], path["name"]) == ("agents that lost", "the winner and its ancestors")
+    assert list(zip(tried["x"], tried["y"], strict=True)) == [
+        (100, 0.99), (200, 0.99), (300, 0.99), (400, 0.99)
+    ], "gamma of the agents off the winner's path"  # fmt: skip
+    assert "agent #5" in tried["hovertext"][-1]
+    # Of a winner that kept its settings, what the others tried is all there is to see.
+    (kept,) = [life for life in run.lives if life.id == 1 and life.generation == 1]
+    figure = figures.schedule(replace(run, winner=[kept]))
+    assert figure["layout"]["yaxis"]["title"]["text"] == "learning_rate"
+    assert set(figure["data"][0]["y"]) == {1e-3, 2e-3}
+    assert figures.schedule(replace(run, lives=[kept], winner=[kept])) is None
+
+
+def test_hyperparameters_have_ticks_as_they_are_written():
+    assert figures._scale([1e-4, 5e-4])["type"] == "linear"
+    assert figures._scale([0.0, 5.0])["type"] == "linear", "a logarithm of 0 does not exist"
+    ticks = figures._scale([2e-4, 3e-3])
+    assert [text for text in ticks["ticktext"] if 2e-4 <= float(text) <= 3e-3] == ["0.0002", "0.0005", "0.001", "0.002"]
+    assert ticks["tickvals"] == pytest.approx([float(text) for text in ticks["ticktext"]])
+    assert len(figures._scale([1e-30, 1e30])["tickvals"]) < 8
+
+
+def parts_of(run, **seconds):
+    """The time bar of a run, with these seconds of its parts."""
+    whole = {"training": sum(seconds.values()), **seconds}
+    return figures.shares(replace(run, generations=[replace(run.generations[0], seconds=whole)]))
+
+
+def test_each_part_of_the_time_has_a_colour_of_its_own_with_readable_text(run):
+    names = [*figures.PARTS, *(f"part {number}" for number in range(9))]
+    figure = parts_of(run, **{name: 10.0 + place for place, name in enumerate(names)})
+    bars = figure["data"]
+    assert len(bars) == len(names)
+    assert len({bar["marker"]["color"] for bar in bars}) == len(bars)
+    for bar in bars:
+        assert figures.contrast(bar["marker"]["color"], bar["insidetextfont"]["color"]) >= 4.5, bar["name"]
+    assert figures.contrast("#ffffff", "#000000") == pytest.approx(21)
+
+
+def test_the_legend_of_the_time_is_in_the_order_of_the_bar(run):
+    figure = parts_of(run, learning=60.0, acting=30.0, communication=0.2)
+    assert [bar["name"] for bar in figure["data"]] == ["learning 67 %", "acting 33 %", "communication &lt; 1 %"]
+    assert figure["layout"]["legend"]["traceorder"] == "normal", "plotly reverses that of stacked bars"
+
+
+@pytest.mark.parametrize(("count", "step"), [(1, 1), (4, 1), (11, 1), (12, 2), (60, 10), (4000, 500)])
+def test_generations_are_whole_numbers(run, count, step):
+    rows = [replace(run.generations[0], generation=number + 1) for number in range(count)]
+    axis = figures._whole(replace(run, generations=rows))
+    assert (axis["tick0"], axis["dtick"], axis["tickformat"]) == (0, step, ",d")
+    low, high = axis["range"]
+    assert low < 1 <= count < high < 1.03 * count + 1
 
 
 def test_effects_compare_children_with_their_parents_before(run):
@@ -96,23 +153,86 @@ def test_intervals_are_those_of_student():
     assert quantile(2) == 4.303
     assert quantile(20) == pytest.approx(2.086, abs=2e-3)
     assert quantile(1000) == pytest.approx(1.962, abs=1e-3)
-    # By hand: the standard deviation of 1, 2, 6 is 2.6458, and 4.303 * 2.6458 / sqrt(3) = 6.573.
-    assert interval([1.0, 2.0, 6.0]) == (3, 3.0, pytest.approx(3 - 6.573, abs=1e-3), pytest.approx(9.573, abs=1e-3))
-    assert interval([5.0]) == (1, 5.0, None, None)
+    # By hand: the standard deviation of 1, 2, 3, 6 is 2.1602, and 3.182 * 2.1602 / sqrt(4) = 3.437.
+    assert interval([1.0, 2.0, 3.0, 6.0]) == (4, 3.0, pytest.approx(-0.437, abs=1e-3), pytest.approx(6.437, abs=1e-3))
+    assert interval([1.0, 2.0, 6.0]) == (3, 3.0, None, None), "too few"
+    assert ends(interval([1.0, 2.0, 6.0])) == "n < 4"
+
+
+def test_intervals_of_few_children_are_not_drawn_and_wide_ones_do_not_squeeze_the_others():
+    few, wide = Effect("activation", "", (1.0, 2.0, 3.0)), Effect("architecture", "", (-40.0, 50.0, -30.0, 60.0))
+    figure = figures.effects_figure([few, wide])
+    bars = [trace["error_x"] for trace in figure["data"] if "error_x" in trace]
+    assert [bar["visible"] for bar in bars] == [False, True]
+    assert wide.interval.high > 80
+    low, high = figure["layout"]["xaxis"]["range"]
+    assert -50 < low < -40
+    assert 60 < high < 70, "the axis is that of the children"
+
+
+def test_the_axis_of_a_comparison_is_that_of_the_runs(tmp_path):
+    gains = {1: 0.0, 2: 100.0, 3: 0.0, 4: 100.0}
+    runs = [load(write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=gain)) for seed, gain in gains.items()]
+    (group,) = groups(runs)
+    assert max(mean.high for mean in group.curve("best")[1]) > 200
+    low, high = figures.comparison([group], "best")["layout"]["yaxis"]["range"]
+    assert 0 < low < 20
+    assert 160 < high < 180
+    filled = [
+        len([one for one in figures.comparison(groups(runs[:count]), "best")["data"] if "fill" in one])
+        for count in (3, 4)
+    ]
+    assert filled == [0, 1], "three runs have no interval"
 
 
 def test_seeds_are_one_group_and_other_settings_another(tmp_path):
     other = {**CONFIG, "algorithm": {"name": "dqn", "learning_rate": 5e-3}}
-    made = [write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=float(seed)) for seed in (1, 2, 3)]
+    made = [write_run(tmp_path / str(seed), {**CONFIG, "seed": seed}, gain=float(seed)) for seed in (1, 2, 3, 4)]
     made.append(write_run(tmp_path / "other", other, LIVES[:4]))
     seeds, alone = groups([load(path) for path in made])
-    assert [len(seeds.runs), len(alone.runs)] == [3, 1]
-    assert seeds.label == "dqn on CartPole-v1: learning_rate 0.001"
-    assert alone.label == "dqn on CartPole-v1: learning_rate 0.005"
+    assert [len(seeds.runs), len(alone.runs)] == [4, 1]
+    assert seeds.title == "dqn on CartPole-v1: algorithm.learning_rate 0.001 (4 runs)"
+    assert alone.title == "other: dqn on CartPole-v1: algorithm.learning_rate 0.005"
     steps, means = seeds.curve("best")
     assert steps.tolist() == [100, 200, 300, 400]
-    assert [mean.mean for mean in means] == [22.0, 42.0, 45.0, 62.0]
-    assert means[0].high == pytest.approx(22 + 4.303 / 3**0.5, abs=1e-3)
+    assert [mean.mean for mean in means] == [22.5, 42.5, 45.5, 62.5]
+    assert means[0].high == pytest.approx(22.5 + 3.182 * (5 / 3) ** 0.5 / 2, abs=1e-3)
+    assert [(row["names"], row["interval"]) for row in compared([seeds, alone])] == [
+        ("1, 2, 3, 4", "60.4 to 64.6"), ("other", "n < 4")
+    ]  # fmt: skip
+
+
+def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
+    # Four settings differ in all files, a fifth only where an algorithm has it; two groups differ in one setting alone.
+    def configured(number, algorithm, **own):
+        settings = {f"setting_{letter}": value for letter, value in own.items()}
+        path = write_run(tmp_path / str(number), {**CONFIG, "algorithm": {"name": algorithm}, "replay": settings})
+        return load(path)
+
+    runs = [
+        configured(1, "dqn", a=1, b=1, c=1, d=1), configured(2, "dqn", a=2, b=2, c=2, d=1),
+        configured(3, "dqn", a=2, b=2, c=2, d=2), configured(4, "ppo", a=2), configured(5, "a2c"),
+    ]  # fmt: skip
+    labels = [group.label for group in groups(runs)]
+    assert len(set(labels)) == 5
+    assert labels[0].startswith("dqn on CartPole-v1: replay.setting_a 1, replay.setting_d 1, ")
+    assert labels[0].endswith("…"), "more settings differ than are named"
+    assert labels[3:] == ["ppo on CartPole-v1", "a2c on CartPole-v1"]
+
+
+def test_runs_of_one_name_are_named_by_their_folders(tmp_path):
+    paths = [write_run(tmp_path / folder / "a") for folder in ("x", "y")]
+    assert [run.name for run in load_several([*paths, write_run(tmp_path / "b")])] == ["x/a", "y/a", "b"]
+    assert [run.name for run in load_several(paths[:1] * 2)] == ["a", "a"]
+
+
+def test_a_run_of_one_generation_has_a_marker(tmp_path):
+    runs = [load(write_run(tmp_path / name, lives=LIVES[:2])) for name in ("a", "b")]
+    for trace in figures.comparison(groups(runs[:1]), "best")["data"]:
+        assert trace["mode"] == "markers"
+    (best,) = [trace for trace in figures.returns(runs[0])["data"] if trace["name"].startswith("best so far")]
+    assert best["mode"] == "markers"
+    assert path_heading(replace(runs[0], winner=runs[0].lives[:1])) == "Its only generation"
 
 
 def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_does_not(tmp_path):
@@ -309,6 +429,33 @@ def test_one_run_gets_its_page_in_its_directory(tmp_path, capsys):
     assert "default-src 'none'" in text, "and nothing may be asked for"
 
 
+def test_texts_and_colours_have_contrast_by_day_and_by_night():
+    style, script = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
+    day, night = (dict(re.findall(r"--(\w+): (#\w{6})", rule)) for rule in re.findall(r":root \{(.*?)\}", style, re.S))
+    for colours in (day, night):
+        for text in ("ink", "soft", "accent"):
+            for ground in ("paper", "card"):
+                assert figures.contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    brighter = dict(re.findall(r'"(#\w{6})": "(#\w{6})"', script))
+    for colour in (*figures.GROUPS, *(look.colour for look in figures.LOOKS.values())):
+        assert figures.contrast(brighter.get(colour, colour), night["card"]) >= 4.5, colour
+
+
+def test_a_report_says_what_a_run_was_made_from(run):
+    made = replace(run, config={**run.config, "run": {"origin": "retrained from b"}})
+    assert ("origin", "retrained from b") in run_facts(made)
+    assert "origin" not in dict(run_facts(run))
+
+
+def test_tables_scroll_where_the_page_is_narrow(run):
+    text = page([run, replace(run, name="b")])
+    assert text.count("<table") == text.count('<div class="wide" tabindex="0"><table') == 5
+    style = (HERE / "page.css").read_text()
+    assert re.search(r"\.wide \{[^}]*overflow-x: auto", style)
+    (least,) = re.findall(r"\.wide table \{ min-width: (\d+)rem", style)
+    assert 16 * int(least) > 500, "otherwise the columns are squeezed"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 @pytest.mark.parametrize("many", [False, True])
@@ -327,6 +474,8 @@ def test_a_browser_draws_all_charts_and_complains_of_nothing(tmp_path, many):
     assert not [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert re.search('<body data-first="[0-9]+" data-ready="[0-9]+">', done.stdout)
     assert "owned" not in re.search("<title>(.*?)</title>", done.stdout)[1]
+    assert 'data-title="Zoom"' in done.stdout
+    assert 'data-title="Share' not in done.stdout, "that would upload the chart"
     drawn = done.stdout.count('data-drawn="yes"')
     assert drawn == (2 if many else 7), "those of closed parts wait until these are opened"
     assert done.stdout.count('class="main-svg"') >= 2 * drawn
