@@ -218,6 +218,12 @@ def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
     assert labels[0].startswith("dqn on CartPole-v1: replay.setting_a 1, replay.setting_d 1, ")
     assert labels[0].endswith("…"), "more settings differ than are named"
     assert labels[3:] == ["ppo on CartPole-v1", "a2c on CartPole-v1"]
+    # Six groups that each change another setting are distinct by no fewer than five.
+    runs = [
+        configured(10 + own, "dqn", **{letter: int(own == place) for place, letter in enumerate("abcdef")})
+        for own in range(6)
+    ]
+    assert len({group.label for group in groups(runs)}) == 6
 
 
 def test_runs_of_one_name_are_named_by_their_folders(tmp_path):
