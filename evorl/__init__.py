@@ -9,152 +9,100 @@ from typing import TYPE_CHECKING, Any
 
 from evorl.system.installation import mixed_with
 
-if TYPE_CHECKING:
-    from evorl.algorithms.a2c import A2CSettings, OnPolicyNoiseSettings
-    from evorl.algorithms.a3c import A3CDataParallelSettings, A3CSettings, A3CSharedSettings
-    from evorl.algorithms.apex import ApeXDDPGSettings, ApeXDQNSettings, EpsilonLadder, NoiseLadder
-    from evorl.algorithms.ddpg import DDPGExploration, DDPGSettings, TD3Settings
-    from evorl.algorithms.dqn import DQNSettings, NoisyLayerSettings
-    from evorl.algorithms.exploration import ActionNoise, EpsilonGreedy
-    from evorl.algorithms.impala import APPOSettings, IMPALASettings
-    from evorl.algorithms.ppo import PPOSettings
-    from evorl.algorithms.sac import SACExploration, SACSettings
-    from evorl.algorithms.state_dependent import StateDependentNoiseSettings
-    from evorl.algorithms.values import CategoricalSettings, QuantileSettings
-    from evorl.config.fields import HyperparameterRange
-    from evorl.config.schema import (
-        ActorSettings,
-        ArchitectureLimits,
-        Checkpoint,
-        ConvolutionalLayer,
-        Environment,
-        Evaluation,
-        Evolution,
-        ImportanceExponent,
-        Mutation,
-        Network,
-        PopulationSettings,
-        Prioritised,
-        Replay,
-        RunSettings,
-        Selection,
-        Tracking,
-        Training,
-    )
-    from evorl.runs.callbacks import Generation, Stop
-    from evorl.runs.loaded import LoadedAgent, load
-    from evorl.runs.read import RunRecord, columns, read_run
-    from evorl.runs.train import TrainedRun, train
+if TYPE_CHECKING:  # Aliases, since checkers take only these for names that `evorl` offers.
+    from evorl.algorithms.a2c import A2CSettings as A2CSettings
+    from evorl.algorithms.a2c import OnPolicyNoiseSettings as OnPolicyNoiseSettings
+    from evorl.algorithms.a3c import A3CDataParallelSettings as A3CDataParallelSettings
+    from evorl.algorithms.a3c import A3CSettings as A3CSettings
+    from evorl.algorithms.a3c import A3CSharedSettings as A3CSharedSettings
+    from evorl.algorithms.apex import ApeXDDPGSettings as ApeXDDPGSettings
+    from evorl.algorithms.apex import ApeXDQNSettings as ApeXDQNSettings
+    from evorl.algorithms.apex import EpsilonLadder as EpsilonLadder
+    from evorl.algorithms.apex import NoiseLadder as NoiseLadder
+    from evorl.algorithms.ddpg import DDPGExploration as DDPGExploration
+    from evorl.algorithms.ddpg import DDPGSettings as DDPGSettings
+    from evorl.algorithms.ddpg import TD3Settings as TD3Settings
+    from evorl.algorithms.dqn import DQNSettings as DQNSettings
+    from evorl.algorithms.dqn import NoisyLayerSettings as NoisyLayerSettings
+    from evorl.algorithms.exploration import ActionNoise as ActionNoise
+    from evorl.algorithms.exploration import EpsilonGreedy as EpsilonGreedy
+    from evorl.algorithms.impala import APPOSettings as APPOSettings
+    from evorl.algorithms.impala import IMPALASettings as IMPALASettings
+    from evorl.algorithms.ppo import PPOSettings as PPOSettings
+    from evorl.algorithms.sac import SACExploration as SACExploration
+    from evorl.algorithms.sac import SACSettings as SACSettings
+    from evorl.algorithms.state_dependent import StateDependentNoiseSettings as StateDependentNoiseSettings
+    from evorl.algorithms.values import CategoricalSettings as CategoricalSettings
+    from evorl.algorithms.values import QuantileSettings as QuantileSettings
+    from evorl.config.fields import HyperparameterRange as HyperparameterRange
+    from evorl.config.schema import ActorSettings as ActorSettings
+    from evorl.config.schema import ArchitectureLimits as ArchitectureLimits
+    from evorl.config.schema import Checkpoint as Checkpoint
+    from evorl.config.schema import ConvolutionalLayer as ConvolutionalLayer
+    from evorl.config.schema import Environment as Environment
+    from evorl.config.schema import Evaluation as Evaluation
+    from evorl.config.schema import Evolution as Evolution
+    from evorl.config.schema import ImportanceExponent as ImportanceExponent
+    from evorl.config.schema import Mutation as Mutation
+    from evorl.config.schema import Network as Network
+    from evorl.config.schema import PopulationSettings as PopulationSettings
+    from evorl.config.schema import Prioritised as Prioritised
+    from evorl.config.schema import Replay as Replay
+    from evorl.config.schema import RunSettings as RunSettings
+    from evorl.config.schema import Selection as Selection
+    from evorl.config.schema import Tracking as Tracking
+    from evorl.config.schema import Training as Training
+    from evorl.runs.callbacks import Generation as Generation
+    from evorl.runs.callbacks import Stop as Stop
+    from evorl.runs.loaded import LoadedAgent as LoadedAgent
+    from evorl.runs.loaded import load as load
+    from evorl.runs.read import RunRecord as RunRecord
+    from evorl.runs.read import columns as columns
+    from evorl.runs.read import read_run as read_run
+    from evorl.runs.train import TrainedRun as TrainedRun
+    from evorl.runs.train import train as train
 
 __version__ = "0.1.0"
-__all__ = [
-    "A2CSettings",
-    "A3CDataParallelSettings",
-    "A3CSettings",
-    "A3CSharedSettings",
-    "APPOSettings",
-    "ActionNoise",
-    "ActorSettings",
-    "ApeXDDPGSettings",
-    "ApeXDQNSettings",
-    "ArchitectureLimits",
-    "CategoricalSettings",
-    "Checkpoint",
-    "ConvolutionalLayer",
-    "DDPGExploration",
-    "DDPGSettings",
-    "DQNSettings",
-    "Environment",
-    "EpsilonGreedy",
-    "EpsilonLadder",
-    "Evaluation",
-    "Evolution",
-    "Generation",
-    "HyperparameterRange",
-    "IMPALASettings",
-    "ImportanceExponent",
-    "LoadedAgent",
-    "Mutation",
-    "Network",
-    "NoiseLadder",
-    "NoisyLayerSettings",
-    "OnPolicyNoiseSettings",
-    "PPOSettings",
-    "PopulationSettings",
-    "Prioritised",
-    "QuantileSettings",
-    "Replay",
-    "RunRecord",
-    "RunSettings",
-    "SACExploration",
-    "SACSettings",
-    "Selection",
-    "StateDependentNoiseSettings",
-    "Stop",
-    "TD3Settings",
-    "Tracking",
-    "TrainedRun",
-    "Training",
-    "columns",
-    "load",
-    "read_run",
-    "train",
-]
-
-_PLACES = {
-    "A2CSettings": "evorl.algorithms.a2c",
-    "A3CDataParallelSettings": "evorl.algorithms.a3c",
-    "A3CSettings": "evorl.algorithms.a3c",
-    "A3CSharedSettings": "evorl.algorithms.a3c",
-    "APPOSettings": "evorl.algorithms.impala",
-    "ActionNoise": "evorl.algorithms.exploration",
-    "ActorSettings": "evorl.config.schema",
-    "ApeXDDPGSettings": "evorl.algorithms.apex",
-    "ApeXDQNSettings": "evorl.algorithms.apex",
-    "ArchitectureLimits": "evorl.config.schema",
-    "CategoricalSettings": "evorl.algorithms.values",
-    "Checkpoint": "evorl.config.schema",
-    "ConvolutionalLayer": "evorl.config.schema",
-    "DDPGExploration": "evorl.algorithms.ddpg",
-    "DDPGSettings": "evorl.algorithms.ddpg",
-    "DQNSettings": "evorl.algorithms.dqn",
-    "Environment": "evorl.config.schema",
-    "EpsilonGreedy": "evorl.algorithms.exploration",
-    "EpsilonLadder": "evorl.algorithms.apex",
-    "Evaluation": "evorl.config.schema",
-    "Evolution": "evorl.config.schema",
-    "Generation": "evorl.runs.callbacks",
-    "HyperparameterRange": "evorl.config.fields",
-    "IMPALASettings": "evorl.algorithms.impala",
-    "ImportanceExponent": "evorl.config.schema",
-    "LoadedAgent": "evorl.runs.loaded",
-    "Mutation": "evorl.config.schema",
-    "Network": "evorl.config.schema",
-    "NoiseLadder": "evorl.algorithms.apex",
-    "NoisyLayerSettings": "evorl.algorithms.dqn",
-    "OnPolicyNoiseSettings": "evorl.algorithms.a2c",
-    "PPOSettings": "evorl.algorithms.ppo",
-    "PopulationSettings": "evorl.config.schema",
-    "Prioritised": "evorl.config.schema",
-    "QuantileSettings": "evorl.algorithms.values",
-    "Replay": "evorl.config.schema",
-    "RunRecord": "evorl.runs.read",
-    "RunSettings": "evorl.config.schema",
-    "SACExploration": "evorl.algorithms.sac",
-    "SACSettings": "evorl.algorithms.sac",
-    "Selection": "evorl.config.schema",
-    "StateDependentNoiseSettings": "evorl.algorithms.state_dependent",
-    "Stop": "evorl.runs.callbacks",
-    "TD3Settings": "evorl.algorithms.ddpg",
-    "Tracking": "evorl.config.schema",
-    "TrainedRun": "evorl.runs.train",
-    "Training": "evorl.config.schema",
-    "columns": "evorl.runs.read",
-    "load": "evorl.runs.loaded",
-    "read_run": "evorl.runs.read",
-    "train": "evorl.runs.train",
+_OFFERED = {
+    "evorl.algorithms.a2c": ("A2CSettings", "OnPolicyNoiseSettings"),
+    "evorl.algorithms.a3c": ("A3CDataParallelSettings", "A3CSettings", "A3CSharedSettings"),
+    "evorl.algorithms.apex": ("ApeXDDPGSettings", "ApeXDQNSettings", "EpsilonLadder", "NoiseLadder"),
+    "evorl.algorithms.ddpg": ("DDPGExploration", "DDPGSettings", "TD3Settings"),
+    "evorl.algorithms.dqn": ("DQNSettings", "NoisyLayerSettings"),
+    "evorl.algorithms.exploration": ("ActionNoise", "EpsilonGreedy"),
+    "evorl.algorithms.impala": ("APPOSettings", "IMPALASettings"),
+    "evorl.algorithms.ppo": ("PPOSettings",),
+    "evorl.algorithms.sac": ("SACExploration", "SACSettings"),
+    "evorl.algorithms.state_dependent": ("StateDependentNoiseSettings",),
+    "evorl.algorithms.values": ("CategoricalSettings", "QuantileSettings"),
+    "evorl.config.fields": ("HyperparameterRange",),
+    "evorl.config.schema": (
+        "ActorSettings",
+        "ArchitectureLimits",
+        "Checkpoint",
+        "ConvolutionalLayer",
+        "Environment",
+        "Evaluation",
+        "Evolution",
+        "ImportanceExponent",
+        "Mutation",
+        "Network",
+        "PopulationSettings",
+        "Prioritised",
+        "Replay",
+        "RunSettings",
+        "Selection",
+        "Tracking",
+        "Training",
+    ),
+    "evorl.runs.callbacks": ("Generation", "Stop"),
+    "evorl.runs.loaded": ("LoadedAgent", "load"),
+    "evorl.runs.read": ("RunRecord", "columns", "read_run"),
+    "evorl.runs.train": ("TrainedRun", "train"),
 }
-"""The files of what `evorl` offers: each is imported when it is first asked for, since torch takes seconds."""
+"""Names of `evorl` by their files: each is imported when it is first asked for, since torch takes seconds."""
+_PLACES = {name: module for module, names in _OFFERED.items() for name in names}
+__all__ = [*_PLACES]
 
 if _other := mixed_with(Path(__file__).parent.parent):
     warnings.warn(

@@ -22,23 +22,6 @@ from pydantic import (
 from evorl.config.errors import explain, shown
 from evorl.types import UserError
 
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-
-    OneLineErrors = ModelMetaclass
-else:
-
-    class OneLineErrors(type(BaseModel)):
-        """Metaclass of sections that raise UserError where Python code constructs them with invalid settings."""
-
-        # Not `__init__`, which editors complete from the fields, and which pydantic would call for nested sections.
-        def __call__(cls, *arguments: Any, **settings: Any) -> Any:
-            try:
-                return super().__call__(*arguments, **settings)
-            except ValidationError as error:
-                raise UserError(f"{cls.__name__}: {explain(cls, error)}") from error
-
-
 Count = Annotated[int, Field(ge=1, le=10**12)]
 Size = Annotated[int, Field(ge=1, le=2**20)]
 """A count of objects that are all held in memory."""
@@ -91,10 +74,23 @@ FitnessTerms = Annotated[dict[Plain, Finite], BeforeValidator(_weights), AfterVa
 """Fitness terms with their weights; a bare name has weight 1."""
 
 
-class Section(BaseModel, metaclass=OneLineErrors):
+class Section(BaseModel):
     """A part of the configuration: immutable, and without room for a key it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    if not TYPE_CHECKING:  # Checkers and editors know the settings of a section from its fields.
+
+        def __init__(self, /, **settings: Any) -> None:
+            """Construct a section in Python. Raises UserError for invalid settings, in one line that names them."""
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                raise UserError(f"{type(self).__name__}: {explain(type(self), error)}") from error
+
+        # Pydantic calls an `__init__` without this mark for sections within a configuration, too, whose errors are
+        # explained together and with their place in it.
+        __init__.__pydantic_base_init__ = True
 
 
 Initialisation = Literal["uniform", "orthogonal"]

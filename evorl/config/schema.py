@@ -15,7 +15,6 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -39,7 +38,6 @@ from evorl.config.fields import (
     Fraction,
     HyperparameterRange,
     Initialisation,
-    OneLineErrors,
     Plain,
     Positive,
     Seconds,
@@ -261,10 +259,10 @@ class Selection(Section):
     would keep a population from whatever gets worse before it gets better; with 0 it never returns."""
 
 
-class Mutation(BaseModel, metaclass=OneLineErrors):
+class Mutation(Section):
     """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Weight]
 
     none: Weight = 0.4
