@@ -772,6 +772,9 @@ class Config(Section, Generic[Settings]):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
+# The models of algorithms inherit the descriptions of Config's fields. Each would otherwise look for its source in
+# every frame of the stack, and for the module of each frame among all that are imported.
+Config.model_config["use_attribute_docstrings"] = False
 AnyConfig = Config[Any]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, launch, lines, steps_until
+from helpers.support import EVERY_MUTATION, lines, steps_until
 
 from evorl.system.formats import decode_agents
 
@@ -48,11 +48,10 @@ shutdown()
 
 
 @pytest.mark.two_process
-def test_two_ranks_draw_as_one_central_buffer(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = launch(tmp_path, program=str(tmp_path / "program.py"))
+def test_two_ranks_draw_as_one_central_buffer(tmp_path, forked_launch):
+    done = forked_launch(tmp_path, instead=PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("as one buffer") == 1
+    assert done.stderr.count("as one buffer") == 1
 
 
 @pytest.mark.two_process

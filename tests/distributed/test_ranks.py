@@ -1,13 +1,10 @@
 """Two real processes under `accelerate launch`."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, ROOT, free_port, launch, lines, steps_until, train
+from helpers.support import EVERY_MUTATION, launch, lines, steps_until, train
 
 from evorl.distributed import Ranks
 from evorl.system.formats import decode_agents
@@ -156,11 +153,10 @@ shutdown()
 
 
 @pytest.mark.two_process
-def test_what_ranks_tell_each_other(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = run_program(tmp_path, "accelerate.yaml")
+def test_what_ranks_tell_each_other(tmp_path, forked_launch):
+    done = forked_launch(tmp_path, instead=PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("all agree") == 1
+    assert done.stderr.count("all agree") == 1
 
 
 def test_ranks_that_do_not_find_each_other_are_an_error(monkeypatch):
@@ -178,14 +174,3 @@ def test_ranks_that_do_not_find_each_other_are_an_error(monkeypatch):
         UserError, match=r"2 processes were launched, but each is alone .* `distributed_type: MULTI_GPU`"
     ):
         Ranks()
-
-
-def run_program(directory, configuration):
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--config_file",
-        str(ROOT / "configs" / "accelerate" / configuration), "--main_process_port", str(free_port()), "program.py",
-    ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=directory, env=environment, timeout=120, capture_output=True, text=True, check=False
-    )

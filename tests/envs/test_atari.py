@@ -95,12 +95,19 @@ def test_a_restored_replay_goes_on_where_it_was():
     torch.testing.assert_close(kept(memory), kept(again), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("capacity", "streams"), [(200, 4), (60, 4), (240, 2), (240, 6)])
-def test_a_replay_of_another_shape_takes_over_what_fits(capacity, streams):
+@pytest.fixture(scope="module")
+def remembered():
+    """A replay of 40 steps, which is not to be changed, and the interface of its environments."""
     made = environments("Pong")
     memory = replay(made, 120)
     play(made, memory, 40, torch.Generator().manual_seed(0))
-    other = make_replay(capacity, streams, made.interface, ((), torch.int64), torch.device("cpu"))
+    return memory, made.interface
+
+
+@pytest.mark.parametrize(("capacity", "streams"), [(200, 4), (60, 4), (240, 2), (240, 6)])
+def test_a_replay_of_another_shape_takes_over_what_fits(capacity, streams, remembered):
+    memory, interface = remembered
+    other = make_replay(capacity, streams, interface, ((), torch.int64), torch.device("cpu"))
     other.restore(*memory.state())
     before, after = kept(memory), kept(other)
     assert len(after["action"]) >= min(capacity, memory.drawable) - 3 * streams
@@ -213,7 +220,10 @@ def test_a_population_trains_on_frames(name, in_directory):
         "ppo": "{name: ppo, rollout_steps: 8, batch_size: 16, epochs: 1}",
         "dqn": "{name: dqn, batch_size: 8}",
     }
-    short = ["evolution.steps=16", "training.max_steps=32", "evaluation.max_steps=8", "population.size=2"]
+    short = [
+        "evolution.steps=16", "training.max_steps=32", "population.size=2", "evaluation.max_steps=8",
+        "evaluation.episodes=1", "evaluation.confirmation_episodes=1",  # Each game reads the cartridge for 0.1 s.
+    ]  # fmt: skip
     layers = "network.convolutions=[{channels: 8, kernel: 8, stride: 8}]"
     chosen = f"algorithm={algorithms[name]}"
     assert train("run.name=a", "environment.id=ALE/Pong-v5", chosen, layers, *short) == 0

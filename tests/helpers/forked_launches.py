@@ -38,10 +38,14 @@ class ForkedLaunches:
             words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT / "tests"
         )
 
-    def __call__(self, directory, *overrides, processes=2, configuration=SMALL, first="", stop_at=None):
+    def __call__(
+        self, directory, *overrides, processes=2, configuration=SMALL, first="", instead="", restarts=0, stop_at=None,
+        stop_with=signal.SIGTERM,
+    ):  # fmt: skip
         """Run the demo in `directory`, as `support.launch` does.
 
-        Each rank executes `first` before. The ranks get SIGTERM once a file is there that matches `stop_at`.
+        Each rank executes `first` before, which may change its `arguments`, or it executes `instead` in place of the
+        demo. The ranks get a signal, `stop_with`, once a file is there that matches `stop_at`.
         """
         log = Path(directory) / "launch.log"
         log.unlink(missing_ok=True)
@@ -49,7 +53,11 @@ class ForkedLaunches:
         if configuration:
             settings = ["--config", str(configuration), *fitting(overrides)]
         program = program_for(configuration or SMALL, fitting(overrides))
-        json.dump([str(directory), processes, program, settings, first, stop_at], self._process.stdin)
+        asked = {
+            "directory": str(directory), "ranks": processes, "program": program, "settings": settings, "first": first,
+            "instead": instead, "restarts": restarts, "stop_at": stop_at, "stop_with": stop_with,
+        }  # fmt: skip
+        json.dump(asked, self._process.stdin)
         print(file=self._process.stdin, flush=True)
         code = json.loads(self._process.stdout.readline())
         return Done(code, log.read_text(errors="replace"))
@@ -61,8 +69,20 @@ class ForkedLaunches:
 
 def after(first, main, arguments):
     """Execute a program, and then be the demo."""
-    exec(first, {})
+    exec(first, {"arguments": arguments})
     main(arguments)
+
+
+def only(program, arguments):
+    """Execute a program and nothing else."""
+    exec(program, {})
+
+
+def heed_signals():
+    """Undo what nohup has done, as ranks rightly go on ignoring a signal that was ignored at their start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def serve():
@@ -74,20 +94,26 @@ def serve():
     from evorl.actors import server
     from evorl.runs.launch import load_config
 
+    heed_signals()
     server.subprocess = forked_servers.patched()
     programs = {path: demo(path) for path in ("demos/online.py", "demos/asynchronous.py")}
     load_config([], SMALL)
     for line in sys.stdin:
-        directory, ranks, program, settings, first, stop_at = json.loads(line)
-        place = Path(directory)
+        asked = json.loads(line)
+        place, ranks, first, stop_at = Path(asked["directory"]), asked["ranks"], asked["first"], asked["stop_at"]
         timeline = Timeline(place / "timeline", fresh=True)
-        main = partial(after, first, programs[program]) if first else programs[program]
-        launched = fork_launch(main, place, place / "launch.log", timeline, settings, ranks, restarts=0)
+        main = programs[asked["program"]]
+        if asked["instead"]:
+            main = partial(only, asked["instead"])
+        elif first:
+            main = partial(after, first, main)
+        log = place / "launch.log"
+        launched = fork_launch(main, place, log, timeline, asked["settings"], ranks, asked["restarts"])
         deadline = time.monotonic() + LIMIT
         while (code := launched.poll()) is None and time.monotonic() < deadline:
             if stop_at and any(place.glob(stop_at)):
                 for pid in timeline.pids(ranks):
-                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, asked["stop_with"])
                 stop_at = None
             time.sleep(0.005)
         if code is None:

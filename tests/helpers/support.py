@@ -139,16 +139,18 @@ def greedy(learner, observation, state=None, started=None):
     return output.action, after
 
 
-def play(learner, experience, environments, steps, generation=0):
-    """The training loop, for so many steps of environments that have been reset."""
+def play(learner, experience, environments, steps, generation=0, over=lambda step: False):
+    """The training loop, for so many steps of environments that have been reset, unless it is over before."""
     policy = learner.policy
     experience.begin(policy, generation)
     state = policy.initial_state(environments.num_envs)
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         output, state = policy.act(environments.observation, environments.started, state)
         experience.add(environments.step(output.action), output)
         for batch in experience.batches():
             experience.observe(batch, learner.update(batch))
+        if over(step):
+            break
 
 
 def play_as_actor(learner, experience, environments, steps):
@@ -167,8 +169,14 @@ def play_as_actor(learner, experience, environments, steps):
             experience.observe(batch, learner.update(batch))
 
 
-def trained(*overrides, steps, learning_rate=1e-2):
-    """A population of two that has been trained for so many steps, and its environments."""
+BETWEEN_SCORES = 40
+
+
+def trained(*overrides, steps, learning_rate=1e-2, enough=None):
+    """A population of two that has been trained for so many steps, and its environments.
+
+    Training ends before where two scores in a row, `BETWEEN_SCORES` steps apart, are `enough`.
+    """
     settings = config("population.size=2", *overrides, f"algorithm.learning_rate={learning_rate}")
     environments = Environments(settings.environment, 2, settings.environment.num_envs)
     chosen = make_algorithm(settings, environments.interface)
@@ -176,7 +184,21 @@ def trained(*overrides, steps, learning_rate=1e-2):
     learner = Learner(Policy(initial_population(settings, chosen), chosen, generator))
     experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
     environments.reset(1)
-    (play if settings.actors is None else play_as_actor)(learner, experience, environments, steps)
+    if settings.actors is not None:
+        play_as_actor(learner, experience, environments, steps)
+    elif enough is None:
+        play(learner, experience, environments, steps)
+    else:
+        scored, before = Environments(settings.environment, 2, settings.environment.num_envs), [False]
+
+        def over(step):
+            if step % BETWEEN_SCORES:
+                return False
+            before.append(bool((score(learner, scored) >= enough).all()))
+            return all(before[-2:])
+
+        play(learner, experience, environments, steps, over=over)
+        scored.close()
     return learner, environments
 
 

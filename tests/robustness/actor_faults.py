@@ -32,7 +32,7 @@ GONE = 10.0
 """Seconds in which nothing may be left of it."""
 COMMON = (
     "environment={id: CartPole-v1, num_envs: 2, vectorization: sync}", "network={hidden_sizes: [16, 16]}",
-    "actors={count: 2, timeout: 6.0, max_restarts: 20}", "evaluation={episodes: 2, max_steps: 20}", "population.size=2",
+    "actors={count: 2, timeout: 3.0, max_restarts: 20}", "evaluation={episodes: 2, max_steps: 20}", "population.size=2",
     "evaluation.confirmation_episodes=0", "tracking.backends=[]", "training.target_fitness=null",
     "evolution.steps=2000",
     "evolution.hyperparameters={learning_rate: {min: 1e-4, max: 1e-2}}", "run.threads=1", "run.name=a",

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -248,13 +249,20 @@ KINDS: dict[str, Break] = {
 }
 
 
+@cache
+def shipped(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return a shipped configuration as text and as data."""
+    text = path.read_text()
+    return text, yaml.safe_load(text)
+
+
 def breakages(seed: int) -> Iterator[Breakage]:
     """Breakages without end, the kinds in turn."""
     rng = random.Random(seed)
     while True:
         for kind, broken in KINDS.items():
-            text = rng.choice(SHIPPED).read_text()
-            result = broken(rng, text, yaml.safe_load(text))
+            text, data = shipped(rng.choice(SHIPPED))
+            result = broken(rng, text, deepcopy(data))
             yield Breakage(kind, result) if isinstance(result, bytes) else Breakage(kind, text.encode(), result)
 
 

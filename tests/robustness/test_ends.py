@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from helpers.support import ROOT, free_port, launch
+from helpers.support import ROOT, free_port
 
 from evorl.distributed.rendezvous import Heartbeat
 from evorl.runs.program import run_program
@@ -66,25 +66,18 @@ def test_a_thread_that_does_not_return_changes_neither_exit_code_nor_output():
 
 
 SLOW_TO_TELL = """
-import os, sys, time
-from evorl.distributed.rendezvous import Heartbeat
-from evorl.runs.program import run_program
-from evorl.system.background import end_background
+import os, time
 from evorl.types import UserError
 
-def main(arguments):
-    if os.environ["RANK"] == "0":
-        time.sleep(2)
-    raise UserError("a mistake")
-
-sys.exit(run_program(main, sys.argv[1:]))
+if os.environ["RANK"] == "0":
+    time.sleep(2)
+raise UserError("a mistake")
 """
 
 
 @pytest.mark.two_process
-def test_a_mistake_is_told_once_although_the_rank_that_tells_it_is_the_last_to_see_it(tmp_path):
-    (tmp_path / "program.py").write_text(SLOW_TO_TELL)
-    done = launch(tmp_path, program=tmp_path / "program.py")
+def test_a_mistake_is_told_once_although_the_rank_that_tells_it_is_the_last_to_see_it(tmp_path, forked_launch):
+    done = forked_launch(tmp_path, instead=SLOW_TO_TELL)
     assert done.returncode == 1
     assert done.stderr.count("error: a mistake\n") == 1
 

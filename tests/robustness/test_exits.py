@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers import faults
-from helpers.support import ROOT, launch, lines, train
+from helpers.support import ROOT, lines, train
 from wandb.sdk.lib.exit_hooks import ExitHooks
 
 from evorl.commands.command import run_command
@@ -93,15 +93,10 @@ def test_an_environment_that_exits_ends_the_run_with_1(hooked, in_directory, cap
 
 
 @pytest.mark.two_process
-def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"import os, sys\nsys.path[:0] = [{str(ROOT / 'demos')!r}]\nimport online\n"
-        "from evorl.runs.program import run_program\n"
-        f"how = {FAILING.format(how='exit')!r} if os.environ['RANK'] == '1' else {FAILING.format(how='none')!r}\n"
-        "sys.exit(run_program(online.main, [*sys.argv[1:], how]))\n"
-    )
-    done = launch(tmp_path, "run.name=a", "run.timeout=20", program=program)
+def test_an_environment_that_exits_on_one_rank_ends_both_and_is_named(tmp_path, forked_launch):
+    exits, stays = FAILING.format(how="exit"), FAILING.format(how="none")
+    choose = f"import os; arguments.append({exits!r} if os.environ['RANK'] == '1' else {stays!r})"
+    done = forked_launch(tmp_path, "run.name=a", "run.timeout=20", first=choose)
     assert done.returncode != 0
     assert any("called sys.exit(0)" in line for line in done.stderr.splitlines() if line.startswith("error: "))
     summary = json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 import torch.distributed as dist
-from helpers.support import ROOT, SMALL, free_port, launch, lines
+from helpers.support import ROOT, SMALL, free_port, lines
 
 from evorl.commands.train import launch_command
 from evorl.distributed import Launch, Ranks
@@ -31,12 +31,13 @@ def errors(done):
 
 
 @pytest.mark.two_process
-def test_a_restart_does_not_override_a_refusal(tmp_path, trained_run):
+def test_a_restart_does_not_override_a_refusal(tmp_path, trained_run, forked_launch):
     """The second attempt has the same launcher as the first, which was refused."""
     shutil.copytree(trained_run, tmp_path / "runs" / "a")
     before = (tmp_path / "runs" / "a" / "metrics.jsonl").read_bytes()
-    done = launch(tmp_path, "run.name=a", "training.max_steps=800", arguments=("--max_restarts", "1"))
+    done = forked_launch(tmp_path, "run.name=a", "training.max_steps=800", restarts=1)
     assert done.returncode != 0
+    assert len(errors(done)) == 2
     assert "already holds a run" in errors(done)[0]
     assert (tmp_path / "runs" / "a" / "metrics.jsonl").read_bytes() == before
 

@@ -29,6 +29,24 @@ def test_total():
 """
 
 
+# Each mutant is tried by a fork that would otherwise import pytest and the plugins of the real program's tests.
+WARM = """
+import importlib, sys, mutants
+from _pytest.config import default_plugins
+
+def warm():
+    import pytest, pytest_timeout
+    for name in default_plugins:
+        importlib.import_module(f"_pytest.{name}")
+
+mutants.warm = warm
+"""
+VARIABLES = os.environ | {
+    "PYTHONPATH": str(Path(mutants.__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "pytest_timeout",
+}  # fmt: skip
+
+
 @pytest.fixture
 def tree(tmp_path):
     for name, text in {"evorl/__init__.py": "", "evorl/replay/__init__.py": "", "evorl/replay/sums.py": PROGRAM,
@@ -70,12 +88,10 @@ def test_operators_of_several_words_and_lines_are_found_where_they_stand():
 
 
 def test_mutants_are_killed_by_tests_or_by_the_limit_and_a_gap_is_shown(tree):
-    # Without the imports of the real program, which take most of the time.
-    program = "import sys, mutants; mutants.warm = lambda: None; sys.exit(mutants.main(sys.argv[1:]))"
+    program = WARM + "sys.exit(mutants.main(sys.argv[1:]))"
     lines = [word for line in (5, 7, 12) for word in ("--at", f"replay/sums.py:{line}")]
     command = [sys.executable, "-c", program, "--tree", str(tree), "--limit", "3", *lines]
-    environment = os.environ | {"PYTHONPATH": str(Path(mutants.__file__).parent)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     said = [line.partition(" (")[0] for line in done.stdout.splitlines()]
     by = "killed by tests/replay/test_sums.py::test_total"
@@ -87,8 +103,8 @@ def test_mutants_are_killed_by_tests_or_by_the_limit_and_a_gap_is_shown(tree):
 
 
 def test_a_test_that_hangs_is_ended_and_one_that_fails_by_itself_is_an_error(tree, tmp_path_factory):
-    program = (
-        "import sys, mutants; from pathlib import Path; tree = Path(sys.argv[1]); "
+    program = WARM + (
+        "warm(); from pathlib import Path; tree = Path(sys.argv[1]); "
         "place = mutants.Workplace(tree, Path(sys.argv[2]), 1.0); "
         "found = mutants.mutants(tree)[0]; print(place.tried(found).late); "
         "(Path(sys.argv[2]) / 'tree/tests/replay/test_sums.py').write_text('def test_none(): assert False'); "
@@ -98,8 +114,7 @@ def test_a_test_that_hangs_is_ended_and_one_that_fails_by_itself_is_an_error(tre
     (tree / "tests" / "replay" / "test_sums.py").write_text(
         "import time, evorl.replay.sums as s\ndef test_slow():\n    time.sleep(60 * (s.total([]) != 0))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(mutants.__file__).parent)}
     command = [sys.executable, "-c", program, str(tree), str(scratch)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=VARIABLES, capture_output=True, text=True, check=False)
     assert done.stdout == "True\n", done.stderr
     assert "test_none fails without a mutant too" in done.stderr

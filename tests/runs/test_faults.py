@@ -302,9 +302,16 @@ def test_checkpoints_are_removed_under_the_lock(trained_run, tmp_path, monkeypat
     assert not is_locked(run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_signal_ends_a_run_in_order(number, code, tmp_path):
+def check_ended_in_order(run, number, error):
+    assert "Traceback" not in error
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["ended"] == number.name
+    assert summary["generations"] >= 2
+    kept = Checkpoints(run / "checkpoints", 2)
+    kept.verify(kept.generations()[-1])
+
+
+def test_a_signal_ends_a_program_in_order(tmp_path):
     command = [
         sys.executable, str(ROOT / "demos" / "online.py"), "--config", str(SMALL),
         "run.name=a", "training.max_steps=1000000",
@@ -314,20 +321,25 @@ def test_a_signal_ends_a_run_in_order(number, code, tmp_path):
     process = subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True,
         # Under nohup the tests inherit a signal that is ignored, which a run rightly leaves so.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
     )  # fmt: skip
     while not (run / "checkpoints" / "generation-000002").is_dir():
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert "Traceback" not in error
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["ended"] == number.name
-    assert summary["generations"] >= 2
-    kept = Checkpoints(run / "checkpoints", 2)
-    kept.verify(kept.generations()[-1])
+    assert process.returncode == 143
+    check_ended_in_order(run, signal.SIGTERM, error)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_other_signals_end_a_run_in_order(number, code, tmp_path, forked_launch):
+    done = forked_launch(
+        tmp_path, "run.name=a", "training.max_steps=1000000", processes=1,
+        stop_at="runs/a/checkpoints/generation-000002", stop_with=number,
+    )  # fmt: skip
+    assert done.returncode == code
+    check_ended_in_order(tmp_path / "runs" / "a", number, done.stderr)
 
 
 @pytest.mark.parametrize("arguments", ["--processes 1 a.b=1 c=2", "a.b=1 --processes 1 c=2", "a.b=1 c=2 --processes 1"])

@@ -155,7 +155,7 @@ def test_every_shipped_configuration_runs(path, in_directory):
     needs_its_extra(path.stem)
     short = [
         "population.size=2", "evolution.steps=40", "training.max_steps=80", "environment.num_envs=2",
-        "evaluation.episodes=1", "evaluation.max_steps=20", "evaluation.confirmation_episodes=2",
+        "evaluation.episodes=1", "evaluation.max_steps=20", "evaluation.confirmation_episodes=1",
     ]  # fmt: skip
     if "atari" in path.name:
         short.append("network.hidden_sizes=[16]")  # Files of megabytes would be most of the time.

@@ -8,7 +8,6 @@ import wandb
 import yaml
 from helpers.offline_wandb import records
 from helpers.support import ROOT, SMALL
-from wandb.sdk.launch.sweeps import utils
 
 from evorl.__main__ import main
 from evorl.config.yaml import configuration_file, plain_assignments, read_settings
@@ -19,6 +18,8 @@ CHOSEN = {"algorithm.learning_rate": {"value": 0.002}, "evolution.mutation.hyper
 
 def command_of(file, args):
     """The command that `wandb agent` runs, put together as it does (wandb_agent.py: Agent._command_run)."""
+    from wandb.sdk.launch.sweeps import utils  # Half a second or more, which all processes of the tests would take.
+
     words = utils.create_sweep_command(yaml.safe_load(file.read_text())["command"])
     given = utils.create_sweep_command_args({"args": args})
     return [word for each in words for word in (given[each[2:-1]] if str(each).startswith("${") else [each])]
