@@ -4,7 +4,7 @@
     python benchmarks/tasks.py
 
 A run's line in benchmarks/data/tasks.jsonl has its learning curve and the returns of its elite on fresh episodes; a run
-of the same name is replaced. Without runs the command only draws.
+of the same name, task, algorithm and seed is replaced. Without runs the command only draws.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ def record(run: Path, episodes: int) -> dict[str, Any]:
     }
 
 
+def identity(line: Line) -> tuple[Any, ...]:
+    """The fields by which a run recorded again is recognised."""
+    return tuple(line[key] for key in ("run", "environment", "algorithm", "seed"))
+
+
 def draw(lines: Sequence[Line], picture: Path) -> None:
     """Plot a panel for each run: the best agent's evaluation, and the mean return of training episodes of all agents.
 
@@ -99,7 +104,8 @@ def main() -> None:
     parsed = parser.parse_args()
     known = [json.loads(line) for line in DATA.read_text().splitlines()] if DATA.exists() else []
     new = [record(run, parsed.episodes) for run in parsed.runs]
-    lines = [line for line in known if line["run"] not in {each["run"] for each in new}] + new
+    again = {identity(line) for line in new}
+    lines = [line for line in known if identity(line) not in again] + new
     DATA.write_text("".join(json.dumps(line) + "\n" for line in lines))
     draw(lines, PICTURE)
 
