@@ -24,6 +24,7 @@ from evorl.config.schema import with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
 from evorl.envs import Environments
+from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
@@ -279,6 +280,7 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
             f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
             f"sharded; take a multiple of {ranks}"
         )
+    _check_game(config)
     _check_environment_ranges(config)
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm, copies = make_algorithm(config, one.interface), ranks
@@ -294,6 +296,19 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
         for finding in findings:
             warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=2)
     return config
+
+
+def _check_game(config: AnyConfig) -> None:
+    """Raise UserError if a game is to be played by what cannot play it."""
+    if not is_game(config.environment.id):
+        return
+    if config.tracking.video:
+        raise UserError(f"tracking.video: {config.environment.id} is a game, and those are not filmed; leave it out")
+    if config.actors is not None:
+        raise UserError(
+            f"algorithm.name: {config.algorithm.name} learns from actor processes, and these play no games, such as "
+            f"{config.environment.id}; take ppo, a2c or dqn"
+        )
 
 
 def _check_environment_ranges(config: AnyConfig) -> None:
