@@ -1,8 +1,7 @@
 """Games of two seats: what a learner sees of them, whose turn it is, and what is refused."""
 
-import itertools
-
 import argparse
+import itertools
 
 import numpy as np
 import pytest
@@ -149,7 +148,7 @@ def test_reports_of_a_game_tell_its_result():
         ("algorithm={name: dqn, batch_size: 8, learn_step: 2}", "replay.learning_starts=16"),
         ("algorithm={name: a2c, rollout_steps: 8}",),
         ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8}",),
-        ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8}", "network.recurrent=lstm"),
+        ("algorithm={name: ppo, rollout_steps: 8, sequence_length: 8, batch_size: 8}", "network.recurrent=lstm"),
     ],
 )
 def test_algorithms_learn_from_games(settings):
