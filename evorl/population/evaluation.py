@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.config.fields import INFO, RETURN
+from evorl.config.fields import INFO, RATING, RETURN
 from evorl.distributed import Placement
 from evorl.envs import Environments
+from evorl.envs.games import RESULT
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
@@ -52,7 +53,9 @@ class EpisodeResults:
         return {RETURN: self.returns, **{f"{INFO}{key}": values for key, values in self.reports.items()}}
 
     def fitness(self, weights: Mapping[str, float]) -> NDArray[np.float64]:
-        """Fitness [P, episodes], the weighted sum of terms."""
+        """Fitness [P, episodes], the weighted sum of terms; of a game that is rated, the result of each episode."""
+        if RATING in weights:
+            return self.reports[RESULT]
         terms, total = self.terms(), np.zeros_like(self.returns)
         for name, weight in weights.items():
             total += weight * terms[name]
@@ -61,6 +64,8 @@ class EpisodeResults:
 
 def reported_keys(weights: Mapping[str, float]) -> list[str]:
     """The info keys that the fitness uses."""
+    if RATING in weights:
+        return [RESULT]
     return [name.removeprefix(INFO) for name in weights if name != RETURN]
 
 

@@ -11,7 +11,7 @@ import gymnasium as gym
 
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
-from evorl.config.fields import RETURN
+from evorl.config.fields import RATING, RETURN
 from evorl.config.schema import DEFAULT
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
@@ -132,6 +132,8 @@ def _frequency(pace: Pace) -> str:
 
 def _sum(terms: Mapping[str, float]) -> str:
     """Format weighted fitness terms, as in "return + 10 info.success"."""
+    if RATING in terms:
+        return "the Elo rating from matches with each other and the archive; 0 is the first archived agent's"
     parts = (name if weight == 1 else f"{weight:g} {name}" for name, weight in terms.items())
     return "the mean over episodes of " + " + ".join(parts)
 
@@ -209,8 +211,10 @@ def _terms(row: Row, place: int) -> str:
 
 
 def _measure(config: AnyConfig) -> str:
-    """The name of the selection criterion: a single unweighted term's, else `fitness`."""
+    """The name of what the elite is measured by: a single unweighted term's, else `fitness`."""
     terms = config.evolution.fitness
+    if RATING in terms:
+        return "result against random moves"
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
 

@@ -19,7 +19,7 @@ import yaml
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
-from evorl.config.fields import ENVIRONMENT, RETURN
+from evorl.config.fields import ENVIRONMENT, RATING, RETURN
 from evorl.config.schema import with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
@@ -29,6 +29,7 @@ from evorl.envs.spaces import ObservationSpecs
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.evolution.strategy import load_strategy
+from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_population_size
 from evorl.runs.hub import is_on_hub
@@ -300,8 +301,15 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
 
 def _check_game(config: AnyConfig) -> None:
     """Raise UserError if a game is to be played by what cannot play it."""
-    if not is_game(config.environment.id):
+    id = config.environment.id
+    if not is_game(id):
+        if config.league is not None:
+            raise UserError(f"league: {id} is no game of two seats; leave it out")
+        if RATING in config.evolution.fitness:
+            raise UserError(f"evolution.fitness: {id} is no game of two seats, so nobody has a rating; take return")
         return
+    if config.league is not None:
+        check_name("league.matchmaking", config.league.matchmaking, MATCHMAKING)
     if config.tracking.video:
         raise UserError(f"tracking.video: {config.environment.id} is a game, and those are not filmed; leave it out")
     if config.actors is not None:
