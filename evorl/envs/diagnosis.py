@@ -59,7 +59,7 @@ def why_not_gymnasium(name: str, kwargs: Mapping[str, Any]) -> str:
     return _wrong_kind(made, type(made))
 
 
-def check_spaces(env: gym.Env[Any, Any], id: str) -> None:
+def check_spaces(env: Any, id: str) -> None:
     """Raise UserError unless an environment has both spaces, and Gymnasium's checks accept them."""
     for name, check in (("action_space", check_action_space), ("observation_space", check_observation_space)):
         space = getattr(env, name, None)

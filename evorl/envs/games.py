@@ -314,7 +314,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
 
     def _result(self, copy: int) -> float:
         own, others = (self.games[copy].totals[seat] for seat in (self.seats[copy], 1 - self.seats[copy]))
-        return (np.sign(own - others) + 1) / 2
+        return result_of(own, others)
 
     def _ask(self, copies: Sequence[int]) -> Any:
         """The other seat's moves in these copies."""
@@ -360,11 +360,17 @@ class GameVector(VectorEnv[Any, Any, Any]):
         return {"final_obs": observations, "_final_obs": ended, "final_info": final, "_final_info": ended}
 
 
+def result_of(own: float, others: float) -> float:
+    """The result of a seat that got `own` where the other got `others`: 1, 0.5 or 0."""
+    return 1.0 if own > others else 0.5 if own == others else 0.0
+
+
 def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
     """Observations of a space as one batch [N', ...]."""
     if isinstance(space, gym.spaces.Box):
         return np.stack(observations).astype(space.dtype, copy=False)
-    return concatenate(space, observations, create_empty_array(space, len(observations)))
+    room: Any = create_empty_array(space, len(observations))
+    return concatenate(space, observations, room)
 
 
 def is_game(id: str) -> bool:
@@ -447,7 +453,8 @@ def _entry(name: str) -> Callable[..., Any]:
     if find_spec(PETTINGZOO) is None:
         raise UserError(f"environment.id: {name!r} needs the PettingZoo extra: {install_command('games')}")
     module = _module(name)
-    return next(getattr(module, entry) for entry in ENTRIES if hasattr(module, entry))
+    made: Callable[..., Any] = next(getattr(module, entry) for entry in ENTRIES if hasattr(module, entry))
+    return made
 
 
 def _module(name: str) -> ModuleType:

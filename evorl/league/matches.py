@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.games import Asked, Game, batched, make_game
+from evorl.envs.games import Asked, Game, batched, make_game, result_of
 from evorl.envs.spaces import EnvSpec, choices
-from evorl.league.players import Players
+from evorl.league.players import Fill, Players
 from evorl.population import Policy
 from evorl.system.plugins import described
 from evorl.types import UserError
@@ -52,20 +52,28 @@ class Arena:
             game.close()
 
     def play(self, policy: Policy, fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
-        """The results [F] for the first seat. Raises UserError if a game raises."""
+        """The results [F] for the first seat, between agents of a policy. Raises UserError if a game raises."""
+
+        def fill(seats: int) -> Fill:
+            return Players(policy, self._settings, self._interface, np.zeros(seats, dtype=np.intp))
+
+        return self.play_as(fill, fixtures)
+
+    def play_as(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+        """The same where `fill(S)` makes what fills S seats."""
         try:
-            return self._play(policy, fixtures)
+            return self._play(fill, fixtures)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"environment.id: {self._settings.id} raised in a match: {described(error)}") from error
 
-    def _play(self, policy: Policy, fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+    def _play(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         count = min(len(fixtures), MAX_GAMES)
         while len(self._games) < count:
             self._games.append(make_game(self._settings))
         # Seat s of game g is number 2 * g + s.
-        players = Players(policy, self._settings, self._interface, np.zeros(2 * count, dtype=np.intp))
+        players = fill(2 * count)
         results, waiting = np.zeros(len(fixtures)), list(range(len(fixtures)))[::-1]
         running: dict[int, int] = {}
         moved, moves = np.zeros(2 * count, dtype=bool), np.zeros(count, dtype=np.int64)
@@ -82,10 +90,10 @@ class Arena:
                 moves[number] += 1
                 game = self._games[number]
                 if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
-                    results[running.pop(number)] = (np.sign(game.totals[0] - game.totals[1]) + 1) / 2
+                    results[running.pop(number)] = result_of(*game.totals)
         return results
 
-    def _move(self, players: Players, running: Sequence[int], moved: NDArray[np.bool_]) -> None:
+    def _move(self, players: Fill, running: Sequence[int], moved: NDArray[np.bool_]) -> None:
         """Move once in each running game, with one call for all; `moved` [2 N] are seats that have moved before."""
         asking = [(number, seat) for number in running for seat in self._games[number].acting]
         turns = [self._games[number].seen[seat] for number, seat in asking]

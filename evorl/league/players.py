@@ -6,7 +6,7 @@ Axes: K agents, S seats that they fill, N' seats that are to move, M the most of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -14,12 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.games import Asked
+from evorl.envs.games import Asked, Opponents
 from evorl.envs.interface import MAX_BATCH
 from evorl.envs.spaces import MASK, Copies, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy
 
 Places = NDArray[np.intp]
+
+
+class Fill(Protocol):
+    """Whoever fills seats: `places` [S] say which of several fills each, and a call gives moves as `Opponents` do."""
+
+    places: Places
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        """Moves [N', ...] within the action space."""
 
 
 class Players:
@@ -73,3 +82,31 @@ class Players:
         output, after = self.policy.act(seen, started, state, self._deterministic)
         self._state[asked.copies, 0] = after[places, columns]
         return self._read_actions(output.action[places, columns].numpy(force=True))
+
+
+class Sides:
+    """Two sides that share no policy, such as agents of different runs; side `places[s]` fills seat s."""
+
+    def __init__(self, sides: Sequence[Opponents], seats: int) -> None:
+        self.places: Places = np.zeros(seats, dtype=np.intp)
+        self._sides = sides
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        """Moves [N', ...], with one call of each side that is to move."""
+        of = self.places[asked.copies]
+        moves: dict[int, Any] = {}
+        for number, side in enumerate(self._sides):
+            rows = np.flatnonzero(of == number)
+            if len(rows):
+                observation = _rows(asked.observation, rows)
+                mask = None if asked.mask is None else asked.mask[rows]
+                chosen = side(Asked(observation, mask, asked.copies[rows], asked.first[rows]))
+                moves |= dict(zip(rows.tolist(), chosen, strict=True))
+        return np.stack([moves[row] for row in range(len(of))])
+
+
+def _rows(observation: Any, rows: Places) -> Any:
+    """Some of the batched observations [N', ...]."""
+    if isinstance(observation, dict):
+        return {name: _rows(value, rows) for name, value in observation.items()}
+    return tuple(_rows(value, rows) for value in observation) if isinstance(observation, tuple) else observation[rows]

@@ -1,15 +1,18 @@
 """Leagues: opponents in batched products, matches, the archive, and runs that are resumed or on two ranks."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from helpers.forged import forge
 from helpers.games import ThreeMoves
-from helpers.support import config, launch, lines, steps_until, train
+from helpers.support import config, error_line, launch, lines, steps_until, train
 
 from evorl.algorithms import make_algorithm
+from evorl.commands.command import run_command
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.games import Asked
@@ -305,11 +308,44 @@ def test_a_league_that_was_stopped_ends_as_one_that_was_not(in_directory):
     assert rows[1][-1]["fitness"] == standings["ratings"][:3]
 
 
-def test_an_archive_of_other_agents_is_refused(in_directory):
-    assert train("run.name=a", *RUN, "training.max_steps=80", "checkpoint.keep=1") == 0
-    (newest,) = (in_directory / "runs" / "a" / "checkpoints").glob("generation-*")
-    (newest / "archive.safetensors").write_bytes((newest / "agents.safetensors").read_bytes())
+def test_an_archive_of_other_agents_is_refused(in_directory, capsys):
+    assert train("run.name=a", *RUN, "training.max_steps=120", "checkpoint.keep=1") == 0
+    run = in_directory / "runs" / "a"
+    forge(run, {"archive.safetensors": (run / "elite" / "agent.safetensors").read_bytes()})
+    capsys.readouterr()
     assert train("run.name=a", *RUN, "training.max_steps=160", "run.resume=auto") == 2
+    assert "archive.safetensors: holds other agents than the league's standings" in error_line(capsys)
+
+
+def test_a_match_of_two_runs_tells_results_of_both_seats(in_directory, capsys):
+    for name in ("a", "b"):
+        assert train(f"run.name={name}", *RUN, "training.max_steps=40", f"seed={ord(name)}") == 0
+    capsys.readouterr()
+    run_command(["match", "runs/a", "runs/b", "--games", "100", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["won"] + told["drawn"] + told["lost"] == told["games"] == 100
+    assert told["mean"] == pytest.approx((told["won"] + told["drawn"] / 2) / 100)
+    assert told["mean"] == pytest.approx((told["first_seat"] + told["second_seat"]) / 2)
+    assert told["interval"][0] < told["mean"] < told["interval"][1]
+    assert told["first_seat"] < 0.5 < told["second_seat"], "as chance has it in this game"
+    run_command(["match", "runs/b", "runs/a", "--games", "100", "--json"])
+    back = json.loads(capsys.readouterr().out)
+    assert abs(back["mean"] + told["mean"] - 1) < 0.2
+    run_command(["match", "runs/a", "random", "--games", "9"])
+    assert re.fullmatch(
+        r"runs/a against random: \d+ won, \d+ drawn, \d+ lost\nmean result [\d.]+ \(95 % interval .*second [\d.]+\n",
+        capsys.readouterr().out,
+    )
+
+
+def test_a_match_needs_the_same_game_of_two_seats(in_directory):
+    assert train("run.name=game", *RUN, "training.max_steps=40") == 0
+    assert train("run.name=other", *RUN, "environment.id=helpers.games:RockPaperScissors", "training.max_steps=40") == 0
+    assert train("run.name=pole", "training.max_steps=40") == 0
+    with pytest.raises(UserError, match="runs/pole: CartPole-v1 is no game of two seats"):
+        run_command(["match", "runs/game", "runs/pole"])
+    with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors with other settings"):
+        run_command(["match", "runs/game", "runs/other"])
 
 
 @pytest.mark.two_process
