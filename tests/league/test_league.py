@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ from evorl.league.matches import Fixture
 from evorl.league.players import Players
 from evorl.league.standings import Standings
 from evorl.population import Policy, initial_population
+from evorl.report.data import load
 from evorl.runs.launch import check
 from evorl.seeding import torch_generator
 from evorl.types import UserError
@@ -306,6 +308,7 @@ def test_a_league_that_was_stopped_ends_as_one_that_was_not(in_directory):
     standings, _ = league_of_run(whole)
     assert len(standings["archive"]) == 2
     assert rows[1][-1]["fitness"] == standings["ratings"][:3]
+    assert json.loads(json.dumps(asdict(load(whole).standings))) == standings, "a report reads them"
 
 
 def test_an_archive_of_other_agents_is_refused(in_directory, capsys):
