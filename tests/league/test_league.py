@@ -18,13 +18,17 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.games import Asked
 from evorl.league import League, league_of
+from evorl.league.league import Rated
 from evorl.league.matches import Fixture
 from evorl.league.players import Players
 from evorl.league.standings import Standings
 from evorl.population import Policy, initial_population
 from evorl.report.data import load
+from evorl.runs.champion import Champion
+from evorl.runs.fitness import Fitness
 from evorl.runs.launch import check
 from evorl.seeding import torch_generator
+from evorl.system.formats import decode_agents
 from evorl.types import UserError
 
 GAME = "environment.id=helpers.games:ThreeMoves"
@@ -78,6 +82,50 @@ def test_players_act_as_single_policies_would(more):
         moves.append(together(request))
         assert moves[-1].tolist() == single
     assert len({*np.concatenate(moves).tolist()}) > 1
+
+
+def test_each_seat_keeps_its_recurrent_state_until_its_next_episode():
+    settings, algorithm, agents = made("network.recurrent=lstm", "algorithm.sequence_length=4", size=1)
+    policy = Policy(agents, algorithm, generator())
+    players = Players(policy, settings.environment, algorithm.interface, [0, 0], deterministic=True)
+    rng = np.random.default_rng(0)
+    state, starts = policy.initial_state(1), (True, False, False, True, False)
+    for start in starts:
+        players(asked([1], rng, np.array([start])))
+        request = asked([0], rng, np.array([start]))
+        players(request)
+        seen = {"observation": torch.from_numpy(request.observation)[None], "action_mask": torch.ones(1, 1, 3).bool()}
+        _, state = policy.act(seen, torch.tensor([[start]]), state, True)
+        assert torch.equal(players._state[0, 0], state[0, 0])
+        assert not torch.equal(players._state[1, 0], state[0, 0])
+
+
+class Level:
+    """An evaluator in which every episode is drawn."""
+
+    def remeasure(self, agents, generation, purpose, first, episodes):
+        return np.full((len(agents), episodes), 0.5)
+
+    def pop_steps(self):
+        return 0
+
+
+def test_the_elite_goes_by_ratings_of_the_same_matches():
+    settings, _, agents = made(size=2)
+    elite, evaluator = Champion(), Level()
+
+    def compete(ratings, rating_of_elite, generation):
+        filled = np.array(ratings, dtype=float)
+        rated = Rated(filled, np.ones(2), np.full(2, 8.0), np.full(2, 0.5), rating_of_elite)
+        elite.compete(settings, agents, Fitness.of_ratings(rated), evaluator, generation)
+        assert [agent.fitness for agent in agents] == ratings
+        return elite.generation, decode_agents(elite.payload, "the elite")[0].id
+
+    assert compete([10.0, 20.0], np.nan, 1) == (1, 1)
+    assert compete([25.0, 20.0], 30.0, 2) == (1, 1)
+    assert elite.competing(settings, 2)[0].fitness == 30.0, "a parent by its rating"
+    assert compete([30.0, 20.0], 30.0, 3) == (3, 0), "the newer wins ties"
+    assert elite.score.mean == 0.5
 
 
 def test_players_never_make_a_forbidden_move_whatever_the_padding():
