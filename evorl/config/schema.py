@@ -404,7 +404,7 @@ class Evolution(Section):
     `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of several
     with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is. In a game, `rating`
     is the agents' Elo rating from the matches of the generation; the score and the target of the elite are then its
-    mean result (1 a win, 0.5 a draw) against an opponent that moves at random."""
+    mean result (1 a win, 0.5 a draw) against `league.benchmark`."""
     schedule: Schedule | None = None
     """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
 
@@ -546,6 +546,10 @@ class LeagueSettings(Section):
     margin: Annotated[float, Field(ge=0, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much."""
+    benchmark: Plain = "random"
+    """With `evolution.fitness: rating`, the opponent in the episodes of the elite's score and target: `random`, or
+    `package.module:player`, a function of an observation and its action mask, or None, that returns a move. It should
+    return the same one each time, or runs cannot be repeated. `evorl evaluate` takes it too."""
     games: Annotated[int, Field(ge=2, le=10_000, multiple_of=2)] = 8
     """Games of each pair of agents in a generation's evaluation, on the same seeds for all pairs, half from either
     seat. Agents act in them as in training, not greedily."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from evorl.config import Environment
@@ -30,7 +30,7 @@ from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
 from evorl.envs.spaces import MASK, choices
 from evorl.system.extras import install_command
-from evorl.system.plugins import described, import_from_here, place, without_place
+from evorl.system.plugins import described, import_from_here, imported, place, without_place
 from evorl.types import UserError
 
 PETTINGZOO = "pettingzoo"
@@ -41,6 +41,8 @@ ENTRIES = ("parallel_env", "raw_env", "env")
 move that halve its speed; masked moves are legal."""
 RESULT = "result"
 """Info key, in an episode's last step, of its result: 1 for the seat that got more, 0 for the other, 0.5 for both."""
+BENCHMARK = "league.benchmark"
+"""The setting that names an opponent."""
 MAX_EMPTY = 1_000
 """Episodes in a row that may end before the learner's first turn."""
 Flags = NDArray[np.bool_]
@@ -186,6 +188,27 @@ class RandomPlayers:
         parts = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
         moves = np.stack([part.argmax(1) for part in parts], axis=-1).reshape(count, *(space.shape or ()))
         return np.asarray(moves + space.start)  # type: ignore[attr-defined]
+
+
+class FunctionPlayers:
+    """Opponents that move as a function of the user says, which is given an observation and its mask, or None."""
+
+    def __init__(self, path: str, space: gym.Space[Any], actions: gym.Space[Any]) -> None:
+        """Import the function from its `path`, module:name. Raises UserError."""
+        self._path, self._space, self._actions = path, space, actions
+        self._function = imported(BENCHMARK, path, "package.module:player")
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        """Moves [N', ...]. Raises UserError for one that is not allowed."""
+        moves = []
+        for row, observation in enumerate(iterate(self._space, asked.observation)):
+            mask = None if asked.mask is None else asked.mask[row]
+            move = np.asarray(self._function(observation, mask), dtype=self._actions.dtype)
+            discrete = isinstance(self._actions, gym.spaces.Discrete) and mask is not None
+            if not self._actions.contains(move) or (discrete and not mask[int(move) - self._actions.start]):  # type: ignore
+                raise UserError(f"{BENCHMARK}: {self._path} made the move {move}, which is not allowed")
+            moves.append(move)
+        return np.stack(moves)
 
 
 class GameVector(VectorEnv[Any, Any, Any]):

@@ -70,7 +70,7 @@ def returns(run: Drawn) -> Figure:
 
 
 def results(run: Drawn) -> Figure | None:
-    """Plot the elite's mean result against random moves over steps, where agents are rated."""
+    """Plot the elite's mean result against the league's benchmark over steps, where agents are rated."""
     if not run.is_rated:
         return None
     target = run.setting("training.target_fitness")

@@ -214,7 +214,8 @@ def _measure(config: AnyConfig) -> str:
     """The name of what the elite is measured by: a single unweighted term's, else `fitness`."""
     terms = config.evolution.fitness
     if RATING in terms:
-        return "result against random moves"
+        league = config.league
+        return f"result against {'random moves' if league is None else on_one_line(league.benchmark, 80)}"
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
 

@@ -245,6 +245,7 @@ ACTS = {
     "league.power": "league/test_rating.py::test_opponents_are_drawn_by_these_probabilities",
     "league.archive": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",
     "league.margin": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",
+    "league.benchmark": "league/test_league.py::test_the_score_of_the_elite_is_against_the_benchmark",
     "league.games": "league/test_league.py::test_all_pairs_play_the_same_seeds_from_both_seats",
     "checkpoint.minutes": "runs/test_interim.py::test_saving_every_so_often_changes_nothing",
     "checkpoint.keep": "runs/test_run.py::test_checkpoints_appear_whole_and_old_ones_go",

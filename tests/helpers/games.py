@@ -109,6 +109,16 @@ class OpponentFirst(Seats):
             self.gained = {name: -1.0, other: 1.0}
 
 
+def right_reply(observation, mask):
+    """A player of `ThreeMoves` who answers the first move right."""
+    return (int(observation[1]) + 1) % 3 if observation[0] == 1 else int(np.flatnonzero(mask)[0])
+
+
+def cheat(observation, mask):
+    """One who plays what is not allowed in the third move."""
+    return int(observation[1]) if observation[0] == 2 else 0
+
+
 class Three(Seats):
     possible_agents: ClassVar = ["first", "second", "third"]
 

@@ -23,6 +23,7 @@ from evorl.league.matches import Fixture
 from evorl.league.players import Players
 from evorl.league.standings import Standings
 from evorl.population import Policy, initial_population
+from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
 from evorl.runs.champion import Champion
 from evorl.runs.fitness import Fitness
@@ -336,6 +337,29 @@ def test_standings_that_contradict_themselves_are_refused(wrong):
         Standings(**fine | wrong)
 
 
+@pytest.mark.parametrize(("benchmark", "score"), [("helpers.games:right_reply", 0.0), ("random", 1.0)])
+def test_the_score_of_the_elite_is_against_the_benchmark(benchmark, score):
+    """Whoever meets the right reply to its first move loses; the other seat's random third move may lose to it."""
+    settings, algorithm, agents = made(f"league.benchmark={benchmark}", size=1)
+    placement = Placement(Ranks(), "replicated", 1)
+    with Evaluator(settings, placement, algorithm) as evaluator:
+        results = evaluator.remeasure(agents, 1, "measurement", 0, 200)
+        assert set(results[0].tolist()) <= {0.0, 0.5, 1.0}
+        firsts = [seed % 2 == 0 for seed in evaluator._seeds(1, "measurement", 0, 200)]
+        lost = results[0][firsts] == 0
+        assert lost.all() == (score == 0.0)
+
+
+def test_a_benchmark_that_cannot_play_is_named():
+    settings, algorithm, agents = made("league.benchmark=helpers.games:cheat", size=1)
+    with Evaluator(settings, Placement(Ranks(), "replicated", 1), algorithm) as evaluator:
+        told = r"^league\.benchmark: helpers\.games:cheat made the move 0, which is not allowed"
+        with pytest.raises(UserError, match=told):
+            evaluator.remeasure(agents, 1, "measurement", 0, 50)
+    with pytest.raises(UserError, match=r"^league\.benchmark: cannot import 'helpers\.games:nobody'"):
+        check(config(GAME, "league.benchmark=helpers.games:nobody"))
+
+
 RUN = (*SETTINGS, "population.size=3", "league.margin=0", "league.archive=2")
 
 
@@ -395,6 +419,8 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
     assert train("run.name=pole", "training.max_steps=40") == 0
     with pytest.raises(UserError, match="runs/pole: CartPole-v1 is no game of two seats"):
         run_command(["match", "runs/game", "runs/pole"])
+    with pytest.raises(UserError, match=r"watch: helpers.games:ThreeMoves is a game, and those are not shown"):
+        run_command(["watch", "runs/game", "--video", "a.mp4"])
     with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors with other settings"):
         run_command(["match", "runs/game", "runs/other"])
 
