@@ -12,11 +12,12 @@ import gymnasium as gym
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RATING, RETURN
-from evorl.config.schema import DEFAULT
+from evorl.config.schema import DEFAULT, LeagueSettings
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationLength
 from evorl.envs.spaces import EnvSpec
+from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
@@ -214,8 +215,8 @@ def _measure(config: AnyConfig) -> str:
     """The name of what the elite is measured by: a single unweighted term's, else `fitness`."""
     terms = config.evolution.fitness
     if RATING in terms:
-        league = config.league
-        return f"result against {'random moves' if league is None else on_one_line(league.benchmark, 80)}"
+        player = (config.league or LeagueSettings()).benchmark
+        return f"result against {'random moves' if player == RANDOM else on_one_line(player, 80)}"
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
 

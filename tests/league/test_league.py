@@ -383,6 +383,16 @@ def test_a_league_that_was_stopped_ends_as_one_that_was_not(in_directory):
     assert json.loads(json.dumps(asdict(load(whole).standings))) == standings, "a report reads them"
 
 
+def test_a_run_says_what_its_elite_has_played_against(in_directory, capsys):
+    settings = (*RUN, "training.max_steps=40", "training.target_fitness=0.99")
+    assert train("run.name=a", *settings) == 0
+    told = capsys.readouterr().err
+    assert "until the mean result against random moves is above 0.99" in told
+    assert "best: a mean result against random moves of " in told
+    assert train("run.name=b", *settings, "league.benchmark=helpers.games:right_reply") == 0
+    assert "until the mean result against helpers.games:right_reply is above 0.99" in capsys.readouterr().err
+
+
 def test_an_archive_of_other_agents_is_refused(in_directory, capsys):
     assert train("run.name=a", *RUN, "training.max_steps=120", "checkpoint.keep=1") == 0
     run = in_directory / "runs" / "a"
