@@ -26,6 +26,7 @@ from evorl.population import Policy, initial_population
 from evorl.population.evaluation import Evaluator
 from evorl.report.data import load
 from evorl.runs.champion import Champion
+from evorl.runs.checkpoint import Progress, progress_of
 from evorl.runs.fitness import Fitness
 from evorl.runs.launch import check
 from evorl.seeding import torch_generator
@@ -358,6 +359,26 @@ def test_a_benchmark_that_cannot_play_is_named():
             evaluator.remeasure(agents, 1, "measurement", 0, 50)
     with pytest.raises(UserError, match=r"^league\.benchmark: cannot import 'helpers\.games:nobody'"):
         check(config(GAME, "league.benchmark=helpers.games:nobody"))
+
+
+def test_checkpoints_from_before_there_were_leagues_are_read():
+    state = asdict(Progress())
+    del state["league"]
+    assert progress_of(json.dumps(state).encode(), "here").league is None
+    del state["solved"]
+    with pytest.raises(UserError, match="here: lacks solved"):
+        progress_of(json.dumps(state).encode(), "here")
+
+
+def test_standings_in_a_checkpoint_are_bounded_and_consistent():
+    state = asdict(Progress()) | {
+        "league": asdict(Standings((0,), points=((0.0,),), games=((0.0,),), ratings=(0.0,), errors=(0.0,)))
+    }
+    assert progress_of(json.dumps(state).encode(), "here").league.population == (0,)
+    for key, value in (("ratings", [1e9]), ("points", [[-1.0]]), ("population", [0, 1]), ("unknown", 1)):
+        wrong = state | {"league": state["league"] | {key: value}}
+        with pytest.raises(UserError, match=r"^here: league"):
+            progress_of(json.dumps(wrong).encode(), "here")
 
 
 RUN = (*SETTINGS, "population.size=3", "league.margin=0", "league.archive=2")
