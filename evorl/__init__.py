@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # Aliases, since checkers take only these for names that `evo
     from evorl.config.schema import Evaluation as Evaluation
     from evorl.config.schema import Evolution as Evolution
     from evorl.config.schema import ImportanceExponent as ImportanceExponent
+    from evorl.config.schema import LeagueSettings as LeagueSettings
     from evorl.config.schema import Mutation as Mutation
     from evorl.config.schema import Network as Network
     from evorl.config.schema import PopulationSettings as PopulationSettings
@@ -85,6 +86,7 @@ _OFFERED = {
         "Evaluation",
         "Evolution",
         "ImportanceExponent",
+        "LeagueSettings",
         "Mutation",
         "Network",
         "PopulationSettings",

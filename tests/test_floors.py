@@ -19,6 +19,7 @@ FLOORS = [
     {"evolution"},
     {"algorithms"},
     {"population"},
+    {"league"},
     {"tracking"},
     {"actors"},
     {"runs"},

@@ -28,6 +28,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.yaml import OF_ALGORITHM, configuration_file, override, read_yaml
 from evorl.envs import Environments
 from evorl.envs.diagnosis import check_start, check_step, shares_memory
+from evorl.envs.games import is_game
 from evorl.envs.spaces import MASK, EnvSpec, choices
 from evorl.envs.vector import close_vector, make_vector, stacked_frames, vectorization_of
 from evorl.seeding import numpy_generator
@@ -159,6 +160,8 @@ def check(parsed: argparse.Namespace) -> None:
     # SDL, which renders for Gymnasium, fails without a display.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     settings = settings_of(parsed.environment, parsed.settings).environment
+    if is_game(settings.id):
+        raise UserError(f"environment: {settings.id} is a game of several seats; a run checks it when it begins")
     rows = [(level, name, on_one_line(text)) for name, (level, text) in verdicts(settings, parsed.steps)]
     print("\n".join(aligned(rows)))
     failed = sum(level == "fail" for level, _, _ in rows)

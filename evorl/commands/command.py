@@ -260,6 +260,14 @@ def _evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the return of each episode")
 
 
+def _match(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("opponent", type=Path, help="the directory of another run, or `random`")
+    parser.add_argument("--games", type=count, default=200, metavar="N", help="number of games (default: 200)")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the games (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
 def _watch(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="write a video instead of opening a window")
@@ -381,6 +389,12 @@ COMMANDS: Mapping[str, Command] = {
         "evaluate:evaluate_run",
         _evaluate,
         ("evorl evaluate runs/my-run", "evorl evaluate runs/my-run --episodes 20 --seed 7 --json"),
+    ),
+    "match": Command(
+        "let the best agents of two runs play each other in a game of two seats",
+        "match:match",
+        _match,
+        ("evorl match runs/a runs/b --games 200", "evorl match runs/a random"),
     ),
     "watch": Command(
         "watch an agent play, in a window or as a video",

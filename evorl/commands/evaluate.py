@@ -16,7 +16,7 @@ from evorl.config.fields import RETURN
 from evorl.envs import Environments
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
-from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
+from evorl.population.evaluation import MAX_COPIES, evaluate, invite_benchmark, reported_keys
 from evorl.runs.champion import Score
 from evorl.runs.directory import is_own, load_elite
 from evorl.runs.hub import local_run
@@ -57,6 +57,7 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     with Environments(
         for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True
     ) as environments:
+        invite_benchmark(config, environments)
         algorithm = make_algorithm(config, environments.interface)
         check_agents([agent], algorithm, str(run / "elite"))
         use_threads(config.run.threads, environments.interface.parts, ranks=1)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def watch(parsed: argparse.Namespace) -> None:
     """`evorl watch`."""
     from evorl.commands.evaluate import seeds_of
+    from evorl.envs.games import is_game
     from evorl.runs.directory import is_own
     from evorl.runs.loaded import load, refuse_code
     from evorl.runs.video import check_video, play, write_video
@@ -38,6 +39,8 @@ def watch(parsed: argparse.Namespace) -> None:
         raise UserError("watch: there is no display for a window; use --video FILE.mp4")
     agent = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     refuse_code(agent.config, parsed.allow_code or is_own(parsed.run, agent.config))
+    if is_game(agent.config.environment.id):
+        raise UserError(f"watch: {agent.config.environment.id} is a game, and those are not shown; see `evorl match`")
     seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps
     returns: list[float] = []
 

@@ -51,6 +51,8 @@ ENVIRONMENT = "environment.kwargs."
 """Prefix of a key of `environment.kwargs` that is a hyperparameter of an agent's training environments."""
 RETURN, INFO = "return", "info."
 """Fitness terms: the episode return, and the prefix of a number in the environment's `info`."""
+RATING = "rating"
+"""The fitness of agents in a game: their rating, which nothing can be added to."""
 
 
 def _weights(given: Any) -> Any:
@@ -58,10 +60,13 @@ def _weights(given: Any) -> Any:
 
 
 def _are_terms(weights: dict[str, float]) -> dict[str, float]:
+    if RATING in weights and weights != {RATING: 1.0}:
+        raise ValueError(f"{RATING} stands alone, without a weight")
     for name, weight in weights.items():
-        if name != RETURN and not (name.startswith(INFO) and name != INFO):
+        if name not in (RETURN, RATING) and not (name.startswith(INFO) and name != INFO):
             raise ValueError(
-                f"{shown(name)} is neither {RETURN!r} nor '{INFO}KEY', KEY being one of the environment's info"
+                f"{shown(name)} is neither {RETURN!r} nor '{INFO}KEY', KEY being one of the environment's info, nor, "
+                f"in a game, {RATING!r}"
             )
         if weight == 0:
             raise ValueError(f"{name} has the weight 0; leave it out")

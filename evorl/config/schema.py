@@ -401,7 +401,9 @@ class Evolution(Section):
     fitness: FitnessTerms = Field(default={RETURN: 1.0})
     """What selection, the elite and `training.target_fitness` go by: the mean over evaluation episodes of `return`, of
     `info.KEY`, which is the number that the environment reports under KEY in an episode's last step, or of several
-    with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is."""
+    with weights, as in `{return: 1, info.success: 100}`. Agents learn from rewards whatever it is. In a game, `rating`
+    is the agents' Elo rating from the matches of the generation; the score and the target of the elite are then its
+    mean result (1 a win, 0.5 a draw) against `league.benchmark`."""
     schedule: Schedule | None = None
     """Agents follow it instead of being selected and mutated; `evorl retrain` takes it from a winner's ancestry."""
 
@@ -527,6 +529,31 @@ class Evaluation(Section):
         return self
 
 
+class LeagueSettings(Section):
+    """Who plays whom in a game of two seats; other environments have no league."""
+
+    matchmaking: Text = "pfsp"
+    """The choice of an opponent for each environment and generation: `pfsp` prefers those that the agent loses to
+    (prioritised fictitious self-play, Vinyals et al. 2019), `uniform` takes all alike, from the population and the
+    archive; `population` takes the population alone, and `latest` the agent itself. All are as they were when the
+    generation began."""
+    power: Positive = 2.0
+    """With `pfsp`, opponents are drawn in proportion to (1 - expected result) to this power."""
+    archive: Annotated[int, Field(ge=0, le=1_024)] = 8
+    """Frozen past agents at most. The first stays, since its rating is the zero of all others; the lowest rated of the
+    rest makes room."""
+    margin: Annotated[float, Field(ge=0, le=0.5)] = 0.05
+    """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
+    this much."""
+    benchmark: Plain = "random"
+    """With `evolution.fitness: rating`, the opponent in the episodes of the elite's score and target: `random`, or
+    `package.module:player`, a function of an observation and its action mask, or None, that returns a move. It should
+    return the same one each time, or runs cannot be repeated. `evorl evaluate` takes it too."""
+    games: Annotated[int, Field(ge=2, le=10_000, multiple_of=2)] = 8
+    """Games of each pair of agents in a generation's evaluation, on the same seeds for all pairs, half from either
+    seat. Agents act in them as in training, not greedily."""
+
+
 class Training(Section):
     """The length of a run, and when it ends before."""
 
@@ -594,6 +621,8 @@ class Config(Section, Generic[Settings]):
     population: PopulationSettings = PopulationSettings()
     evolution: Evolution = Evolution()
     evaluation: Evaluation = Evaluation()
+    league: LeagueSettings | None = None
+    """Of games; null is all defaults there."""
     training: Training = Training()
     tracking: Tracking = Tracking()
     checkpoint: Checkpoint = Checkpoint()

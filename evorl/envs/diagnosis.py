@@ -59,7 +59,7 @@ def why_not_gymnasium(name: str, kwargs: Mapping[str, Any]) -> str:
     return _wrong_kind(made, type(made))
 
 
-def check_spaces(env: gym.Env[Any, Any], id: str) -> None:
+def check_spaces(env: Any, id: str) -> None:
     """Raise UserError unless an environment has both spaces, and Gymnasium's checks accept them."""
     for name, check in (("action_space", check_action_space), ("observation_space", check_observation_space)):
         space = getattr(env, name, None)
@@ -169,8 +169,11 @@ def _why_no_environment(found: Any, kwargs: Mapping[str, Any]) -> str:
 def _wrong_kind(made: Any, kind: type) -> str:
     """The reason why an object of another kind than gymnasium.Env is not taken; it is None if none could be made."""
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if _has_agents(made, kind):
-        return f"{name} is a multi-agent environment; evorl trains agents in single-agent ones, such as gymnasium.Env"
+    if has_agents(made, kind):
+        return (
+            f"{name} is a game of several agents; name a class that has or annotates `possible_agents`, or "
+            "pettingzoo:NAME, as pettingzoo:connect_four_v3"
+        )
     if isinstance(made, gym.vector.VectorEnv) or issubclass(kind, gym.vector.VectorEnv):
         return f"{name} is a vector environment; give a single one, of which environment.num_envs copies are made"
     if any(base.__module__.partition(".")[0] == "gym" for base in kind.__mro__):
@@ -183,7 +186,7 @@ def _wrong_kind(made: Any, kind: type) -> str:
     return f"{name} is not a gymnasium.Env; {WANTED}"
 
 
-def _has_agents(made: Any, kind: type) -> bool:
+def has_agents(made: Any, kind: type) -> bool:
     """True for PettingZoo's environments, whose agents take turns or act in parallel."""
     declared = {name for base in kind.__mro__ for name in inspect.get_annotations(base)}
     names = ("possible_agents", "agent_iter")

@@ -27,6 +27,7 @@ from evorl.config.errors import nearest, shown
 from evorl.config.fields import ENVIRONMENT, as_configured
 from evorl.envs.continuation import Continuation
 from evorl.envs.episodes import Collected, Episodes, Recent
+from evorl.envs.games import GameVector, Opponents
 from evorl.envs.spaces import (
     MASK,
     ActionMasks,
@@ -209,6 +210,11 @@ class Environments:
     def started(self) -> Tensor:
         """A mask [P, E] of the environments whose current observation is the first of an episode."""
         return self._started.to(self.device)
+
+    def invite(self, opponents: Opponents) -> None:
+        """Let `opponents` move in the other seat of a game, from the next reset on."""
+        assert isinstance(self._vector.env, GameVector)
+        self._vector.env.opponents = opponents
 
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
         """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`.

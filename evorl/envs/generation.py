@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import gymnasium as gym
 
 from evorl.config import AnyConfig, Environment
+from evorl.envs.games import is_game
 
 EPISODES_IN_A_GENERATION = 2
 """With `environment.carry_over: auto`, generations that fit this many of the longest episodes start new ones."""
@@ -83,7 +84,9 @@ def generation_length(config: AnyConfig, copies: int, period: int) -> Generation
     steps = -(-config.evolution.steps // each) * period
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
-    if environment.carry_over == "auto":
+    if is_game(environment.id):
+        carries_over = False
+    elif environment.carry_over == "auto":
         carries_over = longest is None or steps // count < EPISODES_IN_A_GENERATION * longest
     else:
         carries_over = environment.carry_over
@@ -93,6 +96,8 @@ def generation_length(config: AnyConfig, copies: int, period: int) -> Generation
 
 def longest_episode(settings: Environment) -> int | None:
     """The registered limit on episode steps; None if there is none."""
+    if is_game(settings.id):
+        return None
     spec = gym.spec(settings.id.rpartition(":")[2])
     options = {**spec.kwargs, **settings.kwargs}
     bounds = [options.get("max_episode_steps", spec.max_episode_steps)]

@@ -36,6 +36,7 @@ from evorl.envs.diagnosis import (
     why_not_gymnasium,
     why_unknown,
 )
+from evorl.envs.games import GameVector, is_game
 from evorl.envs.spaces import Copies
 from evorl.envs.suites import ATARI, register_suite
 from evorl.system.console import say
@@ -174,7 +175,7 @@ class RecoveringVector:
 
     def _seeds(self, seeds: Sequence[int]) -> Any:
         """The seed argument of a vector environment's reset: most native ones accept only a single seed."""
-        if seeds and isinstance(self.env, gym.vector.SyncVectorEnv | gym.vector.AsyncVectorEnv):
+        if seeds and isinstance(self.env, SyncVectorEnv | AsyncVectorEnv | GameVector):
             return list(seeds)
         return np.array(seeds) if seeds and stacked_frames(self._settings) else self._seed
 
@@ -200,7 +201,9 @@ class RecoveringVector:
         """Recreate all copies; return the first observations of their new episodes, and the info."""
         self._seed = seed
         self.close()
-        self.env = make_vector(self._settings, self._copies.count, self._differing)
+        before, self.env = self.env, make_vector(self._settings, self._copies.count, self._differing)
+        if isinstance(self.env, GameVector):
+            self.env.take_over(before)
         start = self.env.reset(seed=seed)
         self._note_seeds(())
         return start
@@ -388,6 +391,8 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
     `differing`, if not empty, holds per-copy keyword arguments that override the configured ones.
     """
     try:
+        if is_game(settings.id):
+            return _game_vector(settings, copies, any(differing))
         name = _known_name(settings)
         # Python ignores exceptions that a signal handler raises in its fork callbacks.
         with warnings.catch_warnings(), signals_wait():
@@ -407,6 +412,23 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
         raise
     except Exception as error:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
+
+
+def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
+    """Make the copies of a game. Raises UserError for settings that a game does not have."""
+    if settings.vectorization not in ("auto", "native") or differing:
+        raise UserError(
+            f"environment.vectorization: {settings.id} is a game, whose copies are all alike and are stepped together; "
+            "take auto, without environment.kwargs in evolution.hyperparameters"
+        )
+    if settings.carry_over is True:
+        raise UserError(
+            f"environment.carry_over: {settings.id} is a game, and each generation, with its own opponents, begins new "
+            "episodes; take auto"
+        )
+    if settings.life_loss_ends:
+        raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
+    return GameVector(settings, copies)
 
 
 def _cannot_make(settings: Environment, error: Exception) -> UserError:
@@ -499,6 +521,8 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 
 def for_evaluation(settings: Environment) -> Environment:
     """The settings for evaluation: where possible, a vectorization with one seed per copy."""
+    if is_game(settings.id):
+        return settings
     try:
         name = _known_name(settings)
         spec = None if name.startswith(ATARI) else gym.spec(name)
@@ -528,6 +552,8 @@ def reward_threshold(settings: Environment) -> float | None:
 
     Also None for an environment that cannot be made; the reason is reported when it is made.
     """
+    if is_game(settings.id):
+        return None
     try:
         name = _known_name(settings)
         with warnings.catch_warnings():
@@ -565,7 +591,7 @@ def serving_action(settings: Environment, vector: Vector) -> NDArray[Any] | None
 
 def vectorization_of(settings: Environment) -> str:
     """The vectorization of an environment, with `auto` resolved: `sync`, `async` or `native`."""
-    return str(_mode(settings, _known_name(settings)))
+    return "native" if is_game(settings.id) else str(_mode(settings, _known_name(settings)))
 
 
 def _mode(settings: Environment, name: str) -> Any:

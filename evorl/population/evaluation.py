@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
-from evorl.config.fields import INFO, RETURN
+from evorl.config.fields import INFO, RATING, RETURN
 from evorl.distributed import Placement
 from evorl.envs import Environments
+from evorl.envs.games import RESULT, FunctionPlayers
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
 from evorl.types import Agent
 
+RANDOM = "random"
+"""The benchmark of a league that draws its moves evenly."""
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
 Purpose = Literal["generation", "confirmation", "measurement"]
@@ -52,7 +55,9 @@ class EpisodeResults:
         return {RETURN: self.returns, **{f"{INFO}{key}": values for key, values in self.reports.items()}}
 
     def fitness(self, weights: Mapping[str, float]) -> NDArray[np.float64]:
-        """Fitness [P, episodes], the weighted sum of terms."""
+        """Fitness [P, episodes], the weighted sum of terms; of a game that is rated, the result of each episode."""
+        if RATING in weights:
+            return self.reports[RESULT]
         terms, total = self.terms(), np.zeros_like(self.returns)
         for name, weight in weights.items():
             total += weight * terms[name]
@@ -61,6 +66,8 @@ class EpisodeResults:
 
 def reported_keys(weights: Mapping[str, float]) -> list[str]:
     """The info keys that the fitness uses."""
+    if RATING in weights:
+        return [RESULT]
     return [name.removeprefix(INFO) for name in weights if name != RETURN]
 
 
@@ -192,7 +199,9 @@ class Evaluator:
 
     def _make(self, agents: int, episodes: int) -> Environments:
         columns = max(1, min(episodes, MAX_COPIES))
-        return Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
+        made = Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
+        invite_benchmark(self._config, made)
+        return made
 
     def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> EpisodeResults:
         return evaluate(policy, environments, seeds, self._config.evaluation.max_steps, self._keys)
@@ -212,6 +221,13 @@ class Evaluator:
     def _seeds(self, generation: int, purpose: Purpose, first: int, episodes: int) -> list[int]:
         rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose=f"evaluation {purpose}")
         return [int(seed) for seed in rng.integers(2**31, size=first + episodes)[first:]]
+
+
+def invite_benchmark(config: AnyConfig, environments: Environments) -> None:
+    """Let `league.benchmark` move in the other seat of a game; without one, moves are random. Raises UserError."""
+    if config.league is not None and config.league.benchmark != RANDOM:
+        interface = environments.interface
+        environments.invite(FunctionPlayers(config.league.benchmark, interface.observation, interface.action))
 
 
 def _interleaved(everyones: NDArray[np.float64], episodes: int) -> NDArray[np.float64]:

@@ -23,8 +23,11 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from evorl.config.errors import on_one_line
+from evorl.config.fields import RATING
+from evorl.league.standings import Standings
 from evorl.runs.champion import Score
-from evorl.runs.directory import JsonLines, Row
+from evorl.runs.checkpoint import progress_of
+from evorl.runs.directory import STATE, Checkpoints, JsonLines, Row
 from evorl.runs.lineage import LINE, SAME, Stage, reader_of
 from evorl.runs.read import read_overview
 from evorl.system.files import reason
@@ -491,6 +494,13 @@ class Drawn:
     winner: Sequence[Stage]
     summary: dict[str, Any]
     crowd: Crowd | None = None
+    standings: Standings | None = None
+    """The league at the newest checkpoint, where the environment is a game and that checkpoint can be read."""
+
+    @property
+    def is_rated(self) -> bool:
+        """True if fitness is a rating, so that the elite's score is on another scale."""
+        return self.setting(f"evolution.fitness.{RATING}") is not None
 
     @property
     def steps(self) -> dict[int, int]:
@@ -554,7 +564,8 @@ def load(path: Path) -> Drawn:
         name = path.resolve().name
         if len(rows) > MOST_LIVES:
             generations, crowd = read_crowd(metrics, overview.elite.get("id"))
-            return Drawn(name, overview.config, generations, crowd.sample, crowd.path, overview.summary, crowd)
+            sample, standings = crowd.sample, _standings(path)
+            return Drawn(name, overview.config, generations, sample, crowd.path, overview.summary, crowd, standings)
         generations = [GENERATION.validate_python(row) for row in metrics.members(*Generation.__dataclass_fields__)]
         lives = [LINE.validate_python({name: row[name] for name in Stage.__dataclass_fields__}) for row in rows]
     except OSError as error:
@@ -563,7 +574,7 @@ def load(path: Path) -> Drawn:
         raise UserError(f"{path}: its metrics or lineage cannot be read: {on_one_line(str(error))[:200]}") from error
     counted = {row.generation for row in generations}
     lives = [life for life in lives if life.generation in counted]
-    drawn = Drawn(name, overview.config, generations, lives, (), overview.summary)
+    drawn = Drawn(name, overview.config, generations, lives, (), overview.summary, standings=_standings(path))
     return replace(drawn, winner=_winner(drawn, overview.elite.get("id", -1)))
 
 
@@ -580,6 +591,16 @@ def _name(place: Path, places: Sequence[Path]) -> str:
         if all(other == place or other.parts[-count:] != end for other in places):
             break
     return "/".join(place.parts[-count:])
+
+
+def _standings(path: Path) -> Standings | None:
+    """The league of the newest checkpoint; None without one, or without a checkpoint that can be read."""
+    checkpoints = Checkpoints(path / "checkpoints", keep=1)
+    newest = max(checkpoints.generations(), default=0)
+    try:
+        return progress_of(checkpoints.read(newest, STATE), str(path)).league if newest else None
+    except UserError:
+        return None
 
 
 def born_by(life: Stage, parent: Stage | None) -> str:

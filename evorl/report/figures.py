@@ -75,22 +75,68 @@ def returns(run: Drawn) -> Figure:
     """Plot the fitness of all agents over steps, coloured by mutation, with the elite's lineage."""
     traces = _agents(run, "fitness", lambda life: life.fitness)
     traces.append(_winner(run, lambda life: life.fitness))
-    rows = thinned([row for row in run.generations if row.elite_fitness is not None])
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines" if len(rows) > 1 else "markers",
-            "name": "best so far" + (", on fresh episodes" if run.confirms else ""),
-            "x": [row.agent_steps for row in rows],
-            "y": [row.elite_fitness for row in rows],
-            "line": {"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
-            "marker": {"color": INK, "symbol": "x-thin", "size": 10, "line": {"color": INK, "width": 1.5}},
-            "hoverinfo": "skip",
-        }
-    )
+    if run.is_rated:
+        return {"data": traces, "layout": _axes(STEPS, "rating (Elo)")}
+    traces.append(_elite(run))
     target = run.setting("training.target_fitness")
     shapes = [_level(float(target))] if isinstance(target, int | float) else []
     return {"data": traces, "layout": {**_axes(STEPS, "mean return in evaluation"), "shapes": shapes}}
+
+
+def results(run: Drawn) -> Figure | None:
+    """Plot the elite's mean result against the league's benchmark over steps, where agents are rated."""
+    if not run.is_rated:
+        return None
+    target = run.setting("training.target_fitness")
+    shapes = [_level(float(target))] if isinstance(target, int | float) else []
+    layout = {**_axes(STEPS, "mean result"), "shapes": shapes, "height": 260, "showlegend": False}
+    return {"data": [_elite(run)], "layout": layout}
+
+
+def payoff(run: Drawn) -> Figure | None:
+    """Plot the payoff matrix of a league as a map: the mean result of each row's agent against each column's."""
+    league = run.standings
+    if league is None or not league.points:
+        return None
+    names = [f"#{id}" for id in league.population]
+    names += [f"#{id} of generation {when}" for id, when in zip(league.archive, league.archived, strict=True)]
+    order = sorted(range(len(names)), key=lambda place: (-league.ratings[place], place))
+    labels = [f"{names[place]} ({league.ratings[place]:.0f} ± {league.errors[place]:.0f})" for place in order]
+    points, games = (
+        [[matrix[row][column] for column in order] for row in order] for matrix in (league.points, league.games)
+    )
+    cells = [list(zip(*pair, strict=True)) for pair in zip(points, games, strict=True)]
+    trace = {
+        "type": "heatmap",
+        "x": [names[place] for place in order],
+        "y": labels,
+        "z": [[won / of if of else None for won, of in row] for row in cells],
+        "text": [[f"{won:g} of {of:g}" if of else "" for won, of in row] for row in cells],
+        "texttemplate": "%{text}",
+        "hovertemplate": "%{y} against %{x}: %{text}<extra></extra>",
+        "zmin": 0,
+        "zmax": 1,
+        "colorscale": [[0, "#d55e00"], [0.5, "#f2f2f2"], [1, "#0072b2"]],
+    }
+    axes = _axes("against", "")
+    axes["xaxis"] |= {"type": "category"}
+    axes["yaxis"] |= {"type": "category", "autorange": "reversed", "automargin": True}
+    return {"data": [trace], "layout": {**axes, "showlegend": False}}
+
+
+def _elite(run: Drawn) -> Figure:
+    """The score of the best agent so far, over steps."""
+    rows = thinned([row for row in run.generations if row.elite_fitness is not None])
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(rows) > 1 else "markers",
+        "name": "best so far" + (", on fresh episodes" if run.confirms else ""),
+        "x": [row.agent_steps for row in rows],
+        "y": [row.elite_fitness for row in rows],
+        "line": {"color": INK, "width": 1, "dash": "dot", "shape": "hv"},
+        "marker": {"color": INK, "symbol": "x-thin", "size": 10, "line": {"color": INK, "width": 1.5}},
+        "hoverinfo": "skip",
+    }
 
 
 def schedule(run: Drawn) -> Figure | None:

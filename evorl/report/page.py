@@ -58,6 +58,8 @@ def embedded(value: Any) -> str:
 def _figures(run: Drawn) -> Mapping[str, figures.Figure | None]:
     return {
         "returns": figures.returns(run),
+        "results": figures.results(run),
+        "payoff": figures.payoff(run),
         "schedule": figures.schedule(run),
         "tree": figures.tree(run),
         "architectures": figures.architectures(run),
@@ -72,6 +74,7 @@ def _words(run: Drawn) -> dict[str, Any]:
     return {
         "name": run.name,
         "subtitle": f"{run.setting('algorithm.name')} on {run.setting('environment.id')}",
+        "rated": run.is_rated,
         "badges": badges(run),
         "facts": run_facts(run),
         "versions": environment_facts(run),

@@ -178,10 +178,14 @@ class Champion:
                 if play is None:
                     self._count(elite)
                 return False
-        self.returns, self.generation, self.is_tested, self.lower_bound = (), generation, False, None
-        if play is None:
-            self._count(challenger)
+        self._crown(challenger, play is None, generation)
         return True
+
+    def _crown(self, challenger: Returns, counts: bool, generation: int) -> None:
+        """Begin the score of a new elite, with the returns [N] of the generation's episodes if these `counts`."""
+        self.returns, self.generation, self.is_tested, self.lower_bound = (), generation, False, None
+        if counts:
+            self._count(challenger)
 
     def measure(self, play: Play | None, episodes: int, enough: int) -> int:
         """Play up to `episodes` further measurement episodes, to at most `enough` in all; return the number played.
@@ -288,12 +292,18 @@ class Champion:
         self.parents = decode_agents(self.payload, "the elite") if self.payload else []
         played = self._generation_returns(best, fitness, place, evaluator, generation, settings.episodes)
         for agent, theirs in zip(self.parents, played[1:], strict=True):
-            agent.fitness = float(theirs.mean())
-            if fitness.evaluated is None and best.fitness is not None:
+            agent.fitness = float(theirs.mean()) if fitness.elite is None else fitness.elite
+            if fitness.elite is None and fitness.evaluated is None and best.fitness is not None:
                 # Means of training lag behind and may be of an exploring policy, so the elite gets the best agent's
                 # and the difference on episodes that both have played.
                 agent.fitness += best.fitness - float(played[0].mean())
-        won = best.fitness is not None and self._loses_to(best, played, evaluator, generation, settings)
+        if fitness.elite is None:
+            won = best.fitness is not None and self._loses_to(best, played, evaluator, generation, settings)
+        else:
+            # Both have played the same matches, so ratings decide; the newer wins ties.
+            won = best.fitness is not None and not best.fitness < fitness.elite
+            if won:
+                self._crown(played[0], not settings.confirmation_episodes, generation)
         if won:
             self.parents = []
         elif not self.parents:

@@ -21,11 +21,13 @@ from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
 from evorl.distributed import Placement
 from evorl.envs.continuation import Continued
+from evorl.league.standings import Standings
 from evorl.population import check_agents, check_environment_hyperparameters
 from evorl.replay import Experience
 from evorl.runs.champion import Champion
 from evorl.runs.directory import (
     AGENTS,
+    ARCHIVE,
     ELITE,
     STATE,
     RunDirectory,
@@ -71,7 +73,13 @@ class Progress:
     """The correlation of the agents' ranks in the last generation with those in the one before, where it is used."""
     drifts: Number = 0
     """The number of generations after which replicas differed between ranks and took the agents of rank 0."""
+    league: Standings | None = None
+    """Of a game: payoff matrix, ratings and archive, whose agents have a file of their own."""
     made_with: Annotated[dict[Words, Words], Field(max_length=100)] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.archive: bytes = b""
+        """The agents of the league's archive, encoded; empty without any."""
 
     def copy(self) -> Progress:
         """An independent snapshot."""
@@ -140,7 +148,8 @@ def progress_of(payload: bytes, where: str) -> Progress:
     for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Champion)):
         for each in fields(kind):
             # Defaults describe a new run, and would be wrong for one that has been trained.
-            if each.name not in section:
+            # Checkpoints from before there were leagues have none.
+            if each.name not in section and each.name != "league":
                 raise UserError(f"{where}: lacks {place}{each.name}, which every checkpoint of this version has")
     if problem := progress.contradiction():
         raise UserError(f"{where}: {problem}")
@@ -462,6 +471,8 @@ class CheckpointManager:
             files |= {AGENTS: agents, STATE: json_bytes(asdict(progress))}
             if progress.elite.payload:
                 files[ELITE] = progress.elite.payload
+            if progress.archive:
+                files[ARCHIVE] = progress.archive
         return files
 
     def _replay_is_kept(self, size: int) -> bool:
@@ -566,6 +577,8 @@ class CheckpointManager:
         progress = progress_of(state, str(where))
         agents = ranks.from_main(lambda: self._read_agents(progress, AGENTS, size), "the checkpoint's agents")
         progress.elite.payload = ranks.from_main(lambda: self._read_elite(progress), "the checkpoint's elite")
+        if progress.league is not None and progress.league.archive:
+            progress.archive = ranks.from_main(lambda: self._read_archive(progress), "the checkpoint's archive")
         return progress, decode_agents(agents, str(where))
 
     def _read_state(self, generation: int) -> bytes:
@@ -578,6 +591,20 @@ class CheckpointManager:
     def _read_elite(self, progress: Progress) -> bytes:
         """The contents of the elite's file, empty if there was no elite yet. Raises UserError."""
         return self._read_agents(progress, ELITE, 1) if ELITE in self._checkpoints.files(progress.generation) else b""
+
+    def _read_archive(self, progress: Progress) -> bytes:
+        """The contents of the league's file of agents. Raises UserError unless they are those of the standings."""
+        assert progress.league is not None
+        path = self._checkpoints.path(progress.generation) / ARCHIVE
+        payload = self._checkpoints.read(progress.generation, ARCHIVE)
+        agents = decode_agents(payload, str(path))
+        if tuple(agent.id for agent in agents) != progress.league.archive:
+            raise UserError(f"{path}: holds other agents than the league's standings")
+        for agent in agents:  # The same agent may be there as it was after several generations.
+            check_agents([agent], self._algorithm, str(path))
+            if problem := progress.contradicts([agent]):
+                raise UserError(f"{path}: {problem}")
+        return payload
 
     def _read_agents(self, progress: Progress, name: str, count: int) -> bytes:
         """The contents of a file of `count` agents. Raises UserError if the number differs, or the agents fit

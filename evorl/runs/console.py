@@ -11,12 +11,13 @@ import gymnasium as gym
 
 from evorl.config import AnyConfig
 from evorl.config.errors import on_one_line
-from evorl.config.fields import RETURN
-from evorl.config.schema import DEFAULT
+from evorl.config.fields import RATING, RETURN
+from evorl.config.schema import DEFAULT, LeagueSettings
 from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationLength
 from evorl.envs.spaces import EnvSpec
+from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
@@ -132,6 +133,8 @@ def _frequency(pace: Pace) -> str:
 
 def _sum(terms: Mapping[str, float]) -> str:
     """Format weighted fitness terms, as in "return + 10 info.success"."""
+    if RATING in terms:
+        return "the Elo rating from matches with each other and the archive; 0 is the first archived agent's"
     parts = (name if weight == 1 else f"{weight:g} {name}" for name, weight in terms.items())
     return "the mean over episodes of " + " + ".join(parts)
 
@@ -209,8 +212,11 @@ def _terms(row: Row, place: int) -> str:
 
 
 def _measure(config: AnyConfig) -> str:
-    """The name of the selection criterion: a single unweighted term's, else `fitness`."""
+    """The name of what the elite is measured by: a single unweighted term's, else `fitness`."""
     terms = config.evolution.fitness
+    if RATING in terms:
+        player = (config.league or LeagueSettings()).benchmark
+        return f"result against {'random moves' if player == RANDOM else on_one_line(player, 80)}"
     return next(iter(terms)) if list(terms.values()) == [1.0] else "fitness"
 
 

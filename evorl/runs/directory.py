@@ -237,10 +237,10 @@ def members_of(line: bytes, names: Collection[str]) -> Row | None:
 
 NUMBER = r"([0-9]{6}|[1-9][0-9]{6,11})"
 FILE = re.compile(
-    r"(agents|elite|(replay|environments|policy|learner|experience)-rank-[0-9]{3,6})\.safetensors|state\.json"
+    r"(agents|elite|archive|(replay|environments|policy|learner|experience)-rank-[0-9]{3,6})\.safetensors|state\.json"
 )
 MANIFEST = "manifest.json"
-AGENTS, ELITE, STATE = "agents.safetensors", "elite.safetensors", "state.json"
+AGENTS, ELITE, ARCHIVE, STATE = "agents.safetensors", "elite.safetensors", "archive.safetensors", "state.json"
 Files = Mapping[str, Mapping[str, Any]]
 """The manifest's entry (size and SHA-256) of each file, by file name."""
 

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import AnyConfig
+from evorl.envs.games import RESULT
+from evorl.league.league import Rated
 from evorl.population import Policy
 from evorl.population.evaluation import EpisodeResults, Evaluator
 from evorl.types import Agent
@@ -35,6 +37,20 @@ class Fitness:
     """The fitness in each evaluation episode [P, N]; None if training gave it."""
     terms: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """The means [P] of the possible fitness terms by name; empty if training gave it."""
+    elite: float | None = None
+    """The elite's rating, or NaN without an elite, where fitness is a rating; None elsewhere."""
+
+    @classmethod
+    def of_ratings(cls, rated: Rated) -> Self:
+        """Ratings, with the spread of as many games as they are from, and the mean results as a term."""
+        return cls(
+            mean=rated.ratings,
+            std=rated.errors * np.sqrt(rated.games),
+            episodes=rated.games,
+            seen=np.zeros(0),
+            terms={RESULT: rated.results},
+            elite=rated.elite,
+        )
 
     @classmethod
     def of_evaluation(cls, results: EpisodeResults, weights: Mapping[str, float]) -> Self:

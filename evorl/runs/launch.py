@@ -19,20 +19,24 @@ import yaml
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, validate
-from evorl.config.fields import ENVIRONMENT, RETURN
+from evorl.config.fields import ENVIRONMENT, RATING, RETURN
 from evorl.config.schema import with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
 from evorl.envs import Environments
+from evorl.envs.games import BENCHMARK, is_game
 from evorl.envs.spaces import ObservationSpecs
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.evolution.strategy import load_strategy
+from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_population_size
+from evorl.population.evaluation import RANDOM
 from evorl.runs.hub import is_on_hub
 from evorl.runs.program import Parser, parse
 from evorl.runs.video import check_encoder
+from evorl.system.plugins import imported
 from evorl.system.processes import usable_cores
 from evorl.system.signals import LAUNCHED
 from evorl.tracking import TRACKERS, shared_settings
@@ -279,6 +283,7 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
             f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "
             f"sharded; take a multiple of {ranks}"
         )
+    _check_game(config)
     _check_environment_ranges(config)
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm, copies = make_algorithm(config, one.interface), ranks
@@ -294,6 +299,28 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
         for finding in findings:
             warnings.warn(f"environment.id: {finding}", EvorlWarning, stacklevel=2)
     return config
+
+
+def _check_game(config: AnyConfig) -> None:
+    """Raise UserError if a game is to be played by what cannot play it."""
+    id = config.environment.id
+    if not is_game(id):
+        if config.league is not None:
+            raise UserError(f"league: {id} is no game of two seats; leave it out")
+        if RATING in config.evolution.fitness:
+            raise UserError(f"evolution.fitness: {id} is no game of two seats, so nobody has a rating; take return")
+        return
+    if config.league is not None:
+        check_name("league.matchmaking", config.league.matchmaking, MATCHMAKING)
+        if config.league.benchmark != RANDOM:
+            imported(BENCHMARK, config.league.benchmark, "random, or package.module:player")
+    if config.tracking.video:
+        raise UserError(f"tracking.video: {config.environment.id} is a game, and those are not filmed; leave it out")
+    if config.actors is not None:
+        raise UserError(
+            f"algorithm.name: {config.algorithm.name} learns from actor processes, and these play no games, such as "
+            f"{config.environment.id}; take ppo, a2c or dqn"
+        )
 
 
 def _check_environment_ranges(config: AnyConfig) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, validate, without_removed
 from evorl.envs import Environments
+from evorl.envs.games import BENCHMARK, PETTINGZOO
 from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy, check_agents
@@ -33,9 +34,10 @@ def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code", *
     `allow` is the option that the error message suggests. Strategies are imported only where the run `trains`.
     """
     names = {"environment.id": config.environment.id, "network.factory": config.network.factory}
+    names |= {} if config.league is None else {BENCHMARK: config.league.benchmark}
     names |= {"evolution.strategy": config.evolution.strategy} if trains else {}
     for key, value in names.items():
-        if not allowed and ":" in (value or ""):
+        if not allowed and ":" in (value or "") and not str(value).startswith(f"{PETTINGZOO}:"):
             raise UserError(f"{key}: {value!r} runs code of its own; add {allow} if you trust this run")
 
 

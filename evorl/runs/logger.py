@@ -170,7 +170,7 @@ class Logger(NullLogger):
             )
         if warning := self._config.algorithm.warning(counts.metrics):
             self._warn_once("metrics", f"{warning} (generation {progress.generation})")
-        known = {name: value for name, value in asdict(progress).items() if name != "elite"}
+        known = {name: value for name, value in asdict(progress).items() if name not in ("elite", "league")}
         row = generation_row(agents, fitness, counts, known, progress.elite, seconds, self._config)
         row |= evaluation_row(fitness, self._config.evolution.fitness, progress.elite.evaluation_steps)
         row |= {} if actors is None else {"actors": dict(actors)}

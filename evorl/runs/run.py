@@ -17,13 +17,16 @@ import torch
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
+from evorl.config.fields import RATING
 from evorl.distributed import Peer, Placement, Ranks
 from evorl.distributed.rendezvous import SAVE, Pauses
+from evorl.envs import Environments
 from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationLength, generation_length
 from evorl.evolution import Context, evolve
 from evorl.evolution.selection import begins, rank_correlation
 from evorl.evolution.strategy import Tuner, mutations_of
+from evorl.league import League, league_of
 from evorl.population import Learner, Policy
 from evorl.population.evaluation import Evaluator
 from evorl.replay import Experience
@@ -61,6 +64,8 @@ class Run:
     """The length of the current generation; `_generation` is that of a whole one."""
     progress: Progress
     """With the elite, which each generation's best agent challenges."""
+    league: League | None
+    """Of a game: who fills the other seats."""
     agents: list[Agent]
     """The population to train, the same on every rank: the initial one, or that of the checkpoint that is resumed."""
     generation: int
@@ -120,6 +125,7 @@ class Run:
         )
         self._interim = self._checkpoints.interim
         self._tuner = None
+        self.league = league_of(config, placement, algorithm)
         restored = self._checkpoints.restore()
         self._on_main(self._make_tuner)
         if restored is None:
@@ -128,6 +134,9 @@ class Run:
             self._checkpoints.restore_first(self.agents)
         else:
             self.progress, self.agents = restored
+            if self.league is not None and self.progress.league is not None:
+                archive = decode_agents(self.progress.archive, "the archive") if self.progress.archive else []
+                self.league.restore(self.progress.league, archive)
             if self.ranks.is_main:
                 self._note_resume()
             self._on_main(self._catch_up)
@@ -181,6 +190,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pauses.close()
+        if self.league is not None:
+            self.league.close()
         failed, number = error, held_signal()
         with contextlib.suppress(Interrupted):
             heed_signals()
@@ -210,6 +221,11 @@ class Run:
             self.generation_length = self._generation.within(self._steps_left)
             self.generation = self.progress.generation + 1
             yield self.generation
+
+    def invite(self, environments: Environments) -> None:
+        """Fill the other seats of a game from the league for this generation; other environments have none."""
+        if self.league is not None:
+            self.league.invite(environments, self.agents, self.generation)
 
     def steps(
         self, at_once: int = 1, recent: RecentEpisodes | None = None, parts: Sequence[Part] = ()
@@ -312,12 +328,25 @@ class Run:
 
         The run is solved if the elite then reaches the target on fresh episodes.
         """
-        fitness = generation_fitness(
+        rated = self._rate(trained)
+        fitness = rated or generation_fitness(
             self.config, policy, trained, evaluator, self.generation, counts.train_return, counts.train_episodes
         )
         elite = self.progress.elite
         self.progress.solved = elite.compete(self.config, trained, fitness, evaluator, self.generation)
         return fitness
+
+    def _rate(self, trained: list[Agent]) -> Fitness | None:
+        """Play the matches of a game's league and let its archive grow; the ratings, if they are the fitness."""
+        if self.league is None:
+            return None
+        is_rated = RATING in self.config.evolution.fitness
+        payload = self.progress.elite.payload if is_rated else b""
+        elite = decode_agents(payload, "the elite") if payload else []
+        rated = self.league.evaluate(trained, self.generation, elite)
+        self.league.admit(trained, self.generation)
+        self.progress.league, self.progress.archive = self.league.standings, self.league.payload
+        return Fitness.of_ratings(rated) if is_rated else None
 
     def record(
         self,

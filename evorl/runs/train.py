@@ -27,6 +27,7 @@ from evorl.config.schema import (
     ActorSettings,
     Checkpoint,
     Evaluation,
+    LeagueSettings,
     PopulationSettings,
     Replay,
     RunSettings,
@@ -122,6 +123,7 @@ def train(
     replay: Replay | Mapping[str, Any] | None = None,
     population: PopulationSettings | Mapping[str, Any] | None = None,
     evolution: Evolution | Mapping[str, Any] | None = None,
+    league: LeagueSettings | Mapping[str, Any] | None = None,
     evaluation: Evaluation | Mapping[str, Any] | None = None,
     training: Training | Mapping[str, Any] | None = None,
     tracking: Tracking | Mapping[str, Any] | None = None,
@@ -153,8 +155,8 @@ def train(
     """
     sections = {
         "seed": seed, "run": run, "algorithm": algorithm, "network": network, "actors": actors, "replay": replay,
-        "population": population, "evolution": evolution, "evaluation": evaluation, "training": training,
-        "tracking": tracking, "checkpoint": checkpoint,
+        "population": population, "evolution": evolution, "league": league, "evaluation": evaluation,
+        "training": training, "tracking": tracking, "checkpoint": checkpoint,
     }  # fmt: skip
     given = {key: section for key, section in sections.items() if not _is_empty(section)}
     place = None if _is_empty(environment) else _settings_in(environment)

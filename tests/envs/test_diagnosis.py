@@ -194,16 +194,14 @@ def mistake(name, vectorization="sync", **kwargs):
     return str(raised.value)
 
 
-MULTI = "is a multi-agent environment; evorl trains agents in single-agent ones"
+MULTI = "is a game of several agents; name a class that has or annotates `possible_agents`"
 OLD = "follows the old Gym interface: its"
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Turns", f"Turns {MULTI}"),
         ("make_turns", f"Turns {MULTI}"),
-        ("Parallel", f"Parallel {MULTI}"),
         ("InConstructor", f"InConstructor {MULTI}"),
         ("Duck", "Duck has reset and step, but does not derive from gymnasium.Env"),
         ("Plain", "Plain is not a gymnasium.Env; name a class"),

@@ -60,6 +60,8 @@ def needs_extra_of(id):
     """Skip a test unless the packages of this environment are installed."""
     for module in (module for suite in SUITES if suite.owns(id) for module in suite.modules):
         pytest.importorskip(module)
+    if id.startswith("pettingzoo:"):
+        pytest.importorskip("pettingzoo")
 
 
 def fitting(overrides):

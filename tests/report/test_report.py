@@ -16,6 +16,7 @@ from helpers.long_runs import write_long_run
 from evorl.commands.command import run_command
 from evorl.config import Selection
 from evorl.evolution.selection import Candidates, tournament
+from evorl.league.standings import Standings
 from evorl.report import figures
 from evorl.report.data import Drawn, load, load_several
 from evorl.report.facts import compared, ends, path_heading, path_rows, run_facts
@@ -492,3 +493,33 @@ def test_lives_in_any_order_have_lanes():
     first, second = (SimpleNamespace(generation=generation, id=3) for generation in (1, 2))
     run = SimpleNamespace(lives=[second, first], parents=lambda: {(2, 3): first})
     assert figures._lanes(run) == {(1, 3): 0.0, (2, 3): 0.0}
+
+
+STANDINGS = Standings(
+    population=(4, 5),
+    archive=(4,),
+    archived=(2,),
+    points=((0.0, 3.0, 2.5), (1.0, 0.0, 0.0), (1.5, 0.0, 0.0)),
+    games=((0.0, 4.0, 4.0), (4.0, 0.0, 0.0), (4.0, 0.0, 0.0)),
+    ratings=(80.0, -120.0, 0.0),
+    errors=(50.0, 60.0, 0.0),
+)
+
+
+def test_a_league_is_drawn_by_rating_with_the_points_of_each_pair(run):
+    figure = figures.payoff(replace(run, standings=STANDINGS))
+    (trace,) = figure["data"]
+    assert trace["y"] == ["#4 (80 ± 50)", "#4 of generation 2 (0 ± 0)", "#5 (-120 ± 60)"]
+    assert trace["z"] == [[None, 0.625, 0.75], [0.375, None, None], [0.25, None, None]]
+    assert trace["text"][0] == ["", "2.5 of 4", "3 of 4"]
+    assert figures.payoff(run) is None
+
+
+def test_ratings_and_results_are_drawn_apart(run):
+    rated = replace(run, config=run.config | {"evolution": {"fitness": {"rating": 1.0}}}, standings=STANDINGS)
+    assert figures.returns(rated)["layout"]["yaxis"]["title"]["text"] == "rating (Elo)"
+    assert len(figures.returns(rated)["data"]) == len(figures.returns(run)["data"]) - 1
+    assert figures.results(rated)["data"][0]["y"] == [row.elite_fitness for row in run.generations]
+    assert figures.results(run) is None
+    assert "Who beat whom" in page([rated])
+    assert "Who beat whom" not in page([run])

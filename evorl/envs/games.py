@@ -1,0 +1,507 @@
+"""Games of two seats (PettingZoo, arXiv 2009.14471) as vector environments of the learner's seat.
+
+Axes: N copies of a game, A actions of all choices concatenated.
+
+A game is turn-based (PettingZoo's AEC interface) or simultaneous (its parallel one). `GameVector` steps the learner's
+move in each copy, then asks `opponents` for the other seat's moves in all copies where it is to move, until in each
+copy it is the learner's turn or a new episode has begun. So a transition holds the learner's own turns only: its reward
+is the sum of what its seat got until its next turn, and the last observation is its own on either seat's final move.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.config.errors import nearest
+from evorl.envs.continuation import another_seed
+from evorl.envs.diagnosis import check_spaces, check_start, has_agents
+from evorl.envs.spaces import MASK, choices
+from evorl.system.extras import install_command
+from evorl.system.plugins import described, import_from_here, imported, place, without_place
+from evorl.types import UserError
+
+PETTINGZOO = "pettingzoo"
+FAMILIES = ("classic", "butterfly", "sisl", "atari")
+"""PettingZoo's packages of games."""
+ENTRIES = ("parallel_env", "raw_env", "env")
+"""Names under which a module of PettingZoo has its game, the preferred first. `env` wraps `raw_env` in checks of each
+move that halve its speed; masked moves are legal."""
+RESULT = "result"
+"""Info key, in an episode's last step, of its result: 1 for the seat that got more, 0 for the other, 0.5 for both."""
+BENCHMARK = "league.benchmark"
+"""The setting that names an opponent."""
+MAX_EMPTY = 1_000
+"""Episodes in a row that may end before the learner's first turn."""
+Flags = NDArray[np.bool_]
+
+
+class Turn(NamedTuple):
+    """A seat's view when it is to move, or when its game is over; `reward` is what it got since its last move."""
+
+    observation: Any
+    mask: Flags | None
+    reward: float
+    terminated: bool
+    truncated: bool
+
+    @property
+    def over(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class Game(Protocol):
+    """One game of two seats. `acting` are the seats that are to move; `seen` has each seat's newest turn."""
+
+    acting: tuple[int, ...]
+    seen: dict[int, Turn]
+    totals: list[float]
+    """The reward of each seat in this episode."""
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+
+    def step(self, actions: Mapping[int, Any]) -> None:
+        """Move with the acting seats."""
+
+    def close(self) -> None:
+        """Close the game."""
+
+
+class _Seats:
+    """What both interfaces share: names of seats, and the newest turns."""
+
+    def __init__(self, env: Any, names: Sequence[str]) -> None:
+        self.env, self.names = env, list(names)
+        self.acting: tuple[int, ...] = ()
+        self.seen: dict[int, Turn] = {}
+        self.totals = [0.0, 0.0]
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _note(
+        self, name: str, observation: Any, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]
+    ) -> int:
+        """Note what a seat sees; return its number."""
+        seat = self.names.index(name)
+        mask = info.get(MASK)
+        if isinstance(observation, Mapping) and MASK in observation:
+            mask = observation[MASK]
+            rest = {key: value for key, value in observation.items() if key != MASK}
+            observation = next(iter(rest.values())) if len(rest) == 1 else rest
+        allowed = None if mask is None else np.asarray(mask, dtype=bool).reshape(-1)
+        self.seen[seat] = Turn(observation, allowed, float(reward), bool(terminated), bool(truncated))
+        self.totals[seat] += float(reward)
+        return seat
+
+
+class TurnBased(_Seats):
+    """A game by PettingZoo's AEC interface: one seat moves at a time."""
+
+    def reset(self, seed: int) -> None:
+        self.seen, self.totals = {}, [0.0, 0.0]
+        self.env.reset(seed=seed)
+        self._settle()
+
+    def step(self, actions: Mapping[int, Any]) -> None:
+        self.env.step(actions[self.acting[0]])
+        self._settle()
+
+    def _settle(self) -> None:
+        """Note the view of the seat that is to move; seats whose game is over are taken off first."""
+        while self.env.agents:
+            name = self.env.agent_selection
+            seat = self._note(name, *self.env.last())
+            if not self.seen[seat].over:
+                self.acting = (seat,)
+                return
+            self.env.step(None)
+        self.acting = ()
+
+
+class Simultaneous(_Seats):
+    """A game by PettingZoo's parallel interface: all seats move at once."""
+
+    def reset(self, seed: int) -> None:
+        self.seen, self.totals = {}, [0.0, 0.0]
+        observations, infos = self.env.reset(seed=seed)
+        for name in self.env.agents:
+            self._note(name, observations[name], 0.0, False, False, infos.get(name, {}))
+        self._settle()
+
+    def step(self, actions: Mapping[int, Any]) -> None:
+        given = {self.names[seat]: action for seat, action in actions.items()}
+        observations, rewards, terminated, truncated, infos = self.env.step(given)
+        for name in given:
+            self._note(name, observations[name], rewards[name], terminated[name], truncated[name], infos.get(name, {}))
+        self._settle()
+
+    def _settle(self) -> None:
+        self.acting = tuple(seat for seat, turn in sorted(self.seen.items()) if not turn.over)
+
+
+class Asked(NamedTuple):
+    """A request for moves of the other seat in N' of the copies.
+
+    `observation` is batched [N', ...] in the game's own space, `mask` [N', A] or None without masks, `copies` [N'] the
+    copies' numbers, and `first` [N'] marks the first move of the seat in an episode.
+    """
+
+    observation: Any
+    mask: Flags | None
+    copies: NDArray[np.intp]
+    first: Flags
+
+
+Opponents = Callable[[Asked], NDArray[Any]]
+"""Moves [N', ...] within the action space."""
+
+
+class RandomPlayers:
+    """Opponents that draw each move evenly from the allowed ones."""
+
+    def __init__(self, space: gym.Space[Any], rng: np.random.Generator) -> None:
+        self._space, self._rng = space, rng
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        space, count = self._space, len(asked.copies)
+        if isinstance(space, gym.spaces.Box):
+            low, high = np.clip(space.low, -1e3, 1e3), np.clip(space.high, -1e3, 1e3)
+            return self._rng.uniform(low, high, (count, *space.shape)).astype(space.dtype)
+        sizes = choices(space)
+        drawn = self._rng.random((count, sum(sizes)))
+        if asked.mask is not None:
+            drawn *= asked.mask
+        parts = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
+        moves = np.stack([part.argmax(1) for part in parts], axis=-1).reshape(count, *(space.shape or ()))
+        return np.asarray(moves + space.start)  # type: ignore[attr-defined]
+
+
+class FunctionPlayers:
+    """Opponents that move as a function of the user says, which is given an observation and its mask, or None."""
+
+    def __init__(self, path: str, space: gym.Space[Any], actions: gym.Space[Any]) -> None:
+        """Import the function from its `path`, module:name. Raises UserError."""
+        self._path, self._space, self._actions = path, space, actions
+        self._function = imported(BENCHMARK, path, "package.module:player")
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        """Moves [N', ...]. Raises UserError for one that is not allowed."""
+        moves = []
+        for row, observation in enumerate(iterate(self._space, asked.observation)):
+            mask = None if asked.mask is None else asked.mask[row]
+            move = np.asarray(self._function(observation, mask), dtype=self._actions.dtype)
+            discrete = isinstance(self._actions, gym.spaces.Discrete) and mask is not None
+            if not self._actions.contains(move) or (discrete and not mask[int(move) - self._actions.start]):  # type: ignore
+                raise UserError(f"{BENCHMARK}: {self._path} made the move {move}, which is not allowed")
+            moves.append(move)
+        return np.stack(moves)
+
+
+class GameVector(VectorEnv[Any, Any, Any]):
+    """N copies of a game, each from one seat, with same-step autoreset.
+
+    `seats` [N] are the learner's. The first episode after a reset with seed s has it in seat s % 2, and seats alternate
+    from episode to episode. `opponents` move for the other seat, at random until others are set.
+    """
+
+    def __init__(self, settings: Environment, copies: int) -> None:
+        """Make the copies. Raises UserError for a game that evorl cannot play."""
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_envs = copies
+        self._id = settings.id
+        self.games: list[Game] = []
+        try:
+            for _ in range(copies):
+                self.games.append(make_game(settings))
+            env = self.games[0].env  # type: ignore[attr-defined]
+            self.single_observation_space, self.single_action_space = spaces_of(env, settings.id)
+        except BaseException:
+            self.close()
+            raise
+        self.observation_space = batch_space(self.single_observation_space, copies)
+        self.action_space = batch_space(self.single_action_space, copies)
+        self.seats = np.zeros(copies, dtype=np.int64)
+        self._seeds = [np.random.default_rng(copy) for copy in range(copies)]
+        self.opponents: Opponents = RandomPlayers(self.single_action_space, np.random.default_rng(0))
+        self._is_checked = self._is_masked = False
+        self._has_moved = np.zeros((2, copies), dtype=bool)
+        """The copies in which the learner, and the other seat, have moved in the running episode."""
+        self._ended: dict[int, tuple[Turn, float]] = {}
+        """The learner's last turn, and the result, in the copies whose episode has ended in this step."""
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in every copy: copy i with `seed` + i, or with seeds [N]."""
+        first = [(seed or 0) + copy for copy in range(self.num_envs)] if not isinstance(seed, Sequence) else list(seed)
+        self._seeds = [np.random.default_rng(each) for each in first]
+        if isinstance(self.opponents, RandomPlayers):
+            self.opponents = RandomPlayers(self.single_action_space, np.random.default_rng(another_seed(first[0])))
+        # `_begin` takes the other seat.
+        self.seats = np.array([1 - each % 2 for each in first], dtype=np.int64)
+        for copy, each in enumerate(first):
+            self._begin(copy, each % 2**31)
+        self._advance()
+        return self._shown()
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Move with the learner, then with the other seat until the learner is to move again."""
+        self._ended = {}
+        both = [copy for copy, game in enumerate(self.games) if len(game.acting) == 2]
+        replies = dict(zip(both, self._ask(both), strict=True))
+        for copy, game in enumerate(self.games):
+            seat = int(self.seats[copy])
+            moves = {seat: self._move(actions[copy])}
+            if copy in replies:
+                moves[1 - seat] = self._move(replies[copy])
+            self._has_moved[0, copy] = True
+            game.step(moves)
+        self._advance()
+        turns = [self._ended[copy][0] if copy in self._ended else self._turn(copy) for copy in range(self.num_envs)]
+        ended = np.zeros(self.num_envs, dtype=bool)
+        ended[list(self._ended)] = True
+        rewards = np.array([turn.reward for turn in turns], dtype=np.float64)
+        observation, info = self._shown()
+        if ended.any():
+            info |= self._last(ended)
+        terminated = np.array([turn.terminated for turn in turns]) & ended
+        truncated = np.array([turn.truncated for turn in turns]) & ended
+        return observation, rewards, terminated, truncated, info
+
+    def close(self, **kwargs: Any) -> None:
+        """Close all copies."""
+        for game in self.games:
+            game.close()
+
+    def take_over(self, before: VectorEnv[Any, Any, Any]) -> None:
+        """Take the opponents of the vector that this one replaces."""
+        if isinstance(before, GameVector) and not isinstance(before.opponents, RandomPlayers):
+            self.opponents = before.opponents
+
+    def _turn(self, copy: int) -> Turn:
+        return self.games[copy].seen[int(self.seats[copy])]
+
+    def _move(self, action: Any) -> Any:
+        return int(action) if isinstance(self.single_action_space, gym.spaces.Discrete) else action
+
+    def _begin(self, copy: int, seed: int | None = None) -> None:
+        """Begin an episode, with the learner in the other seat."""
+        self.seats[copy] = 1 - self.seats[copy]
+        self._has_moved[:, copy] = False
+        game = self.games[copy]
+        game.reset(int(self._seeds[copy].integers(2**31)) if seed is None else seed)
+        if not self._is_checked:
+            (_seat, turn), *_ = game.seen.items()
+            check_start((turn.observation, {}), self.single_observation_space, self._id)
+            self._is_checked, self._is_masked = True, turn.mask is not None
+
+    def _advance(self) -> None:
+        """Go on in all copies until the learner is to move, beginning new episodes where one has ended."""
+        waiting, empty = list(range(self.num_envs)), 0
+        while waiting:
+            for copy in waiting:
+                while self._is_over(copy):
+                    if self._has_moved[0, copy]:
+                        self._ended[copy] = self._turn(copy), self._result(copy)
+                    elif (empty := empty + 1) > MAX_EMPTY * self.num_envs:
+                        raise UserError(f"environment.id: {self._id} ends before one of its seats has ever moved")
+                    self._begin(copy)
+            waiting = [copy for copy in waiting if self.seats[copy] not in self.games[copy].acting]
+            for copy, reply in zip(waiting, self._ask(waiting), strict=True):
+                self.games[copy].step({1 - int(self.seats[copy]): self._move(reply)})
+
+    def _is_over(self, copy: int) -> bool:
+        """True if the learner's game has ended."""
+        game, seat = self.games[copy], int(self.seats[copy])
+        over = seat in game.seen and game.seen[seat].over
+        if not over and not game.acting:
+            raise UserError(
+                f"environment.id: {self._id} ended without telling each of its seats; an agent that is done stays in "
+                "`agents` until its last turn, with terminations or truncations set"
+            )
+        return over
+
+    def _result(self, copy: int) -> float:
+        own, others = (self.games[copy].totals[seat] for seat in (self.seats[copy], 1 - self.seats[copy]))
+        return result_of(own, others)
+
+    def _ask(self, copies: Sequence[int]) -> Any:
+        """The other seat's moves in these copies."""
+        if not copies:
+            return []
+        turns = [self.games[copy].seen[1 - int(self.seats[copy])] for copy in copies]
+        chosen = np.array(copies, dtype=np.intp)
+        first = ~self._has_moved[1, chosen]
+        self._has_moved[1, chosen] = True
+        return self.opponents(Asked(self._batched(turns), self._masks(turns), chosen, first))
+
+    def _batched(self, turns: Sequence[Turn]) -> Any:
+        return batched(self.single_observation_space, [turn.observation for turn in turns])
+
+    def _masks(self, turns: Sequence[Turn]) -> Flags | None:
+        """The masks of turns [N', A]; None if the game has none."""
+        if not self._is_masked:
+            return None
+        size = sum(choices(self.single_action_space))
+        return np.stack([np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns])
+
+    def _shown(self) -> tuple[Any, dict[str, Any]]:
+        """The learner's observations [N, ...], and the info with its masks."""
+        turns = [self._turn(copy) for copy in range(self.num_envs)]
+        masks = self._masks(turns)
+        info = {} if masks is None else {MASK: masks, f"_{MASK}": np.ones(self.num_envs, dtype=bool)}
+        return self._batched(turns), info
+
+    def _last(self, ended: Flags) -> dict[str, Any]:
+        """The info entries of the episodes that `ended` [N] in this step."""
+        observations = np.full(self.num_envs, None, dtype=object)
+        results = np.zeros(self.num_envs)
+        final: dict[str, Any] = {RESULT: results, f"_{RESULT}": ended}
+        if self._is_masked:
+            # At the end of a game PettingZoo allows no move at all, which is no mask to choose by.
+            given = np.zeros(self.num_envs, dtype=bool)
+            final |= {MASK: np.ones((self.num_envs, sum(choices(self.single_action_space))), dtype=bool)}
+            final[f"_{MASK}"] = given
+        for copy, (turn, result) in self._ended.items():
+            observations[copy], results[copy] = turn.observation, result
+            if self._is_masked and turn.mask is not None and turn.mask.any():
+                final[MASK][copy], given[copy] = turn.mask, True
+        return {"final_obs": observations, "_final_obs": ended, "final_info": final, "_final_info": ended}
+
+
+def result_of(own: float, others: float) -> float:
+    """The result of a seat that got `own` where the other got `others`: 1, 0.5 or 0."""
+    return 1.0 if own > others else 0.5 if own == others else 0.0
+
+
+def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
+    """Observations of a space as one batch [N', ...]."""
+    if isinstance(space, gym.spaces.Box):
+        return np.stack(observations).astype(space.dtype, copy=False)
+    room: Any = create_empty_array(space, len(observations))
+    return concatenate(space, observations, room)
+
+
+def is_game(id: str) -> bool:
+    """True for `pettingzoo:NAME`, and for a class of a module that follows one of PettingZoo's interfaces."""
+    module, _, name = id.rpartition(":")
+    if not module or module == PETTINGZOO:
+        return bool(module)
+    try:
+        found = getattr(import_from_here(module), name, None)
+    except ImportError:
+        return False
+    return isinstance(found, type) and not issubclass(found, gym.Env) and has_agents(None, found)
+
+
+def make_game(settings: Environment) -> Game:
+    """One copy of a game. Raises UserError if it cannot be made, or has other than two seats."""
+    module, _, name = settings.id.rpartition(":")
+    make = _entry(name) if module == PETTINGZOO else getattr(import_from_here(module), name)
+    try:
+        env = make(**settings.kwargs)
+    except TypeError as error:
+        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {described(error)}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise _failure(settings.id, error) from error
+    try:
+        seats = getattr(env, "possible_agents", None)
+        if not isinstance(seats, list | tuple) or len(seats) != 2:
+            told = "names no seats in `possible_agents`" if not seats else f"has {len(seats)} seats"
+            raise UserError(f"environment.id: {settings.id} {told}; evorl plays games of two")
+        wanted = ("reset", "step", "close", "observation_space", "action_space")
+        if lacks := [each for each in wanted if not hasattr(env, each)]:
+            raise UserError(f"environment.id: {settings.id} has no {lacks[0]}, which PettingZoo's interface asks for")
+        return TurnBased(env, seats) if hasattr(env, "last") else Simultaneous(env, seats)
+    except BaseException:
+        if hasattr(env, "close"):
+            env.close()
+        raise
+
+
+def spaces_of(env: Any, id: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """The observation space without its mask, and the action space. Raises UserError unless the seats are alike."""
+    found = []
+    for name in env.possible_agents:
+        try:
+            space, actions = env.observation_space(name), env.action_space(name)
+        except Exception as error:
+            raise _failure(id, error) from error
+        found.append((_without_mask(space, id), actions))
+    if found[0] != found[1]:
+        raise UserError(
+            f"environment.id: the seats of {id} have different spaces; one agent can play only seats that are alike"
+        )
+    observation, action = found[0]
+    check_spaces(_Spaces(observation, action), id)
+    return observation, action
+
+
+class _Spaces(NamedTuple):
+    """The spaces of a seat, as Gymnasium's environments have them."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+
+
+def _without_mask(space: gym.Space[Any], id: str) -> gym.Space[Any]:
+    """A seat's observation space without its mask; what a dictionary holds beside it, if that is one thing."""
+    if not isinstance(space, gym.spaces.Dict) or MASK not in space.spaces:
+        return space
+    rest = {name: inner for name, inner in space.spaces.items() if name != MASK}
+    if not rest:
+        raise UserError(f"environment.id: {id} shows nothing but the action mask")
+    return next(iter(rest.values())) if len(rest) == 1 else gym.spaces.Dict(rest)
+
+
+@cache
+def _entry(name: str) -> Callable[..., Any]:
+    """PettingZoo's game of this name. Raises UserError if there is none, or if a package that it needs is missing."""
+    if find_spec(PETTINGZOO) is None:
+        raise UserError(f"environment.id: {name!r} needs the PettingZoo extra: {install_command('games')}")
+    module = _module(name)
+    made: Callable[..., Any] = next(getattr(module, entry) for entry in ENTRIES if hasattr(module, entry))
+    return made
+
+
+def _module(name: str) -> ModuleType:
+    # Not imported before it is known to be the one: each family needs packages of its own.
+    specs = [spec for family in FAMILIES if (spec := find_spec(f"{PETTINGZOO}.{family}")) is not None]
+    places = {each: spec.name for spec in specs for each in _games_in(spec.submodule_search_locations or ())}
+    if name not in places:
+        raise UserError(f"environment.id: PettingZoo has no game {name!r}{nearest(name, sorted(places))}")
+    try:
+        return importlib.import_module(f"{places[name]}.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"environment.id: {name!r} needs the module {error.name!r}, which PettingZoo's own extra "
+            f"{places[name].rpartition('.')[2]} installs"
+        ) from error
+    except Exception as error:  # Some need a newer or an older version of another package.
+        raise _failure(f"{PETTINGZOO}:{name}", error) from error
+
+
+def _games_in(folders: Iterable[str]) -> list[str]:
+    """The games of a family: modules that end in a version."""
+    names = [each.name for each in pkgutil.iter_modules(list(folders))]
+    return [name for name in names if name.rpartition("_v")[2].isdecimal()]
+
+
+def _failure(id: str, error: Exception) -> UserError:
+    return UserError(f"environment.id: cannot make {id!r}: {without_place(error)}{place(error)}")

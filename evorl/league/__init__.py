@@ -1,0 +1,5 @@
+"""A league: agents of the population and frozen past agents that play each other in games of two seats."""
+
+from evorl.league.league import League, league_of
+
+__all__ = ["League", "league_of"]

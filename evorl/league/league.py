@@ -1,0 +1,209 @@
+"""The league of a run: who fills the other seats, the payoff matrix, ratings, and the archive of past agents.
+
+Axes: P agents of the population, A of the archive, K = P + A entrants, E environments of each agent.
+
+All ranks hold the same league. Opponents are frozen as they were when the generation began, and each environment keeps
+its opponent until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.algorithms import Algorithm
+from evorl.config import AnyConfig
+from evorl.config.schema import LeagueSettings
+from evorl.distributed import Placement
+from evorl.envs import Environments
+from evorl.envs.games import is_game
+from evorl.league.matches import Arena, Fixture
+from evorl.league.players import Players
+from evorl.league.rating import Pool, expected, opponent_probabilities, ratings
+from evorl.league.standings import Standings, rows
+from evorl.population import Policy
+from evorl.seeding import numpy_generator, torch_generator
+from evorl.system.formats import decode_agents, encode_agents
+from evorl.types import Agent
+
+Floats = NDArray[np.float64]
+
+
+class Rated(NamedTuple):
+    """Ratings of a generation: of its agents [P], their standard errors [P] and games [P], and the elite's rating.
+
+    `results` [P] are mean results against all others. The elite's is NaN if there is none.
+    """
+
+    ratings: Floats
+    errors: Floats
+    games: Floats
+    results: Floats
+    elite: float
+
+
+class League:
+    """The agents that the population plays against. `archive` [A] are frozen; the oldest is the ratings' zero."""
+
+    def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
+        self.settings = config.league or LeagueSettings()
+        self.standings = Standings()
+        self.archive: list[Agent] = []
+        self._config, self._placement, self._algorithm = config, placement, algorithm
+        self._arena = Arena(config.environment, algorithm.interface, config.evaluation.max_steps)
+
+    def close(self) -> None:
+        """Close the games of its matches."""
+        self._arena.close()
+
+    @property
+    def payload(self) -> bytes:
+        """The archive as a file of agents; empty without any."""
+        return encode_agents(self.archive) if self.archive else b""
+
+    def restore(self, standings: Standings, archive: Sequence[Agent]) -> None:
+        """Load what a checkpoint has kept."""
+        self.standings, self.archive = standings, list(archive)
+
+    def invite(self, environments: Environments, agents: Sequence[Agent], generation: int) -> None:
+        """Fill the other seat of every environment of this rank, for a generation that begins with `agents` [P]."""
+        pool = [*agents, *self.archive]
+        chosen = self._draw(agents, environments.num_envs, generation)
+        entrants = sorted({*chosen.tolist()})
+        ranks, device = self._placement.ranks, self._placement.ranks.device
+        generator = torch_generator(
+            self._config.seed, generation=generation, rank=ranks.rank, purpose="opponents", device=device
+        )
+        policy = Policy([pool[entrant] for entrant in entrants], self._algorithm, generator)
+        places = np.searchsorted(entrants, chosen)
+        environments.invite(Players(policy, self._config.environment, self._algorithm.interface, places))
+
+    def evaluate(self, trained: Sequence[Agent], generation: int, elite: Sequence[Agent] = ()) -> Rated:
+        """Let all pairs of `trained` agents [P], archive and `elite` (none or one) play; all ranks share the games.
+
+        All pairs play the same seeds, each from both seats. What archived agents have played each other is kept.
+        """
+        entrants = [*trained, *self.archive, *elite]
+        first, count = len(trained), len(entrants)
+        points, games = np.zeros((count, count)), np.zeros((count, count))
+        before, past = self.standings, len(self.archive)
+        if past:
+            kept = slice(len(before.population), None)
+            points[first : first + past, first : first + past] = before.matrices()[0][kept, kept]
+            games[first : first + past, first : first + past] = before.matrices()[1][kept, kept]
+        fixtures = self._fixtures(games, generation)
+        results = self._results(entrants, fixtures, generation)
+        for fixture, result in zip(fixtures, results, strict=True):
+            points[fixture.first, fixture.second] += result
+            points[fixture.second, fixture.first] += 1 - result
+            games[fixture.first, fixture.second] += 1
+            games[fixture.second, fixture.first] += 1
+        total, played = points.sum(1), games.sum(1)
+        mean = np.divide(total, played, out=np.full(count, 0.5), where=played > 0)
+        # Without an archive the best agent is about to become its first member.
+        anchor = first if past else int(np.argmax(mean[:first]))
+        elo, errors = ratings(points, games, anchor)
+        here = slice(0, first + past)
+        self.standings = Standings(
+            population=tuple(agent.id for agent in trained),
+            archive=before.archive,
+            archived=before.archived,
+            points=rows(points[here, here]),
+            games=rows(games[here, here]),
+            ratings=tuple(elo[here].tolist()),
+            errors=tuple(errors[here].tolist()),
+        )
+        of_elite = float(elo[-1]) if elite else np.nan
+        return Rated(elo[:first], errors[:first], played[:first], mean[:first], of_elite)
+
+    def admit(self, trained: Sequence[Agent], generation: int) -> bool:
+        """Archive the generation's best agent if it beats the archive by the margin; return whether it did.
+
+        The first archived agent stays; beyond the limit the lowest rated of the others leaves.
+        """
+        now, settings = self.standings, self.settings
+        first, past = len(now.population), len(now.archive)
+        able = [place for place, agent in enumerate(trained) if agent.fault is None]
+        if not able or not settings.archive:
+            return False
+        best = max(able, key=lambda place: (now.ratings[place], -place))
+        points, games = now.matrices()
+        if past and points[best, first:].sum() < (0.5 + settings.margin) * games[best, first:].sum():
+            return False
+        kept = list(range(first + past))
+        if past >= settings.archive:
+            rest = kept[first + 1 :] if past > 1 else kept[first:]
+            kept.remove(min(rest, key=lambda place: (now.ratings[place], place)))
+        self.archive = [self.archive[place - first] for place in kept[first:]]
+        self.archive += decode_agents(encode_agents([trained[best]]), "the archive")
+        chosen = [*kept, best]
+        points, games = (each[np.ix_(chosen, chosen)] for each in (points, games))
+        self.standings = Standings(
+            population=now.population,
+            archive=(*(now.archive[place - first] for place in kept[first:]), trained[best].id),
+            archived=(*(now.archived[place - first] for place in kept[first:]), generation),
+            points=rows(points),
+            games=rows(games),
+            ratings=tuple(now.ratings[place] for place in chosen),
+            errors=tuple(now.errors[place] for place in chosen),
+        )
+        return True
+
+    def _draw(self, agents: Sequence[Agent], num_envs: int, generation: int) -> NDArray[np.intp]:
+        """The opponents of this rank's environments, by place in population and archive [P of this rank * E]."""
+        result = self._expected(agents)
+        placement = self._placement
+        copy = 0 if placement.is_sharded else placement.ranks.rank
+        drawn = []
+        for place in range(*placement.local.indices(len(agents))):
+            # By the agent's place in the whole population, so that its opponents do not depend on the rank it is on.
+            rng = numpy_generator(self._config.seed, generation=generation, rank=place, purpose="matchmaking")
+            chances = opponent_probabilities(Pool(result[place], place, len(agents)), self.settings)
+            everyones = rng.choice(len(chances), size=(placement.copies, num_envs), p=chances)
+            drawn.append(everyones[copy])
+        return np.concatenate(drawn).astype(np.intp)
+
+    def _expected(self, agents: Sequence[Agent]) -> Floats:
+        """The expected results [P, K] of agents that begin a generation: their parents' where they are new."""
+        now = self.standings
+        points, games = now.matrices()
+        known = expected(points, games)
+        places = [now.place_of(agent) for agent in agents]
+        places += [len(now.population) + place for place in range(len(self.archive))]
+        result = np.full((len(agents), len(places)), 0.5)
+        for row in range(len(agents)):
+            for column, other in enumerate(places):
+                if (own := places[row]) is not None and other is not None:
+                    result[row, column] = known[own, other]
+        return result
+
+    def _fixtures(self, games: Floats, generation: int) -> list[Fixture]:
+        """The games of all pairs that have not played, from both seats on each seed."""
+        rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose="league matches")
+        seeds = rng.integers(2**31, size=self.settings.games // 2).tolist()
+        pairs = [pair for pair in zip(*np.triu_indices(len(games), 1), strict=True) if games[pair] == 0]
+        return [
+            Fixture(int(one), int(other), seed) for pair in pairs for seed in seeds for one, other in (pair, pair[::-1])
+        ]
+
+    def _results(self, entrants: Sequence[Agent], fixtures: Sequence[Fixture], generation: int) -> Floats:
+        """The results of the fixtures for their first seats, on all ranks; each plays every R-th."""
+        ranks = self._placement.ranks
+        mine = fixtures[ranks.rank :: ranks.size]
+        generator = torch_generator(
+            self._config.seed, generation=generation, rank=ranks.rank, purpose="league matches", device=ranks.device
+        )
+        longest = -(-len(fixtures) // ranks.size)
+        local = np.full(longest, np.nan)
+        if mine:
+            local[: len(mine)] = self._arena.play(Policy(entrants, self._algorithm, generator), mine)
+        everyones = ranks.gather(local, "the other ranks' matches")
+        return np.asarray(everyones.T.reshape(-1)[: len(fixtures)])
+
+
+def league_of(config: AnyConfig, placement: Placement, algorithm: Algorithm) -> League | None:
+    """The league of a run, or None if its environment is no game."""
+    return League(config, placement, algorithm) if is_game(config.environment.id) else None

@@ -1,0 +1,110 @@
+"""Matches between frozen agents, all games at once. Axes: F fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.envs.games import Asked, Game, batched, make_game, result_of
+from evorl.envs.spaces import EnvSpec, choices
+from evorl.league.players import Fill, Players
+from evorl.population import Policy
+from evorl.system.plugins import described
+from evorl.types import UserError
+
+MAX_GAMES = 128
+"""Games that are played at once."""
+
+
+class Fixture(NamedTuple):
+    """A game of the agents `first` and `second`, by their places in a policy, in these seats."""
+
+    first: int
+    second: int
+    seed: int
+
+
+class Arena:
+    """Copies of a game in which fixtures are played."""
+
+    def __init__(self, settings: Environment, interface: EnvSpec, max_steps: int | None = None) -> None:
+        """A game is cut off after `max_steps` of its moves, and whoever has more by then has won."""
+        self._settings, self._interface, self._max_steps = settings, interface, max_steps
+        self._games: list[Game] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all copies."""
+        for game in self._games:
+            game.close()
+
+    def play(self, policy: Policy, fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+        """The results [F] for the first seat, between agents of a policy. Raises UserError if a game raises."""
+
+        def fill(seats: int) -> Fill:
+            return Players(policy, self._settings, self._interface, np.zeros(seats, dtype=np.intp))
+
+        return self.play_as(fill, fixtures)
+
+    def play_as(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+        """The same where `fill(S)` makes what fills S seats."""
+        try:
+            return self._play(fill, fixtures)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"environment.id: {self._settings.id} raised in a match: {described(error)}") from error
+
+    def _play(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
+        count = min(len(fixtures), MAX_GAMES)
+        while len(self._games) < count:
+            self._games.append(make_game(self._settings))
+        # Seat s of game g is number 2 * g + s.
+        players = fill(2 * count)
+        results, waiting = np.zeros(len(fixtures)), list(range(len(fixtures)))[::-1]
+        running: dict[int, int] = {}
+        moved, moves = np.zeros(2 * count, dtype=bool), np.zeros(count, dtype=np.int64)
+        while waiting or running:
+            for number in range(count):
+                if number not in running and waiting:
+                    running[number] = place = waiting.pop()
+                    fixture = fixtures[place]
+                    players.places[2 * number : 2 * number + 2] = fixture.first, fixture.second
+                    moved[2 * number : 2 * number + 2], moves[number] = False, 0
+                    self._games[number].reset(fixture.seed)
+            self._move(players, list(running), moved)
+            for number in list(running):
+                moves[number] += 1
+                game = self._games[number]
+                if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
+                    results[running.pop(number)] = result_of(*game.totals)
+        return results
+
+    def _move(self, players: Fill, running: Sequence[int], moved: NDArray[np.bool_]) -> None:
+        """Move once in each running game, with one call for all; `moved` [2 N] are seats that have moved before."""
+        asking = [(number, seat) for number in running for seat in self._games[number].acting]
+        turns = [self._games[number].seen[seat] for number, seat in asking]
+        seats = np.array([2 * number + seat for number, seat in asking], dtype=np.intp)
+        size, space = sum(choices(self._interface.action)), self._interface.action
+        masks = [np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns]
+        observation = batched(self._interface.observation, [turn.observation for turn in turns])
+        actions = players(Asked(observation, np.stack(masks) if size else None, seats, ~moved[seats]))
+        moved[seats] = True
+        chosen: dict[int, dict[int, Any]] = {}
+        for (number, seat), action in zip(asking, actions, strict=True):
+            chosen.setdefault(number, {})[seat] = int(action) if isinstance(space, gym.spaces.Discrete) else action
+        for number, own in chosen.items():
+            self._games[number].step(own)

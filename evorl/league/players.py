@@ -1,0 +1,112 @@
+"""Frozen agents that act in the seats of games, all in the same batched products.
+
+Axes: K agents, S seats that they fill, N' seats that are to move, M the most of these that one agent fills, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evorl.config import Environment
+from evorl.envs.games import Asked, Opponents
+from evorl.envs.interface import MAX_BATCH
+from evorl.envs.spaces import MASK, Copies, EnvSpec, ObservationReader, action_reader
+from evorl.population import Policy
+
+Places = NDArray[np.intp]
+
+
+class Fill(Protocol):
+    """Whoever fills seats: `places` [S] say which of several fills each, and a call gives moves as `Opponents` do."""
+
+    places: Places
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        """Moves [N', ...] within the action space."""
+
+
+class Players:
+    """The agents of a policy, of which agent `places[s]` fills seat s. They sample, and neither learn nor decay."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: Environment,
+        interface: EnvSpec,
+        places: Sequence[int] | Places,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.places: Places = np.array(places, dtype=np.intp)
+        space: gym.Space[Any] = interface.observation
+        self._reader = ObservationReader(settings, space, Copies(settings.id, MAX_BATCH, 1), 0)
+        self._read_actions = action_reader(interface.action, 1)
+        self._mask_size = interface.mask_size
+        self._deterministic = deterministic
+        # [S, 1, slots, units]: each seat keeps its recurrent state from turn to turn.
+        self._state = policy.initial_state(1)[:1].expand(len(self.places), -1, -1, -1).clone()
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        """Moves [N', ...] of the seats `asked.copies` [N'].
+
+        Observations are gathered to [K, M, ...] and padded, so that one product serves all agents of a stack.
+        """
+        places = self.places[asked.copies]
+        order = np.argsort(places, kind="stable")
+        columns = np.empty(len(places), dtype=np.intp)
+        columns[order] = np.arange(len(places)) - np.searchsorted(places[order], places[order])
+        shape = len(self.policy.agents), int(columns.max()) + 1
+        device = self.policy.generator.device
+        seen = {}
+        for name, array in self._reader.read(asked.observation).items():
+            value = torch.from_numpy(array)
+            padded = value.new_zeros(*shape, *value.shape[1:])
+            padded[places, columns] = value
+            seen[name] = padded.to(device)
+        if self._mask_size:
+            allowed = torch.ones(*shape, self._mask_size, dtype=torch.bool)
+            if asked.mask is not None:
+                allowed[places, columns] = torch.from_numpy(asked.mask)
+            seen[MASK] = allowed.to(device)
+        started = torch.zeros(shape, dtype=torch.bool)
+        started[places, columns] = torch.from_numpy(asked.first)
+        state = self.policy.initial_state(shape[1])
+        state[places, columns] = self._state[asked.copies, 0]
+        output, after = self.policy.act(seen, started, state, self._deterministic)
+        self._state[asked.copies, 0] = after[places, columns]
+        return self._read_actions(output.action[places, columns].numpy(force=True))
+
+
+class Sides:
+    """Two sides that share no policy, such as agents of different runs; side `places[s]` fills seat s."""
+
+    def __init__(self, sides: Sequence[Opponents], seats: int) -> None:
+        self.places: Places = np.zeros(seats, dtype=np.intp)
+        self._sides = sides
+
+    def __call__(self, asked: Asked) -> NDArray[Any]:
+        """Moves [N', ...], with one call of each side that is to move."""
+        of = self.places[asked.copies]
+        moves: dict[int, Any] = {}
+        for number, side in enumerate(self._sides):
+            rows = np.flatnonzero(of == number)
+            if len(rows):
+                observation = _rows(asked.observation, rows)
+                mask = None if asked.mask is None else asked.mask[rows]
+                chosen = side(Asked(observation, mask, asked.copies[rows], asked.first[rows]))
+                moves |= dict(zip(rows.tolist(), chosen, strict=True))
+        return np.stack([moves[row] for row in range(len(of))])
+
+
+def _rows(observation: Any, rows: Places) -> Any:
+    """Some of the batched observations [N', ...]."""
+    if isinstance(observation, dict):
+        return {name: _rows(value, rows) for name, value in observation.items()}
+    return tuple(_rows(value, rows) for value in observation) if isinstance(observation, tuple) else observation[rows]

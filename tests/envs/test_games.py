@@ -1,0 +1,259 @@
+"""Games of two seats: what a learner sees of them, whose turn it is, and what is refused."""
+
+import argparse
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from helpers.games import ThreeMoves
+from helpers.support import config, trained
+
+from evorl.commands.check import check as examine
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.envs.games import RESULT, GameVector, is_game
+from evorl.envs.generation import generation_length
+from evorl.envs.vector import make_vector
+from evorl.runs.launch import check
+from evorl.types import EvorlWarning, UserError
+
+HERE = "helpers.games:"
+
+
+class Scripted:
+    """Opponents that answer by `reply(observation)`, and note what they were asked."""
+
+    def __init__(self, reply):
+        self.reply, self.asked = reply, []
+
+    def __call__(self, asked):
+        self.asked.append(asked)
+        return np.array([self.reply(seen) for seen in asked.observation])
+
+
+def vector(name, copies, reply, seed=0):
+    made = make_vector(Environment(id=f"{HERE}{name}"), copies)
+    made.opponents = Scripted(reply)
+    return made, made.reset(seed=seed)
+
+
+def test_a_learner_sees_its_own_turns_with_the_reward_until_the_next():
+    # Copy 0 is in the first seat, copy 1 in the second. The opponent plays 0, or replies 0.
+    made, (seen, info) = vector("ThreeMoves", 2, lambda seen: 0 if seen[0] < 2 else 1)
+    assert seen.tolist() == [[0, -1, -1, 0], [1, 0, -1, 1]]
+    assert info["action_mask"].tolist() == [[True] * 3] * 2
+    seen, reward, terminated, truncated, info = made.step(np.array([1, 2]))
+    # Copy 0 played 1, and the reply 0 neither wins nor ends the game. Copy 1 replied 2, and the other's c = 1 drew; its
+    # next episode begins in the first seat.
+    assert reward.tolist() == [0.25, 0.25]
+    assert terminated.tolist() == [False, True]
+    assert not truncated.any()
+    assert seen.tolist() == [[2, 1, 0, 0], [0, -1, -1, 0]]
+    assert info["action_mask"].tolist() == [[True, False, True], [True] * 3]
+    assert info["final_obs"][1].tolist() == [3, 0, 2, 1], "its own view, after the other's last move"
+    assert info["final_info"][RESULT][1] == 1.0, "0.25 for the other's last move makes it ahead"
+    assert not info["final_info"]["_action_mask"].any(), "a mask that allows nothing is none"
+    seen, reward, terminated, _, info = made.step(np.array([0, 2]))
+    # Copy 0 wins by c = b; copy 1's move 2 is answered by the winning 0 = (2 + 1) % 3.
+    assert reward.tolist() == [1.0, 0.25 - 1]
+    assert terminated.all()
+    assert info["final_obs"][0].tolist() == [3, 1, 0, 0]
+    assert info["final_obs"][1].tolist() == [2, 2, 0, 0]
+    assert info["final_info"][RESULT].tolist() == [1, 0]
+
+
+def test_seats_alternate_and_each_has_its_own_turns():
+    made, _ = vector("ThreeMoves", 3, lambda seen: 0 if seen[0] < 2 else (1 + seen[1]) % 3, seed=4)
+    assert made.seats.tolist() == [0, 1, 0]
+    rng, began = np.random.default_rng(0), [[], [], []]
+    for _ in range(40):
+        before = made.seats.copy()
+        mask = made._shown()[1]["action_mask"]
+        actions = (rng.random((3, 3)) * mask).argmax(1)
+        seen, _, terminated, _, _ = made.step(actions)
+        assert (seen[:, 3] == made.seats).all(), "observations are the learner's"
+        assert (made.seats == np.where(terminated, 1 - before, before)).all()
+        for copy in np.flatnonzero(terminated):
+            began[copy].append(int(made.seats[copy]))
+    for seats in began:
+        assert all(one != other for one, other in itertools.pairwise(seats))
+        assert len(seats) > 10
+    for asked in made.opponents.asked:
+        assert (asked.first == (asked.observation[:, 0] <= 1)).all(), "its first move is the game's first or second"
+
+
+def test_a_simultaneous_game_moves_both_at_once():
+    made, _ = vector("RockPaperScissors", 2, lambda seen: 0)
+    for paper in range(3):
+        _, reward, terminated, _, info = made.step(np.array([paper, paper]))
+        assert reward.tolist() == [[0, 1, -1][paper]] * 2, "from either seat"
+        assert terminated.all()
+        assert info["final_info"][RESULT].tolist() == [[0.5, 1, 0][paper]] * 2
+    assert {len(asked.copies) for asked in made.opponents.asked} == {2}, "one call for all copies"
+
+
+def test_episodes_that_end_before_the_learners_first_turn_are_nobodys():
+    resigned = iter([2, 2, 0, 0, 0, 0, 0])
+    made, (_, _) = vector("OpponentFirst", 1, lambda seen: next(resigned), seed=1)
+    # Seats alternate over the episodes that never came to the learner, too.
+    _, reward, terminated, _, info = made.step(np.array([2]))
+    assert terminated.all()
+    assert reward.tolist() == [-1], "its own resignation"
+    assert info["final_info"][RESULT][0] == 0.0
+    made.opponents.reply = lambda seen: 2
+    _, reward, terminated, _, info = made.step(np.array([0]))
+    assert terminated.all()
+    assert reward.tolist() == [1], "the other's"
+
+
+def test_both_random_seats_of_a_game_are_seeded():
+    def played():
+        with Environments(Environment(id=f"{HERE}ThreeMoves"), 2, 3) as environments:
+            environments.reset(5)
+            steps = [environments.step(torch.ones(2, 3, dtype=torch.int64)).reward for _ in range(1)]
+            rng = np.random.default_rng(1)
+            for _ in range(20):
+                mask = environments.observation["action_mask"].numpy()
+                actions = torch.from_numpy((rng.random(mask.shape) * mask).argmax(-1))
+                steps.append(environments.step(actions).next_observation["observation"])
+            return torch.cat([each.reshape(-1) for each in steps])
+
+    assert torch.equal(played(), played())
+
+
+def test_transitions_of_environments_are_the_learners_and_end_with_its_last_view():
+    with Environments(Environment(id=f"{HERE}ThreeMoves"), 1, 2) as environments:
+        environments._vector.env.opponents = Scripted(lambda seen: 0 if seen[0] < 2 else 1)
+        environments.reset(0)
+        assert environments.interface.masked
+        assert environments.interface.parts["observation"].shape == (4,)
+        transition = environments.step(torch.tensor([[1, 2]]))
+    assert transition.next_observation["observation"][0].tolist() == [[2, 1, 0, 0], [3, 0, 2, 1]]
+    assert transition.terminated[0].tolist() == [False, True]
+    assert transition.next_observation["action_mask"][0, 1].all()
+
+
+def test_reports_of_a_game_tell_its_result():
+    with Environments(Environment(id=f"{HERE}RockPaperScissors"), 1, 2) as environments:
+        environments._vector.env.opponents = Scripted(lambda seen: 0)
+        environments.reset(0)
+        environments.step(torch.tensor([[1, 2]]))
+        assert environments.reports([RESULT], np.ones((1, 2), dtype=bool)).tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("algorithm={name: dqn, batch_size: 8, learn_step: 2}", "replay.learning_starts=16"),
+        ("algorithm={name: a2c, rollout_steps: 8}",),
+        ("algorithm={name: ppo, rollout_steps: 8, batch_size: 8}",),
+        ("algorithm={name: ppo, rollout_steps: 8, sequence_length: 8, batch_size: 8}", "network.recurrent=lstm"),
+    ],
+)
+def test_algorithms_learn_from_games(settings):
+    learner = trained(f"environment.id={HERE}ThreeMoves", *settings, steps=40)[0]
+    assert all(agent.state.updates for agent in learner.to_agents())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Three", "has 3 seats; evorl plays games of two"),
+        ("Unlike", "the seats of helpers.games:Unlike have different spaces"),
+        ("Wrong", "the reset of helpers.games:Wrong returns the observation of shape [5]; its observation_space has"),
+        ("Unfinished", "has no step, which PettingZoo's interface asks for"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_in_one_line(name, told):
+    with pytest.raises(UserError) as raised, Environments(Environment(id=f"{HERE}{name}"), 1, 1):
+        pass
+    assert str(raised.value).startswith("environment.id: ")
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"vectorization": "async"}, "environment.vectorization: "),
+        ({"carry_over": True}, "environment.carry_over: "),
+        ({"life_loss_ends": True}, "environment.life_loss_ends: "),
+        ({"kwargs": {"colour": 1}}, "environment.kwargs: "),
+    ],
+)
+def test_settings_that_a_game_does_not_have(setting, told):
+    with pytest.raises(UserError, match=f"^{told}"):
+        make_vector(Environment(id=f"{HERE}ThreeMoves", **setting), 1)
+
+
+def test_a_game_begins_new_episodes_in_each_generation():
+    settings = config(f"environment.id={HERE}ThreeMoves")
+    assert not generation_length(settings, 1, 1).carries_over
+    assert is_game(f"{HERE}ThreeMoves")
+    assert not is_game("CartPole-v1")
+    assert not is_game("helpers.worlds:Nowhere")
+
+
+def test_a_game_that_raises_begins_again_with_the_same_opponents():
+    with Environments(Environment(id=f"{HERE}Lame", max_restarts=5), 1, 1) as environments:
+        vector = environments._vector.env
+        opponents = vector.opponents = Scripted(lambda seen: 0)
+        environments.reset(0)
+        environments.step(torch.tensor([[0]]))
+        with pytest.warns(EvorlWarning, match="a leg is broken"):
+            transition = environments.step(torch.tensor([[1]]))
+        assert not transition.valid.any()
+        assert environments._vector.env is not vector
+        assert environments._vector.env.opponents is opponents
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "mask"),
+    [("connect_four_v3", (6, 7, 2), 7), ("tictactoe_v3", (3, 3, 2), 9), ("rps_v2", (), 0)],
+)
+def test_pettingzoos_games_are_played(name, part, mask):
+    pytest.importorskip("pettingzoo")
+    with Environments(Environment(id=f"pettingzoo:{name}"), 1, 2) as environments:
+        assert environments.interface.parts["observation"].shape == part
+        assert environments.interface.mask_size == mask
+        environments.try_step()
+
+
+def test_pettingzoos_unknown_games_are_named():
+    pytest.importorskip("pettingzoo")
+    with pytest.raises(UserError, match=r"PettingZoo has no game 'connect_for_v3'; did you mean 'connect_four_v3'"):
+        make_vector(Environment(id="pettingzoo:connect_for_v3"), 1)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("evorl.envs.games.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^environment\.id: 'go_v9' needs the PettingZoo extra: pip install"):
+        make_vector(Environment(id="pettingzoo:go_v9"), 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("algorithm={name: impala, rollout_steps: 4}", "algorithm.name: impala learns from actor processes, and these"),
+        ("tracking.video=true", "tracking.video: helpers.games:ThreeMoves is a game, and those are not filmed"),
+    ],
+)
+def test_what_cannot_play_games_is_named(setting, told, monkeypatch):
+    monkeypatch.setattr("evorl.runs.launch.check_encoder", lambda what: None)
+    with pytest.raises(UserError, match=f"^{told}"):
+        check(config(f"environment.id={HERE}ThreeMoves", setting))
+
+
+def test_evorl_check_leaves_games_to_runs():
+    with pytest.raises(UserError, match="is a game of several seats; a run checks it when it begins"):
+        examine(argparse.Namespace(environment=f"{HERE}ThreeMoves", settings=[], steps=10))
+
+
+def test_copies_are_closed_when_one_cannot_be_made(monkeypatch):
+    closed = []
+    monkeypatch.setattr(ThreeMoves, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(ThreeMoves, "possible_agents", ["one"])
+    with pytest.raises(UserError, match="has 1 seats"):
+        GameVector(Environment(id=f"{HERE}ThreeMoves"), 2)
+    assert len(closed) == 1

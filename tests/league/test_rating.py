@@ -1,0 +1,92 @@
+"""Ratings and matchmaking, by the numbers."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from evorl.config.schema import LeagueSettings
+from evorl.league.rating import ELO, Pool, expected, opponent_probabilities, ratings
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def test_two_entrants_are_rated_as_by_bisection():
+    """By symmetry their log strengths are x and -x; each has also drawn with a player of strength 1."""
+    low, high = 0.0, 10.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        too_low = 4 * sigmoid(2 * middle) + sigmoid(middle) < 3 + 0.5
+        low, high = (middle, high) if too_low else (low, middle)
+    points, games = np.array([[0.0, 3.0], [1.0, 0.0]]), np.array([[0.0, 4.0], [4.0, 0.0]])
+    elo, errors = ratings(points, games, anchor=1)
+    np.testing.assert_allclose(elo, [2 * low * 400 / math.log(10), 0.0], atol=1e-4)
+    assert errors[1] == 0
+    assert errors[0] > 0
+
+
+def test_ten_to_one_is_four_hundred_points_and_the_error_is_binomial():
+    games = np.array([[0.0, 1.1e7], [1.1e7, 0.0]])
+    elo, errors = ratings(np.array([[0.0, 1e7], [1e6, 0.0]]), games, anchor=1)
+    assert elo[0] == pytest.approx(400, abs=0.01)
+    share = 10 / 11
+    assert errors[0] == pytest.approx(ELO / math.sqrt(1.1e7 * share * (1 - share)), rel=1e-3)
+
+
+def test_who_never_loses_and_who_never_played_have_finite_ratings():
+    points, games = np.zeros((3, 3)), np.zeros((3, 3))
+    points[0, 1], games[0, 1], games[1, 0] = 50, 50, 50
+    elo, errors = ratings(points, games, anchor=2)
+    assert np.isfinite(elo).all()
+    assert np.isfinite(errors).all()
+    assert elo[0] > 200 > elo[2] == 0 > elo[1]
+
+
+def test_ratings_are_transitive_where_not_all_have_met():
+    points = np.array([[0, 75, 0], [25, 0, 75], [0, 25, 0]], dtype=float)
+    games = np.array([[0, 100, 0], [100, 0, 100], [0, 100, 0]], dtype=float)
+    elo, _ = ratings(points, games, anchor=1)
+    assert elo[0] == pytest.approx(400 * math.log10(3), rel=0.02)
+    assert elo[2] == pytest.approx(-elo[0], rel=1e-6)
+
+
+RESULT = np.array([0.5, 0.9, 0.1, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("settings", "chances"),
+    [
+        ({"matchmaking": "pfsp"}, [0.25 / 1.32, 0.01 / 1.32, 0.81 / 1.32, 0.25 / 1.32]),
+        ({"matchmaking": "pfsp", "power": 1.0}, [0.25, 0.05, 0.45, 0.25]),
+        ({"matchmaking": "uniform"}, [0.25] * 4),
+        ({"matchmaking": "latest"}, [0, 1, 0, 0]),
+        ({"matchmaking": "population"}, [0.5, 0.5, 0, 0]),
+    ],
+)
+def test_opponents_are_drawn_by_these_probabilities(settings, chances):
+    pool = Pool(RESULT, place=1, population=2)
+    np.testing.assert_allclose(opponent_probabilities(pool, LeagueSettings(**settings)), chances, atol=1e-12)
+
+
+def test_expected_results_shrink_to_a_draw():
+    assert expected(np.array([[0.0, 3.0]]), np.array([[0.0, 3.0]])).tolist() == [[0.5, 3.5 / 4]]
+
+
+@pytest.mark.parametrize("iterated", ["latest", "pfsp"])
+def test_self_play_circles_in_rock_paper_scissors_and_pfsp_comes_near_the_mixture(iterated):
+    """Each generation is the best response to the opponents that its predecessor would be given."""
+    beats = np.array([[0.5, 0.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.5]])  # Of rock, paper, scissors.
+    past = [0]
+    for _ in range(300):
+        own = past[-1]
+        pool = Pool(np.array([beats[own, other] for other in past]), place=len(past) - 1, population=len(past))
+        chances = opponent_probabilities(pool, LeagueSettings(matchmaking=iterated, power=1.0))
+        faced = np.bincount(past, chances, minlength=3)
+        past.append(int(np.argmax(beats @ faced)))
+    if iterated == "latest":
+        assert all((one + 1) % 3 == other for one, other in itertools.pairwise(past)), "round and round"
+        return
+    assert np.abs(np.bincount(past[-200:], minlength=3) / 200 - 1 / 3).max() < 0.1
