@@ -93,7 +93,7 @@ def test_a_page_is_a_run_that_can_be_loaded(run, tmp_path):
     text = (folder / "README.md").read_text()
     head = yaml.safe_load(text.split("---")[1])
     assert head["model-index"][0]["results"][0]["metrics"][0] == {"type": "mean_reward", "value": "60.00 +/- 0.00"}
-    assert "| learning&#95;rate | 1 | +20.0 | n &lt; 4 |" in text
+    assert "| learning&#95;rate | 1 | +20.0 | n &#60; 4 |" in text
     assert 'agent = evorl.load("hf:me/x")' in text, "no name to be replaced by the reader"
     assert '`pip install ".[hub]"`' in text
     assert not any(".eval_results" in name for name in files), "CartPole is no benchmark of the Hub"
