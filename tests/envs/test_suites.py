@@ -20,7 +20,7 @@ from evorl.types import UserError
         ("Hopper-v5", "mujoco", r"'Hopper-v5' needs the MuJoCo extra: pip install -e '\.\[mujoco\]'"),
         (
             "MinAtar/Breakout-v1",
-            "minatar",
+            "minatar.gym",  # Not `minatar`: what another test has imported would still be found.
             r"'MinAtar/Breakout-v1' needs the MinAtar extra: pip install -e '\.\[minatar\]'",
         ),
         ("Hopper-v5", "imageio", r"'Hopper-v5' needs the MuJoCo extra: pip install -e '\.\[mujoco\]'"),
