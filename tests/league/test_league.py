@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.forged import forge
 from helpers.games import ThreeMoves
-from helpers.support import config, error_line, launch, lines, steps_until, train
+from helpers.support import config, error_line, lines, steps_until, train
 
 from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
@@ -458,12 +458,12 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
 
 @pytest.mark.two_process
 @pytest.mark.parametrize("placement", ["replicated", "sharded"])
-def test_two_ranks_hold_the_same_league(placement, tmp_path):
+def test_two_ranks_hold_the_same_league(placement, tmp_path, forked_launch):
     settings = (*RUN, "population.size=4", f"population.placement={placement}", "training.max_steps=160")
-    done = launch(tmp_path, "run.name=a", *settings)
+    done = forked_launch(tmp_path, "run.name=a", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     assert not any(row["drifts"] for row in lines(tmp_path / "runs" / "a" / "metrics.jsonl"))
-    done = launch(tmp_path, "run.name=b", *settings)
+    done = forked_launch(tmp_path, "run.name=b", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     assert league_of_run(tmp_path / "runs" / "a") == league_of_run(tmp_path / "runs" / "b")
     standings, _ = league_of_run(tmp_path / "runs" / "a")
