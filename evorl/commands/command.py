@@ -189,7 +189,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-code",
         action="store_true",
-        help="run code that a run of somebody else names",
+        help="run the code that somebody else's run refers to",
     )
 
 
@@ -225,7 +225,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=count, default=1, help="number of processes of a run (default: 1)")
     parser.add_argument("--name", help="directory of the run below runs/; with --seeds, -seed-N is appended")
     parser.add_argument(
-        "--no-track", action="store_true", help="record the run in its own files alone; short for tracking.backends=[]"
+        "--no-track", action="store_true", help="record the run only in its own files; short for tracking.backends=[]"
     )
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=seed, metavar="N", help="random seed; short for seed=N")

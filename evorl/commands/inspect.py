@@ -30,7 +30,9 @@ TASK_HEADINGS = ("task", "algorithm", "file", "command")
 
 def list_runs(parsed: argparse.Namespace) -> None:
     """`evorl list`."""
-    rows = rows_of_runs(parsed.run)
+    # The default directory comes into being with the first run; another that is not there is a mistake.
+    absent = parsed.run == Path("runs") and not parsed.run.exists()
+    rows = [] if absent else rows_of_runs(parsed.run)
     if not rows:
         print(f"there are no runs in {parsed.run}")
         return

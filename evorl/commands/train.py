@@ -169,11 +169,18 @@ def processes_for(run: Path, asked: int | None) -> int:
 
 
 def _ranks_of(run: Path) -> int:
-    """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume."""
+    """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume.
+
+    A run that was stopped in its first generation has only an interim one, with a file of each rank's environments.
+    """
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     for generation in reversed(checkpoints.generations()):
         with contextlib.suppress(UserError):
             return progress_of(checkpoints.read(generation, "state.json"), str(checkpoints.path(generation))).ranks
+    interim = Checkpoints(run / "checkpoints", keep=1, stem="interim")
+    for number in reversed(interim.generations()):
+        with contextlib.suppress(UserError):
+            return max(1, sum(name.startswith("environments-rank-") for name in interim.files(number)))
     return 1
 
 

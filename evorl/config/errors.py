@@ -16,6 +16,18 @@ from evorl.config.suggestions import keys_of, suggested
 
 MAX_LETTERS = 450
 """Maximum characters of the message for one invalid setting."""
+KINDS: Mapping[str, str] = {
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+}
+"""Valid values by the type of an error of pydantic."""
+LISTS = ("tuple_type", "list_type")
 MAX_TOLD = 20_000
 """Maximum characters of a whole message: more than any realistic number of errors needs."""
 
@@ -75,6 +87,10 @@ def _explanation(model: type[BaseModel], problem: ErrorDetails, known: Sequence[
         return f"{path}: this key is required"
     if kind in ("model_type", "dict_type"):
         return f"{path}: {shown(value)} does not fit: this is a section, with keys of its own"
+    if kind in KINDS:
+        return f"{path}: {shown(value)} does not fit: it must be {KINDS[kind]}"
+    if kind in LISTS:
+        return f"{path}: {shown(value)} does not fit: it must be a list, such as [{shown(value)}]"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind == "value_error":
         return f"{path}: {message}" if path else message

@@ -91,7 +91,7 @@ class Section(BaseModel):
             try:
                 super().__init__(**settings)
             except ValidationError as error:
-                raise UserError(f"{type(self).__name__}: {explain(type(self), error)}") from error
+                raise UserError(f"{type(self).__name__}: {explain(type(self), error)}") from None
 
         # Pydantic calls an `__init__` without this mark for sections within a configuration, too, whose errors are
         # explained together and with their place in it.

@@ -831,7 +831,7 @@ def validate(
     try:
         return model.model_validate({"algorithm": {"name": name}, **data}).resolved()
     except ValidationError as error:
-        raise UserError(explain(model, error, given)) from error
+        raise UserError(explain(model, error, given)) from None  # Its text is for programmers.
 
 
 def check_name(key: str, name: str, registry: Mapping[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from functools import partial
 
 from accelerate.commands import launch
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 LOOPBACK = "127.0.0.1"
@@ -19,6 +21,8 @@ def main() -> None:
     torch's TCPStore listens on every interface, whatever address it is given, and anyone who reaches its port can read
     and change the values that ranks exchange. Given a socket, it listens on that one only. The port is a free one,
     bound from the moment it is chosen.
+
+    A signal ends the ranks, which say what they have saved, and then the launcher, with 128 plus its number.
     """
     bound = socket.socket()
     # Bound but not listening until the store is: Accelerate would otherwise consider the port in use.
@@ -27,7 +31,13 @@ def main() -> None:
     store = partial(TCPStore, master_listen_fd=bound.detach())
     setattr(static_tcp_rendezvous, "TCPStore", store)  # noqa: B010 (mypy knows no such attribute of the module)
     sys.argv[1:1] = ["--main_process_ip", LOOPBACK, "--main_process_port", str(port)]
-    launch.main()
+    # Its warnings are of signals that it passes on, of which the ranks speak themselves.
+    for room in ("agent.server.api", "multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.elastic.{room}").setLevel(logging.ERROR)
+    try:
+        launch.main()
+    except SignalException as signalled:
+        sys.exit(128 + int(signalled.sigval))
 
 
 if __name__ == "__main__":

@@ -415,7 +415,9 @@ def make_game(settings: Environment) -> Game:
     try:
         env = make(**settings.kwargs)
     except TypeError as error:
-        raise UserError(f"environment.kwargs: {settings.id!r} refuses them: {described(error)}") from error
+        raise UserError(
+            f"environment.kwargs: {settings.id!r} does not accept these arguments: {described(error)}"
+        ) from error
     except UserError:
         raise
     except Exception as error:

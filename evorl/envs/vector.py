@@ -445,7 +445,7 @@ def _refusal(settings: Environment, error: Exception, differing: bool) -> UserEr
         name = settings.id.rpartition(":")[2]
         return UserError(f"environment.id: cannot make {settings.id!r}: {why_not_gymnasium(name, settings.kwargs)}")
     if settings.kwargs or differing:
-        return UserError(f"environment.kwargs: {settings.id!r} refuses them: {reason}")
+        return UserError(f"environment.kwargs: {settings.id!r} does not accept these arguments: {reason}")
     if isinstance(error, TypeError) and "required" in reason:
         return UserError(f"environment.kwargs: {settings.id!r} needs some: {reason}")
     return UserError(f"environment.id: cannot make {settings.id!r}: {type(error).__name__}: {reason}")

@@ -144,7 +144,7 @@ def check_hub(*names: str) -> None:
     import huggingface_hub
 
     if huggingface_hub.get_token() is None:
-        raise UserError("a push needs a key with which to write; log in with `hf auth login`, or set HF_TOKEN")
+        raise UserError("pushing needs a Hub token with write access; log in with `hf auth login`, or set HF_TOKEN")
 
 
 def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark: str | None = None) -> list[str]:

@@ -38,7 +38,7 @@ def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code", *
     names |= {"evolution.strategy": config.evolution.strategy} if trains else {}
     for key, value in names.items():
         if not allowed and ":" in (value or "") and not str(value).startswith(f"{PETTINGZOO}:"):
-            raise UserError(f"{key}: {value!r} runs code of its own; add {allow} if you trust this run")
+            raise UserError(f"{key}: {value!r} executes code of its own; add {allow} if you trust this run")
 
 
 State = NDArray[np.float32] | None

@@ -75,7 +75,7 @@ class ProgressLines:
         fewer = float(f"{rate * LONG:.1g}")
         self._say(
             f"the first generation takes about {duration(self._total / rate)} at {rate * self._agents:,.0f} steps/s of "
-            f"all agents; evolution.steps={max(1, round(fewer))} would take about {duration(fewer / rate)}"
+            f"all agents; evolution.steps={max(1, round(fewer))} would shorten it to about {duration(fewer / rate)}"
         )
 
 

@@ -66,30 +66,21 @@ class WeightsAndBiases(Tracker):
         import wandb
 
         self._wandb = wandb
+        self._config = config
         self._settings = shared_settings(config)
         settings = config.tracking
         mode = _mode(settings.mode, _address())
+        upload = f"so the run is recorded offline; upload it with `wandb sync {directory / 'wandb' / 'latest-run'}`"
         if mode == "offline" and settings.mode == "auto" and not os.environ.get("WANDB_MODE"):
-            newest = directory / "wandb" / "latest-run"
-            print(f"W&B: no key found, so the run is recorded offline; upload it with `wandb sync {newest}`")
-        self._run = wandb.init(
-            project=settings.project,
-            name=directory.name,
-            id=run_id(directory),
-            # Resuming an offline run would append to an earlier upload and duplicate its history.
-            resume=None if mode == "offline" else "allow",
-            # Absolute, since W&B's helper process keeps the working directory of the program's first run.
-            dir=str(directory.resolve()),
-            mode=mode,
-            config=self._settings,
-            settings=wandb.Settings(
-                console="wrap",
-                silent=True,
-                init_timeout=settings.timeout,
-                finish_timeout=settings.timeout,
-                finish_timeout_raises=True,
-            ),
-        )
+            print(f"W&B: no key found, {upload}")
+        try:
+            self._run = self._begun(directory, mode)
+        except wandb.errors.CommError:
+            if mode != "online" or settings.mode != "auto":
+                raise
+            # Compute nodes of clusters often have a key, and no way out.
+            print(f"W&B: no connection to {_address()}, {upload}")
+            self._run = self._begun(directory, "offline")
         self._directory = directory
         self._tables = AgentTables()
         self._takes_tables = True
@@ -99,6 +90,28 @@ class WeightsAndBiases(Tracker):
         self._first = self._next = self._run.starting_step
         for record in history:
             self.log(record)
+
+    def _begun(self, directory: Path, mode: Mode) -> Any:
+        """Begin or continue W&B's run. Raises wandb.errors.CommError if it does not answer within the time limit."""
+        settings = self._config.tracking
+        return self._wandb.init(
+            project=settings.project,
+            name=directory.name,
+            id=run_id(directory),
+            # Resuming an offline run would append to an earlier upload and duplicate its history.
+            resume=None if mode == "offline" else "allow",
+            # Absolute, since W&B's helper process keeps the working directory of the program's first run.
+            dir=str(directory.resolve()),
+            mode=mode,
+            config=self._settings,
+            settings=self._wandb.Settings(
+                console="wrap",
+                silent=True,
+                init_timeout=settings.timeout,
+                finish_timeout=settings.timeout,
+                finish_timeout_raises=True,
+            ),
+        )
 
     def log(self, record: Record) -> None:
         with self._without_lost_service():

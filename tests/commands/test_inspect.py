@@ -41,6 +41,13 @@ def test_list_says_what_runs_are_and_how_they_ended(run, capsys):
     assert "cannot be read" in told["broken"]
 
 
+def test_before_the_first_run_there_are_none(in_directory, capsys):
+    assert run_program(run_command, ["list"]) == 0
+    assert capsys.readouterr().out == "there are no runs in runs\n"
+    assert run_program(run_command, ["list", "elsewhere"]) == 2
+    assert "elsewhere" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:no episode ended:evorl.types.EvorlWarning")
 def test_list_says_where_runs_come_from(run, capsys):
     def told():

@@ -225,7 +225,10 @@ def test_it_cannot_be_changed():
             "network={name: module, factory: 'helpers.support:buggy_network'}",
             r"network.factory: .* KeyError: 'units' \(.*support.py:\d+ in buggy_network: return torch.nn.Linear",
         ),
-        ("environment={id: LunarLander-v3, kwargs: {gravity: 5}}", "environment.kwargs: 'LunarLander-v3' refuses them"),
+        (
+            "environment={id: LunarLander-v3, kwargs: {gravity: 5}}",
+            "environment.kwargs: 'LunarLander-v3' does not accept these arguments",
+        ),
         ("evolution.architecture.min_units=500", "min_units 500 must not exceed max_units"),
         ("network.activation=rely", "network.activation: there is no 'rely'; did you mean 'relu'?"),
         (
@@ -247,7 +250,9 @@ def test_it_cannot_be_changed():
         ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
         ("environment.id=Pendulum-v1", "algorithm.name: dqn cannot act in Box.* of Pendulum-v1; it takes Discrete"),
         ("tracking.backends=[wandbb]", "tracking.backends: there is no 'wandbb'; did you mean 'wandb'?"),
-        ("training.max_steps=many", "training.max_steps: 'many' does not fit"),
+        ("training.max_steps=many", "training.max_steps: 'many' does not fit: it must be a whole number$"),
+        ("algorithm.gamma=fast", "algorithm.gamma: 'fast' does not fit: it must be a number$"),
+        ("network.hidden_sizes=64", "network.hidden_sizes: 64 does not fit: it must be a list, such as [64]$"),
         ("run.name=[1", "run.name: .* is not valid YAML"),
         ("seed", "'seed': an override has the form key.path=value"),
         ("seed..x=1", "an override has the form key.path=value"),

@@ -128,7 +128,7 @@ def test_a_range_may_be_given_by_its_path():
                 f"evolution.hyperparameters={{{BONUS}: {{min: -1, max: 1, scale: linear}}}}",
             ),
             f"evolution.hyperparameters.{BONUS}.min: environment.kwargs: 'helpers.reporting:Reporting-v0' "
-            "refuses them: bonus must not be negative",
+            "does not accept these arguments: bonus must not be negative",
         ),
     ],
 )

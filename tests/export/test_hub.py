@@ -178,7 +178,7 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"--video: there is no file x\.mp4; `evorl watch .* makes one"):
         run_command(["push", missing, "me/x", "--video", "x.mp4"])
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(UserError, match=r"a push needs a key .* `hf auth login`, or set HF_TOKEN"):
+    with pytest.raises(UserError, match=r"pushing needs a Hub token .* `hf auth login`, or set HF_TOKEN"):
         run_command(["push", missing, "me/x"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"a push needs huggingface_hub; install it with"):

@@ -14,9 +14,10 @@ import psutil
 import pytest
 import torch.distributed as dist
 from helpers.support import ROOT, SMALL, free_port, lines
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from evorl.commands.train import launch_command
-from evorl.distributed import Launch, Ranks
+from evorl.distributed import Launch, Ranks, local_launch
 from evorl.distributed.ranks import choose_backend, loopback
 from evorl.distributed.rendezvous import launch_name, meet
 from evorl.runs.directory import Owner
@@ -59,6 +60,18 @@ def attempt(store, size, timeout=10.0, begin=0):
     for thread in threads:
         thread.join()
     return results
+
+
+def test_a_launcher_that_gets_a_signal_says_nothing_and_ends_by_its_number(monkeypatch, capsys):
+    def signalled():
+        raise SignalException("Process 1 got signal: 2", sigval=signal.SIGINT)
+
+    monkeypatch.setattr(local_launch.launch, "main", signalled)
+    monkeypatch.setattr(sys, "argv", ["local_launch"])
+    with pytest.raises(SystemExit) as ended:
+        local_launch.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_ranks_meet_anew_whatever_dead_attempts_have_left_in_the_store():

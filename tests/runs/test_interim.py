@@ -17,6 +17,7 @@ from helpers.support import ROOT, demo, error_line, free_port, lines
 from robustness.chaos import differences
 from robustness.systems import CASES
 
+from evorl.commands.train import processes_for
 from evorl.runs import checkpoint, run
 from evorl.runs.directory import Checkpoints, RunDirectory
 from evorl.runs.program import run_program
@@ -291,6 +292,7 @@ def test_two_ranks_stop_together_and_go_on(placement, tmp_path, forked_launch):
     else:
         told = stopped_by_accelerate(tmp_path, saved_first, *settings, "run.name=b", often)
     assert "saved within generation" in told
+    assert processes_for(tmp_path / "runs" / "b", None) == 2
     last = forked_launch(tmp_path, *settings, "run.name=b", "run.resume=auto", configuration=None)
     assert last.returncode == 0, last.stderr
     assert "going on within generation" in last.stderr

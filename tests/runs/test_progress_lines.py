@@ -56,8 +56,8 @@ def test_rollouts_may_end_beyond_the_generation():
 def test_a_long_first_generation_is_told_once_with_what_shortens_it(estimates_only):
     advances = [(10, 1_000, ""), (10, 1_000, ""), (9, 900, ""), (0.5, 50, "")]
     assert lines_of(advances, total=100_000, generation=1, estimates_only=estimates_only) == [
-        "the first generation takes about 17 min at 400 steps/s of all agents; evolution.steps=30000 would take about "
-        "5 min"
+        "the first generation takes about 17 min at 400 steps/s of all agents; evolution.steps=30000 would shorten it "
+        "to about 5 min"
     ]
     assert lines_of(advances, total=29_000, generation=1) == []
     assert lines_of(advances, total=100_000, generation=2) == []

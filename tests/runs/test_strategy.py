@@ -195,7 +195,9 @@ def test_a_schedule_that_no_configuration_holds_is_refused():
 
 
 def test_a_strangers_strategy_is_run_only_with_consent(run):
-    with pytest.raises(UserError, match=r"^evolution\.strategy: 'helpers\.strategies:Climber' runs code of its own"):
+    with pytest.raises(
+        UserError, match=r"^evolution\.strategy: 'helpers\.strategies:Climber' executes code of its own"
+    ):
         resume_command(run, (), None, 1)
     assert resume_command(run, (), None, 1, allow_code=True)
 

@@ -1,5 +1,7 @@
 """Nothing is sent to another machine before a line has said so."""
 
+from types import SimpleNamespace
+
 import pytest
 import wandb
 from helpers.support import config, train
@@ -8,6 +10,7 @@ from evorl.commands import train as command
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
 from evorl.tracking import TRACKERS, announcements
+from evorl.tracking.wandb import WeightsAndBiases
 
 TOLD = "settings, metrics, lineage, printed lines and the best agent go to the project"
 
@@ -52,6 +55,24 @@ def test_wandb_s_own_variable_decides_before_the_key(mode, lines, monkeypatch):
     if not lines:
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     assert len(told()) == lines
+
+
+def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsys):
+    modes = []
+
+    def unreachable(**arguments):
+        modes.append(arguments["mode"])
+        if arguments["mode"] == "online":
+            raise wandb.errors.CommError("no such host")
+        return SimpleNamespace(define_metric=lambda *names, **options: None, starting_step=0)
+
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    monkeypatch.setattr(wandb, "init", unreachable)
+    WeightsAndBiases(config("tracking.backends=[wandb]"), tmp_path)
+    assert modes == ["online", "offline"]
+    assert "so the run is recorded offline; upload it with `wandb sync" in capsys.readouterr().out
+    with pytest.raises(wandb.errors.CommError):
+        WeightsAndBiases(config("tracking.backends=[wandb]", "tracking.mode=online"), tmp_path)
 
 
 def test_it_is_the_first_line_of_a_run(in_directory, monkeypatch, capsys):
