@@ -36,6 +36,7 @@ from evorl.population.evaluation import RANDOM
 from evorl.runs.hub import is_on_hub
 from evorl.runs.program import Parser, parse
 from evorl.runs.video import check_encoder
+from evorl.system.extras import EXTRAS, require
 from evorl.system.plugins import imported
 from evorl.system.processes import usable_cores
 from evorl.system.signals import LAUNCHED
@@ -267,6 +268,8 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
         check_name("evolution.architecture.activations", activation, ACTIVATIONS)
     for backend in config.tracking.backends:
         check_name("tracking.backends", backend, TRACKERS)
+        if trains and backend in EXTRAS:
+            require(backend, f"tracking.backends: {backend}")
     if trains and config.evolution.strategy is not None:
         load_strategy(config.evolution.strategy)
     shared_settings(config)

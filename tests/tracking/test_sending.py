@@ -9,6 +9,7 @@ from helpers.support import config, train
 from evorl.commands import train as command
 from evorl.commands.command import run_command
 from evorl.runs.program import run_program
+from evorl.system import extras
 from evorl.tracking import TRACKERS, announcements
 from evorl.tracking.wandb import WeightsAndBiases
 
@@ -73,6 +74,13 @@ def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsy
     assert "so the run is recorded offline; upload it with `wandb sync" in capsys.readouterr().out
     with pytest.raises(wandb.errors.CommError):
         WeightsAndBiases(config("tracking.backends=[wandb]", "tracking.mode=online"), tmp_path)
+
+
+def test_a_tracker_that_is_not_installed_is_a_mistake_before_training(in_directory, monkeypatch, capsys):
+    monkeypatch.setattr(extras, "missing", lambda extra: ["tensorboard"])
+    assert train("tracking.backends=[tensorboard]", "run.name=a") == 2
+    assert "tracking.backends: tensorboard needs tensorboard; install it with" in capsys.readouterr().err
+    assert not (in_directory / "runs").exists()
 
 
 def test_it_is_the_first_line_of_a_run(in_directory, monkeypatch, capsys):
