@@ -99,7 +99,7 @@ def _loaded(run: Path, allow_code: bool) -> LoadedAgent:
 
 
 def _side(agent: LoadedAgent | None, loaded: LoadedAgent, number: int, seats: int, seed: int) -> Opponents:
-    """What fills the seats of one side; random moves without an agent."""
+    """The players of one side: a run's agent, or random moves without one."""
     if agent is None:
         rng = numpy_generator(seed, generation=0, rank=number, purpose=PURPOSE)
         return RandomPlayers(loaded.action_space, rng)

@@ -530,7 +530,7 @@ class Evaluation(Section):
 
 
 class LeagueSettings(Section):
-    """Who plays whom in a game of two seats; other environments have no league."""
+    """Matchmaking and archive of the league in a game of two seats; other environments have none."""
 
     matchmaking: Text = "pfsp"
     """The choice of an opponent for each environment and generation: `pfsp` prefers those that the agent loses to

@@ -81,7 +81,7 @@ class Game(Protocol):
 
 
 class _Seats:
-    """What both interfaces share: names of seats, and the newest turns."""
+    """The base of games by either interface: the names of their seats, and the newest turns."""
 
     def __init__(self, env: Any, names: Sequence[str]) -> None:
         self.env, self.names = env, list(names)
