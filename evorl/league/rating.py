@@ -74,7 +74,7 @@ def _pfsp(pool: Pool, settings: LeagueSettings) -> Floats:
 
 
 def _latest(pool: Pool, settings: LeagueSettings) -> Floats:
-    """The agent itself, as it was when the generation began."""
+    """Self-play: a copy of the agent, frozen at the beginning of the generation."""
     return np.asarray(np.arange(len(pool.result)) == pool.place, dtype=np.float64)
 
 

@@ -22,9 +22,9 @@ Ratings = Annotated[tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...], Field(
 class Standings:
     """The payoff matrix after a generation: `points[i][j]` that i has won of `games[i][j]` against j.
 
-    `population` are the ids of the agents that were evaluated in it, `archive` those of archived agents, each as it was
-    after its generation in `archived`. `ratings` and their standard `errors` are on Elo's scale, 0 for the first
-    archived agent.
+    `population` holds the ids of the evaluated agents and `archive` those of archived agents; `archived` holds the
+    generation at whose end each of the latter was frozen. `ratings` and their standard `errors` are on Elo's scale, 0
+    for the first archived agent.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -600,7 +600,7 @@ class CheckpointManager:
         agents = decode_agents(payload, str(path))
         if tuple(agent.id for agent in agents) != progress.league.archive:
             raise UserError(f"{path}: holds other agents than the league's standings")
-        for agent in agents:  # The same agent may be there as it was after several generations.
+        for agent in agents:  # One at a time: the archive may hold several snapshots of one agent, and so an id twice.
             check_agents([agent], self._algorithm, str(path))
             if problem := progress.contradicts([agent]):
                 raise UserError(f"{path}: {problem}")
