@@ -345,14 +345,18 @@ class RecurrentInput:
     """Input of recurrent networks beside observations. Axes: T time, S sequences, K numbers for each of N units.
 
     `state` [P, S, K, N] is the recurrent state before the first step; `started` [P, T, S] marks the starts of episodes.
+    Sequences of a replay come without a state, but with the observations of the `burn_in` [P, I * S, ...] before them,
+    and their `started` is [P, I + T, S].
     """
 
     state: Tensor
     started: Tensor
+    burn_in: Observation = field(default_factory=dict)
 
     def part(self, members: slice | Tensor, units: int) -> RecurrentInput:
         """Select some of the agents, with `units` recurrent units."""
-        return RecurrentInput(self.state[members][..., :units], self.started[members])
+        burn_in = {name: value[members] for name, value in self.burn_in.items()}
+        return RecurrentInput(self.state[members][..., :units], self.started[members], burn_in)
 
 
 @dataclass

@@ -22,7 +22,8 @@ from evorl.population.learner import COMMON, compute_gradients, read_state, writ
 from evorl.replay.received import GradientMemory, ReceivedRollouts, ReceivedSettings
 from evorl.replay.rollouts import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
-from evorl.replay.transitions import ERROR, make_windows
+from evorl.replay.transitions import ERROR
+from evorl.replay.windows import make_windows
 from evorl.system.console import Stopwatch
 from evorl.types import Batch, PolicyOutput, Tensors
 

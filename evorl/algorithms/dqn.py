@@ -2,15 +2,16 @@
 
 The parts are double Q-learning (arXiv 1509.06461), dueling networks (1511.06581), distributional values (`values.py`),
 noisy layers (1706.10295) and soft target updates (1509.02971). N-step returns and prioritised replay belong to the
-replay.
+replay. With a recurrent network agents learn from sequences, as in R2D2 (Kapturowski et al. 2019) but without stored
+states.
 
-Axes: P agents, E environments, B batch, A actions, N atoms of an action's value.
+Axes: P agents, E environments, B batch, S sequences, T steps of a sequence, A actions, N atoms of an action's value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import gymnasium as gym
 import torch
@@ -33,7 +34,7 @@ from evorl.config.fields import HyperparameterRange, Positive, Section, Size
 from evorl.envs.spaces import EnvSpec, wrong_actions
 from evorl.networks.distributions import FORBIDDEN
 from evorl.networks.stack import Periodic, Polyak, Stack, StackedNetwork, TargetRule
-from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors
+from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
 TARGETS: Mapping[str, TargetRule] = {"polyak": Polyak("tau"), "periodic": Periodic("target_period")}
 
@@ -59,6 +60,11 @@ class DQNSettings(ValueSettings):
     tau: Rate = 2e-2
     target_period: Size | None = None
     """Updates from one copy of the network to the target network to the next."""
+    sequence_length: Size = 16
+    """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, not sequences. Without
+    recurrence it does not matter, nor does `burn_in`."""
+    burn_in: Annotated[int, Field(ge=0, le=1_000)] = 16
+    """Steps before a sequence, within its episode, from which the recurrent state at its beginning is computed."""
     noisy: NoisyLayerSettings | None = None
     """Explore by noise on the weights of the last hidden layer and of the heads (arXiv 1706.10295)."""
     exploration: EpsilonGreedy = Field(
@@ -81,6 +87,15 @@ class DQNSettings(ValueSettings):
         return self
 
 
+class _Values(NamedTuple):
+    """What a loss is computed from: the atoms [P, B, A, N] of the observation by the online network, of the next
+    observation by the online network (None without double Q-learning) and by the target network."""
+
+    atoms: Tensor
+    next_atoms: Tensor | None
+    target_atoms: Tensor
+
+
 class DQN(OffPolicy):
     """Deep Q-learning for a stack of agents."""
 
@@ -93,6 +108,11 @@ class DQN(OffPolicy):
         super().__init__(config, interface)
         if not isinstance(interface.action, gym.spaces.Discrete):
             raise wrong_actions("dqn", interface, "Discrete")
+        if config.network.recurrent and config.replay.n_step > 1:
+            raise UserError(
+                f"replay.n_step: recurrent agents learn from returns of one step; take replay.n_step=1, not "
+                f"{config.replay.n_step}"
+            )
         self.actions = int(interface.action.n)
         self.values = VALUES[self.settings.distribution](self.settings)
         self.metrics = self.values.metrics
@@ -107,6 +127,11 @@ class DQN(OffPolicy):
         self.networks = {"q": spec}
         self.objectives = [self.objective("q", self.loss, hyperparameter("learning_rate"))]
 
+    @property
+    def sequences(self) -> tuple[int, int] | None:
+        recurrent = self.config.network.recurrent is not None and self.settings.sends is None
+        return (self.settings.sequence_length, self.settings.burn_in) if recurrent else None
+
     def initial_state(self) -> dict[str, float]:
         """A new agent's exploration rate epsilon."""
         return {"epsilon": self.settings.exploration.start}
@@ -119,18 +144,20 @@ class DQN(OffPolicy):
         """
         mask, generator = inputs.action_mask, inputs.generator
         network = stack.networks["q"] if inputs.deterministic else stack.networks["q"].with_noise(generator)
-        greedy = allowed(self.q_values(network(inputs.observation)), mask).max(-1).indices
+        outputs, state = network.forward_recurrent(inputs.observation, inputs.recurrent)
+        greedy = allowed(self.q_values(outputs), mask).max(-1).indices
         if inputs.deterministic:
-            return ActOutput(greedy)
+            return ActOutput(greedy, recurrent_state=state)
         explores = torch.rand(greedy.shape, generator=generator, device=greedy.device)
         random = random_choices(self.actions, greedy.shape, mask, generator)
         # [P, 1], or [P, E] in actors whose environments differ.
         epsilon = stack.state["epsilon"].view(len(explores), -1)
-        return ActOutput(torch.where(explores < epsilon, random, greedy))
+        return ActOutput(torch.where(explores < epsilon, random, greedy), recurrent_state=state)
 
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         """The largest Q(s, a) [P, E] over allowed actions."""
-        return allowed(self.q_values(stack.networks["q"](observation)), observation.get("action_mask")).amax(-1)
+        q_values = self.q_values(stack.networks["q"](observation, recurrent))
+        return allowed(q_values, observation.get("action_mask")).amax(-1)
 
     def q_values(self, outputs: Tensors) -> Tensor:
         """Q(s, a) of all actions [P, B, A] from the heads' outputs."""
@@ -153,16 +180,17 @@ class DQN(OffPolicy):
         """
         action, gamma = batch.columns["action"], stack.hyperparameters["gamma"]
         network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.targets))
-        outputs, next_outputs = self._outputs_and_next(network, batch)
+        evaluate = self._single if batch.recurrent is None else self._sequences
+        outputs, values = evaluate(network, target, batch)
         with torch.no_grad():
-            atoms, target_atoms = self.atoms(outputs), self.atoms(target(batch.next_observation))
             # Double Q-learning: the online network selects the action that the target network evaluates.
-            next_q_values = self.values.mean(target_atoms if next_outputs is None else self.atoms(next_outputs))
-            next_action = allowed(next_q_values, batch.next_observation.get("action_mask")).max(-1).indices
-            next_atoms = of_action(target_atoms, next_action)
-            loss, gradient = self.values.loss(of_action(atoms, action), next_atoms, batch.columns, gamma)
+            chosen_by = values.target_atoms if values.next_atoms is None else values.next_atoms
+            next_mask = batch.next_observation.get("action_mask")
+            next_action = allowed(self.values.mean(chosen_by), next_mask).max(-1).indices
+            next_atoms = of_action(values.target_atoms, next_action)
+            loss, gradient = self.values.loss(of_action(values.atoms, action), next_atoms, batch.columns, gamma)
             gradient = of_action_gradient(gradient * batch.weight.unsqueeze(-1), action, self.actions)
-            penalty = self.penalty(stack, batch, atoms)
+            penalty = self.penalty(stack, batch, values.atoms)
             if penalty is not None:
                 loss.elements = loss.elements + penalty[0]
                 gradient += penalty[1] * batch.weight[..., None, None]
@@ -177,14 +205,47 @@ class DQN(OffPolicy):
         """
         return None
 
-    def _outputs_and_next(self, network: StackedNetwork, batch: Batch) -> tuple[Tensors, Tensors | None]:
-        """The heads' outputs and, for double Q-learning, those of the next observation without gradients."""
+    def _single(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensors, _Values]:
+        """The heads' outputs that gradients flow into, and the values of single transitions."""
         if not self.settings.double:
-            return network(batch.observation), None
-        return network.forward_pair(batch.observation, batch.next_observation)
+            outputs, next_outputs = network(batch.observation), None
+        else:
+            outputs, next_outputs = network.forward_pair(batch.observation, batch.next_observation)
+        with torch.no_grad():
+            next_atoms = None if next_outputs is None else self.atoms(next_outputs)
+            return outputs, _Values(self.atoms(outputs), next_atoms, self.atoms(target(batch.next_observation)))
+
+    def _sequences(self, network: StackedNetwork, target: StackedNetwork, batch: Batch) -> tuple[Tensors, _Values]:
+        """The same of sequences, which both networks run through once, from their burn-in to the observation after.
+
+        The outputs are those of T + 1 steps, [P, (T + 1) * S, ...].
+        """
+        recurrent = batch.recurrent
+        assert recurrent is not None
+        count, split = recurrent.started.shape[2], recurrent.started.shape[1] - self.settings.sequence_length
+        before, started = recurrent.started.split((split, self.settings.sequence_length), 1)
+        started = torch.cat((started, torch.zeros_like(started[:, :1])), 1)
+        rows = {
+            name: torch.cat((seen, batch.next_observation[name][:, -count:]), 1)
+            for name, seen in batch.observation.items()
+        }
+        outputs, target_outputs = (
+            each(rows, RecurrentInput(each.state_after(recurrent.burn_in, before), started))
+            for each in (network, target)
+        )
+        with torch.no_grad():
+            atoms, target_atoms = self.atoms(outputs), self.atoms(target_outputs)
+            next_atoms = atoms[:, count:] if self.settings.double else None
+            return outputs, _Values(atoms[:, :-count], next_atoms, target_atoms[:, count:])
 
     def _output_gradients(self, outputs: Tensors, gradient: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each head's output with its gradient, from the `gradient` [P, B, A, N] at all actions' atoms."""
+        """Each head's output with its gradient, from the `gradient` [P, B, A, N] at all actions' atoms.
+
+        The observation after a sequence has no gradient.
+        """
+        rest = next(iter(outputs.values())).shape[1] - gradient.shape[1]
+        if rest:
+            gradient = torch.cat((gradient, gradient.new_zeros(len(gradient), rest, *gradient.shape[2:])), 1)
         if not self.settings.dueling:
             return [(outputs["q_values"], gradient.flatten(-2))]
         value, advantage = dueling_gradient(gradient)

@@ -65,11 +65,16 @@ class OffPolicy(Algorithm):
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        if config.network.recurrent:
+        if config.network.recurrent and self.sequences is None:
             raise UserError(
                 f"network.recurrent: {self.settings.name} cannot be recurrent; leave {config.network.recurrent!r} out, "
-                "or use ppo"
+                "or use dqn or ppo"
             )
+
+    @property
+    def sequences(self) -> tuple[int, int] | None:
+        """The learned steps and the burn-in of the sequences that recurrent agents learn from; None without any."""
+        return None
 
     def pace(self, copies: int) -> Pace:
         """Pace of one update per `learn_step` steps; any number of ranks can share its batches."""
@@ -87,6 +92,7 @@ class OffPolicy(Algorithm):
             always_valid,
             stopwatch,
             self.normalized_parts,
+            self.sequences,
         )
 
 

@@ -373,6 +373,19 @@ class StackedNetwork:
         """Map observations to the heads' outputs and the recurrent state [P, S, K, N] after them."""
         return self.network.forward(self.layout, self._given, x, recurrent, self.tape)
 
+    @torch.no_grad()
+    def state_after(self, x: Observation, started: Tensor) -> Tensor:
+        """The recurrent state [P, S, K, N] after observations [P, T * S, ...] that begin with a state of zeros.
+
+        `started` [P, T, S] marks the starts of episodes; no gradient flows back.
+        """
+        state = started.new_zeros(len(started), started.shape[2], *self.recurrent_shape, dtype=torch.float32)
+        if not started.shape[1]:
+            return state
+        after = self.network.forward(self.layout, self._frozen, x, RecurrentInput(state, started), None)[1]
+        assert after is not None
+        return after
+
     @property
     def _given(self) -> Tensors:
         return self._frozen if self.tape is None else self._tensors

@@ -24,18 +24,21 @@ from evorl.types import Agent, Tensors, UpdateResult
 class SamplerSettings:
     """Seed of the draws, and this rank's place: `part` among the ranks of the same agents, `rank` among all.
 
-    With `split_batches`, batch sizes are totals over all ranks that hold an agent, otherwise per rank.
+    With `split_batches`, batch sizes are totals over all ranks that hold an agent, otherwise per rank. A draw stands
+    for so many `transitions` of a batch.
     """
 
     seed: int
     rank: int
     part: int
     split_batches: bool
+    transitions: int = 1
 
     def draws(self, agents: Sequence[Agent], ranks: int) -> NDArray[np.int64]:
         """Draws [P] per update of each agent, over all `ranks` together."""
         batch_size = np.array([round(agent.hyperparameters["batch_size"]) for agent in agents])
-        return batch_size if self.split_batches else batch_size * ranks
+        draws: NDArray[np.int64] = np.maximum(1, batch_size // self.transitions)
+        return draws if self.split_batches else draws * ranks
 
     def shared(self, generation: int) -> np.random.Generator:
         """A random generator that gives the same numbers on every rank."""

@@ -458,6 +458,14 @@ class Storage:
         # argmax returns the first of several equal maxima.
         return torch.minimum(cut.byte().argmax(-1), until_newest) + 1
 
+    def window_start(self, slots: Tensor, n: int) -> Tensor:
+        """Number of consecutive steps [...] that lead to `slots` [...], at most `n`."""
+        earlier = self.following(slots.unsqueeze(-1), -torch.arange(1, n + 1, device=self.device))
+        cut = self.flags["boundary"].view(-1).index_select(0, earlier.view(-1)).view(earlier.shape)
+        cut = torch.cat((cut, torch.ones_like(slots, dtype=torch.bool).unsqueeze(-1)), -1)
+        since_oldest = (slots // self.streams - self.oldest) % self.ring
+        return torch.minimum(cut.byte().argmax(-1), since_oldest)
+
     def nth(self, index: Tensor) -> Tensor:
         """Slots [...] at positions `index` [...], below `drawable`, among drawable slots, oldest first."""
         if self.gaps.held:

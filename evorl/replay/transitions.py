@@ -1,12 +1,12 @@
-"""Replay for off-policy algorithms: n-step windows, observation statistics, and replay filled here or by actors.
+"""Replay for off-policy algorithms: observation statistics, and replay filled here or by actors.
 
-Axes: P agents, E environments, N = P * E streams, T steps, B batch, U updates, n steps of a window. Actors compute
-initial priorities as Ape-X does (arXiv 1803.00933).
+Axes: P agents, E environments, N = P * E streams, T steps, B batch, U updates. Actors compute initial priorities as
+Ape-X does (arXiv 1803.00933).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,80 +22,12 @@ from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, Prior
 from evorl.replay.rollouts import RolloutMemory
 from evorl.replay.samplers import Agreement, Sampler, SamplerSettings, UniformSampler
 from evorl.replay.statistics import Gather, Moments
-from evorl.replay.storage import WHERE, Field, Found, Storage, memory_at_first
+from evorl.replay.storage import WHERE, Field, Storage, memory_at_first
+from evorl.replay.windows import Returns, Sequences, Windows, make_windows
 from evorl.system.console import Stopwatch
 from evorl.system.formats import check_numbers, check_tensors, load_like
 from evorl.system.processes import check_room
 from evorl.types import Agent, Batch, PolicyOutput, Tensors, Transition, UpdateResult, UserError
-
-Returns = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""The algorithm's n-step return. Takes rewards [..., P, B, n], window lengths in steps [..., P, B] and discounts [P];
-gives the return of those steps and the bootstrap discount of the state after them, both [..., P, B]."""
-
-
-class OneStep:
-    """One-step transitions as stored; each loss applies its own discount."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def begin(self, agents: Sequence[Agent]) -> None:
-        """Start a generation with these agents, of which nothing is needed."""
-
-    def gather(self, slots: Tensor) -> Found:
-        """Transitions [U, P, B] at `slots` [U, P, B]."""
-        return self._storage.gather(slots)
-
-
-class NStep:
-    """Windows of up to `n` steps of one stream as single transitions, for n-step returns (arXiv 1710.02298).
-
-    A window is cut at the end of its episode, at a discontinuity or a dropped step of its stream, and at the newest
-    row. Its first slot can be drawn immediately: shorter windows give correct returns too, and all slots stay equally
-    likely. `reward` is the n-step return; `terminated` and the next observation are those of the last step, also where
-    that was truncated. The column `discount` is the bootstrap factor: gamma^k after k steps.
-    """
-
-    def __init__(self, storage: Storage, n: int, returns: Returns) -> None:
-        """Raises UserError if the storage has fewer rows than `n`."""
-        if n > storage.rows:
-            raise UserError(
-                f"replay.n_step: windows of {n} steps are longer than the {storage.rows} steps of each environment "
-                f"that replay.capacity keeps on a process; take replay.n_step={storage.rows} at most, or a larger "
-                "capacity"
-            )
-        self._storage = storage
-        self._n = n
-        self._returns = returns
-        self._steps = torch.arange(n, device=storage.device)
-        self._gamma: Tensor
-
-    def begin(self, agents: Sequence[Agent]) -> None:
-        """Read each agent's discount gamma."""
-        gamma = [agent.hyperparameters["gamma"] for agent in agents]
-        self._gamma = torch.tensor(gamma, device=self._storage.device)
-
-    def gather(self, slots: Tensor) -> Found:
-        """N-step transitions [U, P, B] that begin at `slots` [U, P, B]."""
-        storage = self._storage
-        steps = storage.window_end(slots, self._n)
-        last = storage.following(slots, steps - 1)
-        unchanged = [name for name in storage.columns if name not in ("reward", "terminated")]
-        columns = storage.gather_columns(slots, unchanged) | storage.gather_columns(last, ["terminated"])
-        along = storage.following(slots.unsqueeze(-1), self._steps)
-        rewards = storage.gather_columns(along, ["reward"])["reward"]
-        columns["reward"], columns["discount"] = self._returns(rewards, steps, self._gamma)
-        return Found(storage.observation(slots), storage.next_observation(last), columns)
-
-
-Windows = OneStep | NStep
-"""Turns drawn slots into the transitions of a batch."""
-
-
-def make_windows(storage: Storage, n: int, returns: Returns) -> Windows:
-    """N-step windows, or one-step transitions for n = 1; `returns` computes the algorithm's returns."""
-    return OneStep(storage) if n == 1 else NStep(storage, n, returns)
-
 
 EVERY = 64
 """Statistics are exchanged between ranks every so many steps of each environment, and at a generation's end."""
@@ -292,26 +224,15 @@ class ReplayExperience(Experience):
         if updates == 0:
             return
         with self._stopwatch("sampling"):
-            slots, weight, share = self.sampler.draw(updates)
-            due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(weight.device)
-            parts = [_unbound(group) for group in self.windows.gather(slots)]
+            found = self.windows.batches(self.sampler.draw(updates))
+            due = torch.from_numpy((np.arange(updates)[:, None] < counts).astype(np.float32)).to(found.weight.device)
             everyone = int(counts.min())
-        shares = [None] * updates if share is None else share.unbind()
-        shared = zip(weight.unbind(), due.unbind(), shares, strict=True)
-        for number, (fields, (own, learns, part)) in enumerate(zip(zip(*parts, strict=True), shared, strict=True)):
-            observation, next_observation, columns = fields
-            yield Batch(
-                observation,
-                next_observation,
-                columns,
-                own,
-                learns,
-                all_due=number < everyone,
-                number=number,
-                share=part,
-            )
+        for number in range(updates):
+            yield found.batch(number, due[number], all_due=number < everyone)
 
     def observe(self, batch: Batch, result: UpdateResult) -> None:
+        if result.errors is not None:
+            result = UpdateResult(result.active, self.windows.errors(result.errors, batch))
         self.sampler.observe(batch.number, result)
 
     def _agree_on_steps(self) -> NDArray[np.float64]:
@@ -400,12 +321,6 @@ def _part_of(prefix: str, tensors: Tensors) -> Tensors:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _unbound(values: Tensors) -> list[Tensors]:
-    """Split values [U, P, B, ...] into one [P, B, ...] dictionary per update."""
-    parts = zip(*(value.unbind() for value in values.values()), strict=True)
-    return [dict(zip(values, part, strict=True)) for part in parts]
-
-
 def _streams(values: Mapping[str, Tensor]) -> Tensors:
     """Flatten values [P, E, ...] to streams [N, ...]."""
     return {name: value.flatten(0, 1) for name, value in values.items()}
@@ -463,19 +378,28 @@ def replay_experience(
     always_valid: bool,
     stopwatch: Stopwatch,
     normalized: Sequence[str] = (),
+    sequences: tuple[int, int] | None = None,
 ) -> ReplayExperience:
     """Build this rank's part of the replay; `capacity` and `learning_starts` are divided over the ranks.
 
-    `returns` computes the algorithm's n-step returns; agents normalise the observation parts in `normalized`. Raises
-    UserError if memory is insufficient or the rank's part is too small for such windows.
+    `returns` computes the algorithm's n-step returns; agents normalise the observation parts in `normalized`, and
+    recurrent ones learn from `sequences` of a length with a burn-in. Raises UserError if memory is insufficient or the
+    rank's part is too small for such windows.
     """
     ranks, replay = placement.ranks, config.replay
     share = max(1, replay.capacity // ranks.size)
     streams = placement.local_size * config.environment.num_envs
     storage = make_replay(share, streams, interface, action, ranks.device, ranks.on_host)
     prioritised = replay.prioritised is not None or not replay.shared
+    windows: Windows = make_windows(storage, replay.n_step, returns)
+    if sequences is not None:
+        windows = Sequences(storage, *sequences)
     place = SamplerSettings(
-        config.seed, ranks.rank, 0 if placement.is_sharded else ranks.rank, config.algorithm.split_batches
+        config.seed,
+        ranks.rank,
+        0 if placement.is_sharded else ranks.rank,
+        config.algorithm.split_batches,
+        windows.transitions,
     )
     make_sampler = _prioritised if prioritised else _uniform
     settings = ReplaySettings(
@@ -485,7 +409,6 @@ def replay_experience(
         reward_clip=config.algorithm.reward_clip,
         split_batches=config.algorithm.split_batches,
     )
-    windows = make_windows(storage, replay.n_step, returns)
     sampler = make_sampler(config, storage, placement, place)
     parts = {name: interface.parts[name] for name in normalized}
     statistics = ObservationStatistics(parts, placement.gather_copies, replay.shared, stopwatch)

@@ -38,6 +38,10 @@ SETTINGS = {
         "replay.n_step=3", "replay.prioritised={}",
     ),
     "dqn": (f"algorithm={{name: dqn, {REPLAYED}}}",),
+    "dqn with memory": (
+        f"algorithm={{name: dqn, {REPLAYED}, sequence_length: 4, burn_in: 2}}", "replay.prioritised={}",
+        "network.recurrent=lstm", "network.recurrent_size=8",
+    ),
     "impala": (
         "algorithm={name: impala, rollout_steps: 4, normalize_observations: true, replayed_rollouts: 1}",
         "actors={count: 2, lockstep: true}",

@@ -31,7 +31,8 @@ from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
 from evorl.replay.samplers import Agreement, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
-from evorl.replay.transitions import OneStep, ReplayExperience, ReplaySettings
+from evorl.replay.transitions import ReplayExperience, ReplaySettings
+from evorl.replay.windows import OneStep
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
 from evorl.system.console import Stopwatch

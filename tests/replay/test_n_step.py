@@ -25,7 +25,7 @@ from evorl.algorithms import make_algorithm
 from evorl.algorithms.functional import bootstrapped_return, n_step_return
 from evorl.distributed import Placement, Ranks
 from evorl.replay.storage import Storage
-from evorl.replay.transitions import NStep, OneStep, make_windows
+from evorl.replay.windows import NStep, OneStep, make_windows
 from evorl.system.console import Stopwatch
 from evorl.types import Transition, UserError
 

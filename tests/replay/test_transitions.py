@@ -14,7 +14,8 @@ from evorl.envs import Environments
 from evorl.population import Policy, initial_population
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings
 from evorl.replay.samplers import SamplerSettings
-from evorl.replay.transitions import NStep, ReceivedTransitions
+from evorl.replay.transitions import ReceivedTransitions
+from evorl.replay.windows import NStep
 from evorl.seeding import torch_generator
 from evorl.types import UserError
 

@@ -60,6 +60,11 @@ CASES = {
         *COMMON, *DQN, world("CartPole-v1", ", vectorization: sync"),
         "replay={capacity: 400, learning_starts: 20, n_step: 3, prioritised: {exponent: 0.6}}",
     ),
+    "dqn-recurrent-running": (
+        *COMMON, *DQN, world("CartPole-v1", ", vectorization: sync, observation_indices: [0, 2]", "true"),
+        "network={hidden_sizes: [16], recurrent: gru, recurrent_size: 12}", "replay.prioritised={exponent: 0.6}",
+        "algorithm.sequence_length=4", "algorithm.burn_in=3",
+    ),
     "dqn-images": (*COMMON, *DQN, world("helpers.spaces:Shown-v0", ", kwargs: {kind: image}"), IMAGES),
     "a2c": (*COMMON, "algorithm={name: a2c, rollout_steps: 8, annealing: true}", world("CartPole-v1")),
     "ppo": (*COMMON, *PPO, world("CartPole-v1", ", vectorization: sync")),

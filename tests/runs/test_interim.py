@@ -83,6 +83,7 @@ def saved(name):
     [
         "dqn-prioritised",
         "ppo-recurrent",
+        "dqn-recurrent-running",
         "sac",
         "sac-state-dependent",
         pytest.param("dqn-images", marks=pytest.mark.slow),
