@@ -149,7 +149,8 @@ def progress_of(payload: bytes, where: str) -> Progress:
         place = on_one_line(".".join(map(str, first["loc"])), 200)
         raise UserError(f"{where}: {place}: {on_one_line(first['msg'], 200)}") from error
     given = json.loads(payload)
-    progress.evaluation_steps = given.get("evaluation_steps")
+    if "evaluation_steps" not in given:
+        progress.evaluation_steps = None
     for place, section, kind in (("", given, Progress), ("elite.", given.get("elite", {}), Champion)):
         for each in fields(kind):
             # Defaults describe a new run, and would be wrong for one that has been trained.
