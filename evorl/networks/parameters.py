@@ -62,7 +62,7 @@ class ParameterSpec:
 
     @property
     def reads_constant(self) -> bool:
-        """True for biases, gains and scales, which read a constant; a weight of an observation of one number is none."""
+        """True for biases, gains and scales. A weight may read a single number, too."""
         return self.reads == (1,) and not self.is_weight
 
     @property
