@@ -233,6 +233,14 @@ def test_a_game_that_raises_leaves_the_other_copies_where_they_are():
         assert environments._vector._failures.tolist() == [1, 0, 0]
 
 
+def test_what_the_opponent_gives_in_the_episode_after_an_error_is_no_reward_of_the_failed_step():
+    made, _ = vector("Lame", 1, moves_on, seed=1)
+    seen, rewards, *_, info = made.step([0])
+    assert info["_evorl.fault"].tolist() == [True]
+    assert seen.tolist() == [[1, 0, -1, 1]], "the opponent has moved, for which the game gives 0.25"
+    assert rewards.tolist() == [0.0]
+
+
 def test_a_game_that_raises_in_each_episode_ends_the_run():
     with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 1) as environments:
         environments._vector.env.opponents = Scripted(moves_on)
