@@ -16,6 +16,8 @@ from pydantic import (
     Field,
     Strict,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -96,6 +98,15 @@ class Section(BaseModel):
         # Pydantic calls an `__init__` without this mark for sections within a configuration, too, whose errors are
         # explained together and with their place in it.
         __init__.__pydantic_base_init__ = True
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return a setting's value. Raises ValueError where a number is true or false, which would pass for 1 or 0."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if not _takes(annotation, int, float) or _takes(annotation, bool):
+            return value
+        return without_booleans(value, "a whole number" if _takes_only_whole(annotation) else "a number")
 
 
 Initialisation = Literal["uniform", "orthogonal"]
@@ -250,6 +261,24 @@ class AlgorithmSettings(Section):
         except (ValidationError, ValueError, OverflowError) as error:
             return explain(type(self), error) if isinstance(error, ValidationError) else f"{name}: {error}"
         return None
+
+
+def _takes(annotation: Any, *kinds: Any) -> bool:
+    """Return whether one of `kinds` is in a field's type, also in lists and mappings; sections check their own."""
+    # What a Literal allows is among its arguments as a value.
+    return (
+        annotation in kinds or type(annotation) in kinds or any(_takes(inner, *kinds) for inner in get_args(annotation))
+    )
+
+
+def without_booleans(value: Any, wanted: str = "a number") -> Any:
+    """Return a value. Raises ValueError if it is true or false, or has one of these in it, where `wanted` is right."""
+    if isinstance(value, bool | np.bool_):
+        raise ValueError(f"{shown(value)} does not fit: it must be {wanted}")
+    if isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            without_booleans(inner, wanted)
+    return value
 
 
 def _takes_only_whole(annotation: Any) -> bool:

@@ -47,6 +47,7 @@ from evorl.config.fields import (
     Weight,
     Width,
     as_configured,
+    without_booleans,
 )
 from evorl.config.removed import without_removed
 from evorl.types import Architecture, UserError
@@ -263,7 +264,7 @@ class Mutation(Section):
     """The weight of each kind of mutation. Kinds added to the registry are weighted here by their names."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Weight]
+    __pydantic_extra__: dict[str, Annotated[Weight, BeforeValidator(without_booleans)]]
 
     none: Weight = 0.4
     """The agent goes on as it is."""

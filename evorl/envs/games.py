@@ -10,6 +10,7 @@ is the sum of what its seat got until its next turn, and the last observation is
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ from evorl.config import Environment
 from evorl.config.errors import nearest
 from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
+from evorl.envs.faults import FAILURES, fault, restart
 from evorl.envs.spaces import MASK, choices
 from evorl.system.extras import install_command
 from evorl.system.plugins import described, import_from_here, imported, place, without_place
@@ -222,7 +224,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """Make the copies. Raises UserError for a game that evorl cannot play."""
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = copies
-        self._id = settings.id
+        self._settings, self._id = settings, settings.id
         self.games: list[Game] = []
         try:
             for _ in range(copies):
@@ -242,6 +244,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """The copies in which the learner, and the other seat, have moved in the running episode."""
         self._ended: dict[int, tuple[Turn, float]] = {}
         """The learner's last turn, and the result, in the copies whose episode has ended in this step."""
+        self._faults: dict[int, dict[str, Any]] = {}
+        """The info entries of the copies that have raised in this step or reset."""
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -251,6 +255,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         self._seeds = [np.random.default_rng(each) for each in first]
         if isinstance(self.opponents, RandomPlayers):
             self.opponents = RandomPlayers(self.single_action_space, np.random.default_rng(another_seed(first[0])))
+        self._faults = {}
         # `_begin` takes the other seat.
         self.seats = np.array([1 - each % 2 for each in first], dtype=np.int64)
         for copy, each in enumerate(first):
@@ -260,21 +265,22 @@ class GameVector(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Move with the learner, then with the other seat until the learner is to move again."""
-        self._ended = {}
+        self._ended, self._faults = {}, {}
         both = [copy for copy, game in enumerate(self.games) if len(game.acting) == 2]
         replies = dict(zip(both, self._ask(both), strict=True))
-        for copy, game in enumerate(self.games):
+        for copy in range(self.num_envs):
             seat = int(self.seats[copy])
             moves = {seat: self._move(actions[copy])}
             if copy in replies:
                 moves[1 - seat] = self._move(replies[copy])
             self._has_moved[0, copy] = True
-            game.step(moves)
+            self._play(copy, moves)
         self._advance()
         turns = [self._ended[copy][0] if copy in self._ended else self._turn(copy) for copy in range(self.num_envs)]
         ended = np.zeros(self.num_envs, dtype=bool)
         ended[list(self._ended)] = True
         rewards = np.array([turn.reward for turn in turns], dtype=np.float64)
+        rewards[[copy for copy in self._faults if copy not in self._ended]] = 0.0
         observation, info = self._shown()
         if ended.any():
             info |= self._last(ended)
@@ -301,9 +307,47 @@ class GameVector(VectorEnv[Any, Any, Any]):
     def _begin(self, copy: int, seed: int | None = None) -> None:
         """Begin an episode, with the learner in the other seat."""
         self.seats[copy] = 1 - self.seats[copy]
+        seed = int(self._seeds[copy].integers(2**31)) if seed is None else seed
+        try:
+            self._start(copy, seed)
+        except UserError:
+            raise
+        except Exception as error:
+            self._start_over(copy, error, seed)
+
+    def _play(self, copy: int, moves: Mapping[int, Any]) -> None:
+        """Move in one copy. One that raises drops its episode and is made anew; the others go on."""
+        try:
+            self.games[copy].step(moves)
+        except UserError:
+            raise
+        except Exception as error:
+            self._start_over(copy, error, int(self._seeds[copy].integers(2**31)))
+
+    def _start_over(self, copy: int, error: Exception, seed: int) -> None:
+        """Begin an episode in a new copy, from the same seat, in place of one that raised.
+
+        Raises the last error if it has raised more often in this step than a copy may in a run.
+        """
+
+        def begin_anew(seed: int) -> None:
+            with contextlib.suppress(Exception):
+                self.games[copy].close()
+            self.games[copy] = make_game(self._settings)
+            self._start(copy, seed)
+
+        most = self._settings.max_restarts
+        before = self._faults[copy][FAILURES] if copy in self._faults else 0
+        error, failures, _ = restart(error, most - before, seed, begin_anew)
+        if before + failures > most:
+            raise error
+        self._faults[copy] = fault(error, before + failures)
+
+    def _start(self, copy: int, seed: int) -> None:
+        """Reset one copy, with the learner in the seat that is noted."""
         self._has_moved[:, copy] = False
         game = self.games[copy]
-        game.reset(int(self._seeds[copy].integers(2**31)) if seed is None else seed)
+        game.reset(seed)
         if not self._is_checked:
             (_seat, turn), *_ = game.seen.items()
             check_start((turn.observation, {}), self.single_observation_space, self._id)
@@ -322,7 +366,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
                     self._begin(copy)
             waiting = [copy for copy in waiting if self.seats[copy] not in self.games[copy].acting]
             for copy, reply in zip(waiting, self._ask(waiting), strict=True):
-                self.games[copy].step({1 - int(self.seats[copy]): self._move(reply)})
+                self._play(copy, {1 - int(self.seats[copy]): self._move(reply)})
 
     def _is_over(self, copy: int) -> bool:
         """True if the learner's game has ended."""
@@ -364,6 +408,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
         turns = [self._turn(copy) for copy in range(self.num_envs)]
         masks = self._masks(turns)
         info = {} if masks is None else {MASK: masks, f"_{MASK}": np.ones(self.num_envs, dtype=bool)}
+        for copy, told in self._faults.items():
+            info = self._add_info(info, told, copy)
         return self._batched(turns), info
 
     def _last(self, ended: Flags) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Vector environments that survive errors: stepping, restarts, construction, and closing within a deadline.
 
-Axes: N environment copies. An error in one copy of a `sync` or `async` environment concerns that copy alone (`Guard`);
-an error in a native vector environment, or in a worker process, concerns all of them (`RecoveringVector`).
+Axes: N environment copies. An error in one copy of a `sync` or `async` environment, or of a game, concerns that copy
+alone (`Guard`, `GameVector`); an error in a native vector environment, or in a worker process, concerns all of them
+(`RecoveringVector`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.config.errors import shown
-from evorl.envs.continuation import another_seed, continuation, generator_state, set_generator_state
+from evorl.envs.continuation import continuation, generator_state, set_generator_state
 from evorl.envs.diagnosis import (
     NOT_GYMNASIUM,
     check_spaces,
@@ -36,6 +37,7 @@ from evorl.envs.diagnosis import (
     why_not_gymnasium,
     why_unknown,
 )
+from evorl.envs.faults import FAILURES, FAULT, FIRST, PLACE, fault, restart
 from evorl.envs.games import GameVector, is_game
 from evorl.envs.spaces import Copies
 from evorl.envs.suites import ATARI, register_suite
@@ -50,9 +52,6 @@ Flags = NDArray[np.bool_]
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
 
-FAULT, PLACE, FAILURES, FIRST = "evorl.fault", "evorl.place", "evorl.failures", "evorl.first"
-"""Info keys of a step or reset in which an environment raised: the last error, the user's source lines that led to it,
-the number of errors, and `reset` or `step` if the first call of that kind raises reproducibly."""
 FINDING = "evorl.finding"
 """Info key of the first reset or step of a copy: what its result should not be, although it can be used."""
 
@@ -209,26 +208,6 @@ class RecoveringVector:
         return start
 
 
-def restart(
-    error: Exception, restarts: int, seed: int, begin_anew: Callable[[int], Start]
-) -> tuple[Exception, int, Start | None]:
-    """Begin new episodes after an `error`, with one new seed after another until nothing is raised.
-
-    Returns the last error, the number of errors, and what `begin_anew(seed)` returned: None after `restarts` attempts
-    that raised. A UserError propagates.
-    """
-    failures = 1
-    while failures <= restarts:
-        seed = another_seed(seed)
-        try:
-            return error, failures, begin_anew(seed)
-        except UserError:
-            raise
-        except Exception as another:
-            error, failures = another, failures + 1
-    return error, failures, None
-
-
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper that recreates an environment by `make` when it raises, and starts a new episode.
 
@@ -367,11 +346,6 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
     def _refused(self, error: Exception, first: str) -> Start:
         """Answer for an environment whose first call, `reset` or `step`, always raises: this ends the run."""
         return self.observation_space.sample(), {**fault(error, self._restarts + 1), FIRST: first}
-
-
-def fault(error: Exception, failures: int) -> dict[str, Any]:
-    """The info entries of a step or reset in which an environment raised."""
-    return {FAULT: without_place(error), PLACE: place(error), FAILURES: failures}
 
 
 def _renew_world(env: Any) -> None:

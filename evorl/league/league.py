@@ -54,10 +54,16 @@ class League:
         self.archive: list[Agent] = []
         self._config, self._placement, self._algorithm = config, placement, algorithm
         self._arena = Arena(config.environment, algorithm.interface, config.evaluation.max_steps)
+        self._steps = 0
 
     def close(self) -> None:
         """Close the games of its matches."""
         self._arena.close()
+
+    def pop_steps(self) -> int:
+        """Moves of all seats in matches since the last call, over all ranks."""
+        steps, self._steps = self._steps, 0
+        return steps
 
     @property
     def payload(self) -> bytes:
@@ -190,18 +196,21 @@ class League:
         ]
 
     def _results(self, entrants: Sequence[Agent], fixtures: Sequence[Fixture], generation: int) -> Floats:
-        """The results of the fixtures for their first seats, on all ranks; each plays every R-th."""
+        """The results of the fixtures for their first seats, on all ranks; each plays every R-th. Counts the steps."""
         ranks = self._placement.ranks
         mine = fixtures[ranks.rank :: ranks.size]
         generator = torch_generator(
             self._config.seed, generation=generation, rank=ranks.rank, purpose="league matches", device=ranks.device
         )
         longest = -(-len(fixtures) // ranks.size)
-        local = np.full(longest, np.nan)
+        # The last column has the steps.
+        local = np.full(longest + 1, np.nan)
         if mine:
             local[: len(mine)] = self._arena.play(Policy(entrants, self._algorithm, generator), mine)
+        local[-1] = self._arena.pop_steps()
         everyones = ranks.gather(local, "the other ranks' matches")
-        return np.asarray(everyones.T.reshape(-1)[: len(fixtures)])
+        self._steps += int(everyones[:, -1].sum())
+        return np.asarray(everyones[:, :-1].T.reshape(-1)[: len(fixtures)])
 
 
 def league_of(config: AnyConfig, placement: Placement, algorithm: Algorithm) -> League | None:

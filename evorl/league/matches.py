@@ -37,6 +37,7 @@ class Arena:
         """A game is cut off after `max_steps` of its moves, and whoever has more by then has won."""
         self._settings, self._interface, self._max_steps = settings, interface, max_steps
         self._games: list[Game] = []
+        self._steps = 0
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +51,11 @@ class Arena:
         """Close all copies."""
         for game in self._games:
             game.close()
+
+    def pop_steps(self) -> int:
+        """Moves of all seats since the last call."""
+        steps, self._steps = self._steps, 0
+        return steps
 
     def play(self, policy: Policy, fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
         """The results [F] for the first seat, between agents of a policy. Raises UserError if a game raises."""
@@ -103,6 +109,7 @@ class Arena:
         observation = batched(self._interface.observation, [turn.observation for turn in turns])
         actions = players(Asked(observation, np.stack(masks) if size else None, seats, ~moved[seats]))
         moved[seats] = True
+        self._steps += len(seats)
         chosen: dict[int, dict[int, Any]] = {}
         for (number, seat), action in zip(asking, actions, strict=True):
             chosen.setdefault(number, {})[seat] = int(action) if isinstance(space, gym.spaces.Discrete) else action

@@ -61,6 +61,11 @@ class ParameterSpec:
         return self.trained and self.fill in ("uniform", "orthogonal")
 
     @property
+    def reads_constant(self) -> bool:
+        """True for biases, gains and scales. A weight may read a single number, too."""
+        return self.reads == (1,) and not self.is_weight
+
+    @property
     def axes(self) -> tuple[str | int, ...]:
         return (*(() if self.streams is None else (self.streams,)), *self.reads, *self.produces)
 
@@ -158,7 +163,7 @@ def added_exp_avg_sq(added: Specs, specs: Specs, roles: Roles) -> Tensors:
             [
                 roles[EXP_AVG_SQ][other]
                 for other, old in specs.items()
-                if old.trained and old.produces == new.produces and (old.reads == (1,)) == (new.reads == (1,))
+                if old.trained and old.produces == new.produces and old.reads_constant == new.reads_constant
             ],
             new.streams,
         )

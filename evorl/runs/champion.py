@@ -147,7 +147,8 @@ class Champion:
         """The agent, with its mean on the last generation's episodes as its fitness; empty if that generation's best
         agent won, since that one is in the population."""
         self.evaluation_steps: int = 0
-        """The environment steps of all evaluation episodes of the last generation, including the challenge."""
+        """The environment steps of the last generation's evaluation episodes, including the challenge, and the moves of
+        both seats in its matches."""
 
     @property
     def score(self) -> Score | None:

@@ -263,6 +263,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
         "generations": progress.generation,
         "global_steps": progress.global_steps,
         "agent_steps": progress.agent_steps,
+        "evaluation_steps": progress.evaluation_steps,
         "wall_clock_seconds": progress.wall_clock_seconds,
         "ranks": ranks,
         "ended": ended,

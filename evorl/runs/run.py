@@ -334,6 +334,8 @@ class Run:
         )
         elite = self.progress.elite
         self.progress.solved = elite.compete(self.config, trained, fitness, evaluator, self.generation)
+        if self.league is not None:
+            elite.evaluation_steps += self.league.pop_steps()
         return fitness
 
     def _rate(self, trained: list[Agent]) -> Fitness | None:
@@ -367,6 +369,8 @@ class Run:
         progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += int(counts.steps.mean())
         progress.global_steps += int(counts.steps.sum())
+        if progress.evaluation_steps is not None:
+            progress.evaluation_steps += progress.elite.evaluation_steps
         progress.wall_clock_seconds = self._wall_clock_seconds()
         progress.rank_correlation = rank_correlation(trained)
         spent = progress.agent_steps / self.config.training.max_steps

@@ -34,7 +34,7 @@ from evorl.config.schema import (
     Tracking,
     Training,
 )
-from evorl.config.yaml import ROOT, configuration_file, read_settings, substitution
+from evorl.config.yaml import ROOT, TRAINING, configuration_file, read_settings, read_yaml, substitution
 from evorl.distributed import own_world
 from evorl.runs.callbacks import Callback
 from evorl.runs.directory import from_here, read_config
@@ -112,7 +112,7 @@ class TrainedRun:
 
 
 def train(
-    config: str | Path | Mapping[str, Any] | AnyConfig = "dqn",
+    config: str | Path | Mapping[str, Any] | AnyConfig | None = None,
     *,
     algorithm: AlgorithmSettings | Mapping[str, Any] | str | None = None,
     environment: Environment | str | Mapping[str, Any] | Callable[..., Any] | gym.Env[Any, Any] | None = None,
@@ -133,14 +133,15 @@ def train(
 ) -> TrainedRun:
     """Train and evolve a population; block until the run ends, and return it on every rank of the launch.
 
-    `config` is the name of a shipped configuration, a YAML file, or the settings themselves. An algorithm's name such
-    as `ppo` takes the file shipped for the environment, if there is one, and `ppo.yaml` always the general one.
+    `config` is the name of a shipped configuration, a YAML file, or the settings themselves; None is `dqn`. An
+    algorithm's name such as `ppo` takes the file shipped for the environment, if there is one, and `ppo.yaml` always
+    the general one.
 
     The other parameters change settings. A section is given as an object, `training=evorl.Training(max_steps=10_000)`,
     or as a mapping, `training={"max_steps": 10_000}`; both change the settings that they name, and leave the others as
     `config` has them. An algorithm's section, such as `algorithm=evorl.PPOSettings(learning_rate=3e-4)`, also selects
-    the algorithm. `overrides` are single settings by their paths, as in `**{"network.hidden_sizes": [64]}`; they are
-    applied last.
+    the algorithm where `config` does not name another one. `overrides` are single settings by their paths, as in
+    `**{"network.hidden_sizes": [64]}`; they are applied last.
 
     `environment` may be an environment class or factory function defined at the top level of a module or of the
     script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to import
@@ -161,9 +162,11 @@ def train(
     given = {key: section for key, section in sections.items() if not _is_empty(section)}
     place = None if _is_empty(environment) else _settings_in(environment)
     told = assignments(_with_environment(given, place) | overrides)
+    if isinstance(algorithm, AlgorithmSettings):
+        _refuse_other_algorithm(config, type(algorithm))
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        path = _file_of(config, Path(folder), told)
+        path = _file_of("dqn" if config is None else config, Path(folder), told)
         settings = read_settings(path, told)
         _refuse_script_for_actors(settings)
         main = main_of(program_for(settings))
@@ -310,6 +313,19 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, g
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")
     path.write_text(yaml.safe_dump(json.loads(_text("config", data)), sort_keys=False), encoding="utf-8")
     return path
+
+
+def _refuse_other_algorithm(config: object, section: type[AlgorithmSettings]) -> None:
+    """Raise UserError if `config` names a shipped configuration of another algorithm than a `section` is for."""
+    path = configuration_file(str(config)) if isinstance(config, str | Path) else None
+    if path is None or path.resolve().parent != TRAINING.resolve():
+        return
+    own = SETTINGS[read_yaml(path)["algorithm"]["name"]]
+    if section is not own:
+        raise UserError(
+            f"algorithm: {section.__name__} are no settings of {config}, which takes {own.__name__}; name the "
+            "configuration of one algorithm, or none beside the section"
+        )
 
 
 def _refuse_script_for_actors(settings: Mapping[str, Any]) -> None:

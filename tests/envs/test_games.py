@@ -204,8 +204,68 @@ def test_a_game_that_raises_begins_again_with_the_same_opponents():
         with pytest.warns(EvorlWarning, match="a leg is broken"):
             transition = environments.step(torch.tensor([[1]]))
         assert not transition.valid.any()
-        assert environments._vector.env is not vector
-        assert environments._vector.env.opponents is opponents
+        assert environments._vector.env is vector
+        assert vector.opponents is opponents
+
+
+def moves_on(seen):
+    """An opponent of `ThreeMoves` that begins with 0, replies by the same move, and ends with 1."""
+    return (0, int(seen[1]), 1)[int(seen[0])]
+
+
+def test_a_game_that_raises_leaves_the_other_copies_where_they_are():
+    with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 3) as environments:
+        vector = environments._vector.env
+        vector.opponents = Scripted(moves_on)
+        games = [game.env for game in vector.games]
+        for game in games[1:]:
+            game.__class__ = ThreeMoves
+        environments.reset(0)
+        environments.step(torch.tensor([[0, 2, 0]]))
+        assert [game.env.moves for game in vector.games] == [[0, 0], [], [0, 0]]
+        with pytest.warns(EvorlWarning, match="environment 0 of .*a leg is broken"):
+            transition = environments.step(torch.tensor([[1, 0, 2]]))
+        assert transition.valid.tolist() == [[False, True, True]]
+        assert transition.terminated.tolist() == [[False, False, True]]
+        assert transition.reward.tolist() == [[0.0, 0.25, 0.0]]
+        assert [game.env is before for game, before in zip(vector.games, games, strict=True)] == [False, True, True]
+        assert environments.started.tolist() == [[True, False, True]]
+        assert environments._vector._failures.tolist() == [1, 0, 0]
+
+
+def test_what_the_opponent_gives_in_the_episode_after_an_error_is_no_reward_of_the_failed_step():
+    made, _ = vector("Lame", 1, moves_on, seed=1)
+    seen, rewards, *_, info = made.step([0])
+    assert info["_evorl.fault"].tolist() == [True]
+    assert seen.tolist() == [[1, 0, -1, 1]], "the opponent has moved, for which the game gives 0.25"
+    assert rewards.tolist() == [0.0]
+
+
+def test_a_game_that_raises_in_each_episode_ends_the_run():
+    with Environments(Environment(id=f"{HERE}Lame", max_restarts=2), 1, 1) as environments:
+        environments._vector.env.opponents = Scripted(moves_on)
+        environments.reset(0)
+        with pytest.warns(EvorlWarning):
+            steps_until_it_raises(environments, r"after 2 restarts, which is all")
+
+
+def steps_until_it_raises(environments, told):
+    def step():
+        for _ in range(20):
+            environments.step(torch.tensor([[1]]))
+
+    with pytest.raises(UserError, match=told):
+        step()
+
+
+def test_a_game_that_always_raises_before_the_learner_s_turn_ends_the_run(monkeypatch):
+    def step(self, action):
+        raise RuntimeError("no move is possible")
+
+    with Environments(Environment(id=f"{HERE}ThreeMoves", max_restarts=2), 1, 2) as environments:
+        monkeypatch.setattr(ThreeMoves, "step", step)
+        with pytest.raises(UserError, match="no move is possible"):
+            environments.reset(1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -159,6 +160,18 @@ def test_streams_take_their_own_steps():
         policy, value = member.tensors["q"]["square"][name][..., 24:]
         assert policy.max() < 1
         assert value.min() > 1e5
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_a_layer_after_one_that_reads_a_single_number_takes_over_the_moments_of_its_weights(layer_norm):
+    dqn = algorithm(observations=gym.spaces.Box(-1.0, 1.0, (1,)))
+    member = agent(Architecture((8,), (0,), "relu", layer_norm), dqn=dqn)
+    square = member.tensors["q"]["square"]
+    square["hidden.0.weight.observation"].fill_(3.0)
+    operations.add_layer(member, dqn.networks, "q", "hidden.0", np.random.default_rng(0))
+    grown = member.tensors["q"]["square"]
+    assert (grown["hidden.0.residual.0.weight"] == 3.0).all()
+    assert (grown["hidden.0.residual.0.bias"] == 0.0).all()
 
 
 def test_an_agent_that_never_learned_has_no_moments_to_take_over():

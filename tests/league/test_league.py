@@ -363,8 +363,9 @@ def test_a_benchmark_that_cannot_play_is_named():
 
 def test_checkpoints_from_before_there_were_leagues_are_read():
     state = asdict(Progress())
-    del state["league"]
-    assert progress_of(json.dumps(state).encode(), "here").league is None
+    del state["league"], state["evaluation_steps"]
+    read = progress_of(json.dumps(state).encode(), "here")
+    assert (read.league, read.evaluation_steps) == (None, None), "a sum of the rest would be too low"
     del state["solved"]
     with pytest.raises(UserError, match="here: lacks solved"):
         progress_of(json.dumps(state).encode(), "here")
@@ -402,6 +403,32 @@ def test_a_league_that_was_stopped_ends_as_one_that_was_not(in_directory):
     assert len(standings["archive"]) == 2
     assert rows[1][-1]["fitness"] == standings["ratings"][:3]
     assert json.loads(json.dumps(asdict(load(whole).standings))) == standings, "a report reads them"
+
+
+ROUNDS = ("environment.id=helpers.games:RockPaperScissors", "evaluation={episodes: 4, confirmation_episodes: 0}")
+
+
+def steps_of_rounds(run, rated, episodes=4):
+    """Steps of evaluation by generation: a match has two moves, an episode against the benchmark one of the agent."""
+    archived = json.loads((run / "checkpoints" / "generation-000003" / "state.json").read_text())["league"]["archived"]
+    for generation in (1, 2, 3):
+        elite, past = generation > 1, sum(each < generation for each in archived)
+        count = 4 + past + (rated and elite)
+        matches = (count * (count - 1) - past * (past - 1)) // 2 * 2
+        yield 2 * matches + episodes * ((1 if rated else 4) + elite)
+
+
+@pytest.mark.parametrize("fitness", ["rating", "return"])
+def test_moves_in_matches_are_steps_of_evaluation(fitness, in_directory):
+    settings = (*RUN, *ROUNDS, "population.size=4", f"evolution.fitness={fitness}", "league.archive=8")
+    assert train("run.name=a", *settings, "training.max_steps=120", "evolution.steps=40") == 0
+    run = in_directory / "runs" / "a"
+    steps = list(steps_of_rounds(run, fitness == "rating"))
+    assert [row["evaluation_steps"] for row in lines(run / "metrics.jsonl")] == steps
+    assert json.loads((run / "summary.json").read_text())["evaluation_steps"] == sum(steps)
+    assert train("run.name=a", *settings, "training.max_steps=160", "evolution.steps=40", "run.resume=auto") == 0
+    row = lines(run / "metrics.jsonl")[-1]
+    assert json.loads((run / "summary.json").read_text())["evaluation_steps"] == sum(steps) + row["evaluation_steps"]
 
 
 def test_a_run_says_what_its_elite_has_played_against(in_directory, capsys):
@@ -454,6 +481,15 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
         run_command(["watch", "runs/game", "--video", "a.mp4"])
     with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors with other settings"):
         run_command(["match", "runs/game", "runs/other"])
+
+
+@pytest.mark.two_process
+def test_moves_on_all_ranks_are_steps_of_evaluation(tmp_path, forked_launch):
+    settings = (*RUN, *ROUNDS, "population.size=4", "league.archive=8")
+    done = forked_launch(tmp_path, "run.name=a", *settings, "training.max_steps=120", "evolution.steps=40")
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = tmp_path / "runs" / "a"
+    assert [row["evaluation_steps"] for row in lines(run / "metrics.jsonl")] == list(steps_of_rounds(run, True))
 
 
 @pytest.mark.two_process

@@ -45,6 +45,8 @@ PPO = (
 )  # fmt: skip
 IMAGES = "network.convolutions=[{channels: 4, kernel: 4, stride: 2}, {channels: 4, kernel: 3}]"
 
+LEAGUE = ("evolution.fitness=rating", "league={games: 4, archive: 3, margin: 0}")
+
 
 def world(name: str, more: str = "", carry_over: str = "false") -> str:
     """Return the setting for an environment that begins afresh in each generation, unless episodes carry over."""
@@ -98,5 +100,10 @@ CASES = {
     "ppo-state-dependent": (
         *COMMON, *PPO, world("Pendulum-v1", ", vectorization: sync"), "algorithm.state_dependent_noise.every=7",
     ),
+    "ppo-league": (
+        *COMMON, *PPO, *LEAGUE, world("helpers.games:ThreeMoves"),
+        "network={hidden_sizes: [16], recurrent: gru, recurrent_size: 12}",
+    ),
+    "dqn-league": (*COMMON, *DQN, *LEAGUE, world("helpers.games:RockPaperScissors"), "league.matchmaking=uniform"),
     "ppo-dict": (*COMMON, *PPO, world("helpers.spaces:Shown-v0", ", kwargs: {kind: dict}"), IMAGES),
 }  # fmt: skip

@@ -18,6 +18,10 @@ def forgetful(self, *arguments):
         agent.state.update_debt = 0.0
 Run.__init__ = forgetful
 """
+WITHOUT_ARCHIVE = """
+from evorl.league import League
+League.restore = lambda self, standings, archive: None
+"""
 
 
 def play(directory, *arguments, first=""):
@@ -37,6 +41,21 @@ def test_runs_that_are_killed_at_random_moments_end_as_if_left_alone(tmp_path):
     done, rows = play(tmp_path, "--kills", "4", "--seed", "314", "--case", "dqn", "--case", "ppo-recurrent-running")
     assert done.returncode == 0, done.stdout[-3000:]
     assert {row["outcome"] for row in rows} == {"identical"}
+
+
+@pytest.mark.two_process
+def test_a_league_that_is_killed_keeps_its_ratings_archive_and_agents(tmp_path):
+    done, rows = play(tmp_path, "--kills", "3", "--seed", "4", "--case", "ppo-league", "--told", "0")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert {row["outcome"] for row in rows} == {"identical"}
+
+
+@pytest.mark.two_process
+def test_a_league_that_forgets_its_archive_is_noticed(tmp_path):
+    settings = "--kills", "1", "--seed", "8", "--case", "ppo-league", "--told", "0"
+    done, rows = play(tmp_path, *settings, first=WITHOUT_ARCHIVE)
+    assert done.returncode == 1, done.stdout[-3000:]
+    assert "archive.safetensors" in rows[0]["outcome"]
 
 
 @pytest.mark.slow

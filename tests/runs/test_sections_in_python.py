@@ -99,6 +99,14 @@ def test_an_algorithm_s_section_names_the_algorithm(configured):
     assert found == configured("sac", environment="Hopper-v5") != configured("sac.yaml", environment="Hopper-v5")
 
 
+@pytest.mark.parametrize(("config", "own"), [("ppo", "PPO"), ("ppo_mujoco.yaml", "PPO"), ("dqn", "DQN")])
+def test_a_section_of_another_algorithm_than_the_named_one_is_refused(configured, config, own):
+    with pytest.raises(UserError, match=rf"^algorithm: SACSettings are no settings of {config}, which takes {own}"):
+        configured(config, algorithm=evorl.SACSettings())
+    assert configured(config, algorithm="a2c").algorithm.name == "a2c", "a name is an override like others"
+    assert configured(SMALL, algorithm=evorl.A2CSettings()).algorithm.name == "a2c", "a file of one's own"
+
+
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_each_algorithm_s_section_bears_its_name(settings):
     assert SETTINGS[settings().name] is settings
@@ -136,6 +144,24 @@ def test_a_mistake_is_one_line_that_names_the_key(mistake, message):
     with pytest.raises(UserError, match=re.escape(message)) as error:
         mistake()
     assert "\n" not in str(error.value)
+
+
+EVERY = {Config[AlgorithmSettings], *SETTINGS.values(), *sections(Config[AlgorithmSettings])}
+
+
+@pytest.mark.parametrize("section", sorted(EVERY, key=lambda each: each.__name__))
+def test_no_number_is_true_or_false(section):
+    """What a section takes as true or false stays that; 1 and 0 are read so where it is asked for."""
+    for name, field in section.model_fields.items():
+        key = field.alias or name
+        for given in (True, False, [True], [1, True], {"x": True}):
+            try:
+                kept = getattr(section(**{key: given}), name)
+            except UserError:
+                continue
+            assert repr(kept) == repr(given) or isinstance(kept, BaseModel), f"{key}={given} is {kept}"
+        if field.annotation is bool:
+            assert [getattr(section(**{key: number}), name) for number in (0, 1)] == [False, True]
 
 
 def test_sections_of_files_are_told_with_their_path():
