@@ -262,7 +262,9 @@ def _evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _match(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    parser.add_argument("opponent", type=Path, help="the directory of another run, or `random`")
+    parser.add_argument(
+        "opponent", help="the directory of another run, an exported agent.onnx, package.module:player, or `random`"
+    )
     parser.add_argument("--games", type=count, default=200, metavar="N", help="number of games (default: 200)")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the games (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -391,10 +393,10 @@ COMMANDS: Mapping[str, Command] = {
         ("evorl evaluate runs/my-run", "evorl evaluate runs/my-run --episodes 20 --seed 7 --json"),
     ),
     "match": Command(
-        "let the best agents of two runs play each other in a game of two seats",
+        "let the best agent of a run play another one in a game of two seats",
         "match:match",
         _match,
-        ("evorl match runs/a runs/b --games 200", "evorl match runs/a random"),
+        ("evorl match runs/a runs/b --games 200", "evorl match runs/a random", "evorl match runs/a b/agent.onnx"),
     ),
     "watch": Command(
         "watch an agent play, in a window or as a video",
