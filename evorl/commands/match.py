@@ -13,7 +13,7 @@ from evorl.config.errors import on_one_line
 from evorl.envs.games import Seeded, is_game
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Fill, Sides
-from evorl.report.statistics import interval
+from evorl.report.statistics import result_interval
 from evorl.runs.directory import is_own
 from evorl.runs.launch import use_threads
 from evorl.runs.loaded import LoadedAgent, load, refuse_code
@@ -68,7 +68,6 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
     with Arena(settings, interface, loaded.config.evaluation.max_steps) as arena:
         results = arena.play_as(fill, fixtures).reshape(pairs, 2)
     own = np.stack([results[:, 0], 1 - results[:, 1]], axis=1)
-    found = interval(own.mean(1))
     return {
         "run": str(run),
         "opponent": str(opponent),
@@ -79,10 +78,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
         "drawn": int((own == 0.5).sum()),
         "lost": int((own == 0).sum()),
         "mean": float(own.mean()),
-        "interval": [
-            0.0 if found.low is None else max(found.low, 0.0),
-            1.0 if found.high is None else min(found.high, 1.0),
-        ],
+        "interval": list(result_interval(own.mean(1))),
         "first_seat": float(own[:, 0].mean()),
         "second_seat": float(own[:, 1].mean()),
     }
