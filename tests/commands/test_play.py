@@ -55,9 +55,16 @@ def test_the_agents_move_is_its_own_greedy_one(run, types, capsys):
     agent = load(run)
     seen = np.array([0, -1, -1, 0], np.float32)
     move, _ = agent.predict(seen, action_mask=np.ones(3, bool))
-    types("q")
-    run_command(["play", run, "--seat", "2"])
-    assert f"the agent plays {move}\n" in capsys.readouterr().out
+    # One of these wins at once, or else the agent moves again.
+    types(*"012" * 20)
+    run_command(["play", run, "--seat", "2", "--games", "10"])
+    begun = re.findall(r"you have seat 2 of 2\nthe agent plays (\d)\n", capsys.readouterr().out)
+    assert begun == [str(move)] * 10
+    types(*"012" * 20)
+    run_command(["play", run, "--seat", "2", "--games", "10", "--sample"])
+    begun = re.findall(r"you have seat 2 of 2\nthe agent plays (\d)\n", capsys.readouterr().out)
+    assert len(begun) == 10
+    assert len(set(begun)) > 1
 
 
 def test_a_wrong_move_is_explained_and_asked_again(run, types, capsys):
@@ -116,7 +123,7 @@ def test_columns_and_empty_fields_have_the_numbers_of_their_moves():
     ("observation", "space"),
     [
         (np.ones((2, 3, 2)), DISCRETE),
-        (np.full((2, 3, 2), 0.5), DISCRETE),
+        (np.full((2, 3, 2), 0.5) * [1, 0], DISCRETE),
         (np.zeros((2, 3, 2)), gym.spaces.Discrete(4)),
         (np.zeros((2, 3)), DISCRETE),
         ({"a": np.zeros(3)}, DISCRETE),

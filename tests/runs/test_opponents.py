@@ -168,10 +168,11 @@ def test_a_benchmark_stays_as_it_was_when_the_run_began(kind, a, in_directory, c
         pytest.importorskip("onnxruntime")
         run_command(["export", "runs/a", "--output", "a.onnx"])
         benchmark = "a.onnx"
-    settings = (*AGAINST, f"league.benchmark={benchmark}")
+    # Agents are evaluated against it in every generation.
+    settings = (*AGAINST, f"league.benchmark={benchmark}", "evolution.fitness=return", "evaluation.episodes=12")
     runs = in_directory / "runs"
     assert train(*settings, "run.name=whole") == 0
-    assert f"a mean result against {benchmark} of" in capsys.readouterr().err
+    capsys.readouterr()
     steps = steps_until(runs / "whole", 2)
     assert train(*settings, "run.name=stopped", f"training.max_steps={steps}") == 0
     run_command(["evaluate", "runs/whole", "--json", "--episodes", "40"])
@@ -192,6 +193,11 @@ def test_a_benchmark_stays_as_it_was_when_the_run_began(kind, a, in_directory, c
     assert train(*settings, "run.name=new") == 2
     assert {"run": "there is no 'runs/a'", "file": "a.onnx: No such file"}[kind] in error_line(capsys)
     assert not (runs / "new").exists(), "a mistake is found before there is a directory"
+
+
+def test_a_run_faces_its_benchmark_in_evaluation(in_directory, capsys):
+    assert train(*AGAINST, "run.name=b", "league.benchmark=helpers.games:cheat", "evaluation.episodes=12") == 2
+    assert "league.benchmark: helpers.games:cheat made the move 0, which is not allowed" in capsys.readouterr().err
 
 
 def test_the_score_is_against_the_runs_agent(a, in_directory, capsys):
