@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evorl.config.errors import on_one_line
-from evorl.envs.games import Seeded, is_game
+from evorl.envs.games import is_game, reseed
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Fill, Sides
 from evorl.report.statistics import result_interval
@@ -56,8 +56,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
     def fill(seats: int) -> Fill:
         players = [side.seat(seats) for side in sides]
         for number, each in enumerate(players):
-            if isinstance(each, Seeded):
-                each.begin(derive_seed(seed, generation=0, rank=number, purpose=PURPOSE))
+            reseed(each, derive_seed(seed, generation=0, rank=number, purpose=PURPOSE))
         return Sides(players, seats)
 
     rng = numpy_generator(seed, generation=0, rank=0, purpose=PURPOSE)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evorl.commands.match import load_player
 from evorl.config import Environment
 from evorl.config.errors import on_one_line, shown
-from evorl.envs.games import Asked, Flags, Game, Opponents, Seeded, Turn, batched, is_allowed, make_game, result_of
+from evorl.envs.games import Asked, Flags, Game, Opponents, Turn, batched, is_allowed, make_game, reseed, result_of
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.runs.launch import use_threads
 from evorl.runs.opponents import agent_opponent
@@ -80,8 +80,7 @@ class Table:
 
     def play(self, seed: int) -> float:
         """Play a game; return the person's result. Raises Left."""
-        if isinstance(self._agent, Seeded):
-            self._agent.begin(seed)
+        reseed(self._agent, seed)
         self._game.reset(seed % 2**31)
         while self._game.acting:
             # The agent chooses first, and its choice is told when the person has made theirs.
@@ -207,7 +206,7 @@ def board(observation: Any, mask: Flags | None, space: gym.Space[Any]) -> str | 
     Planes [rows, columns, 2 or more], or [2, rows, columns], begin with the stones of the player who looks (X) and of
     the other one (O). Columns or empty fields, whichever moves are, have their numbers.
     """
-    planes = np.asarray(observation) if not isinstance(observation, Mapping | tuple) else np.zeros(0)
+    planes: NDArray[Any] = np.asarray(observation) if not isinstance(observation, Mapping | tuple) else np.zeros(0)
     if planes.ndim == 3 and planes.shape[0] == 2 < planes.shape[2]:
         planes = np.moveaxis(planes, 0, 2)
     if planes.ndim != 3 or min(planes.shape) < 2 or not isinstance(space, gym.spaces.Discrete):

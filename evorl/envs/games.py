@@ -180,6 +180,12 @@ class Seeded(Protocol):
         """Seed the generator."""
 
 
+def reseed(opponents: object, seed: int) -> None:
+    """Seed opponents that draw; others stay as they are."""
+    if isinstance(opponents, Seeded):
+        opponents.begin(seed)
+
+
 class RandomPlayers:
     """Opponents that draw each move evenly from the allowed ones."""
 
@@ -262,8 +268,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """Begin an episode in every copy: copy i with `seed` + i, or with seeds [N]."""
         first = [(seed or 0) + copy for copy in range(self.num_envs)] if not isinstance(seed, Sequence) else list(seed)
         self._seeds = [np.random.default_rng(each) for each in first]
-        if isinstance(self.opponents, Seeded):
-            self.opponents.begin(another_seed(first[0]))
+        reseed(self.opponents, another_seed(first[0]))
         # `_begin` takes the other seat.
         self.seats = np.array([1 - each % 2 for each in first], dtype=np.int64)
         for copy, each in enumerate(first):

@@ -5,18 +5,19 @@ Axes: S seats that they fill, N' seats that are to move, K values for each of U 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium.vector.utils import create_empty_array
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from evorl.envs.games import Asked, is_allowed
 from evorl.envs.spaces import MASK, EnvSpec, flattened, input_name
 from evorl.system.inference import ACTION, NEXT_STATE, STATE, session_of
 from evorl.types import UserError
 
-TYPES = {
+TYPES: Mapping[str, DTypeLike] = {
     "tensor(bool)": np.bool_,
     "tensor(float)": np.float32,
     "tensor(int64)": np.int64,
@@ -55,7 +56,9 @@ class ExportedAgent:
             named[MASK] = mask
         if self.state_shape:
             named[STATE] = state
-        given = {name: np.asarray(named[name], dtype=TYPES[each.type]) for name, each in self._inputs.items()}
+        given: dict[str, NDArray[Any]] = {
+            name: np.asarray(named[name], dtype=TYPES[each.type]) for name, each in self._inputs.items()
+        }
         found = dict(zip(self._outputs, self._session.run(None, given), strict=True))
         return found[ACTION].astype(self.interface.action.dtype, copy=False), found.get(NEXT_STATE, state)
 
