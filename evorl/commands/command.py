@@ -262,10 +262,21 @@ def _evaluate(parser: argparse.ArgumentParser) -> None:
 
 def _match(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    parser.add_argument("opponent", type=Path, help="the directory of another run, or `random`")
+    parser.add_argument(
+        "opponent", help="the directory of another run, an exported agent.onnx, package.module:player, or `random`"
+    )
     parser.add_argument("--games", type=count, default=200, metavar="N", help="number of games (default: 200)")
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the games (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _play(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--seat", type=int, choices=(1, 2), help="your seat; 1 moves first (default: alternate)")
+    parser.add_argument("--games", type=count, metavar="N", help="number of games (default: until you enter q)")
+    parser.add_argument("--sample", action="store_true", help="let the agent sample its moves, as in training")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="random seed of the games (default: 0)")
+    parser.add_argument("--window", action="store_true", help="open the game's own window, if it has one")
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
@@ -391,10 +402,16 @@ COMMANDS: Mapping[str, Command] = {
         ("evorl evaluate runs/my-run", "evorl evaluate runs/my-run --episodes 20 --seed 7 --json"),
     ),
     "match": Command(
-        "let the best agents of two runs play each other in a game of two seats",
+        "let the best agent of a run play another one in a game of two seats",
         "match:match",
         _match,
-        ("evorl match runs/a runs/b --games 200", "evorl match runs/a random"),
+        ("evorl match runs/a runs/b --games 200", "evorl match runs/a random", "evorl match runs/a b/agent.onnx"),
+    ),
+    "play": Command(
+        "play against the best agent of a run, in the terminal",
+        "play:play",
+        _play,
+        ("evorl play runs/my-run", "evorl play runs/my-run --seat 2 --games 3 --window"),
     ),
     "watch": Command(
         "watch an agent play, in a window or as a video",

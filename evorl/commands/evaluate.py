@@ -14,14 +14,16 @@ from evorl.config import validate, without_removed
 from evorl.config.errors import on_one_line
 from evorl.config.fields import RETURN
 from evorl.envs import Environments
+from evorl.envs.games import is_game
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy, check_agents
-from evorl.population.evaluation import MAX_COPIES, evaluate, invite_benchmark, reported_keys
+from evorl.population.evaluation import MAX_COPIES, evaluate, reported_keys
 from evorl.runs.champion import Score
 from evorl.runs.directory import is_own, load_elite
 from evorl.runs.hub import local_run
 from evorl.runs.launch import check, use_threads
 from evorl.runs.loaded import refuse_code
+from evorl.runs.opponents import Task, kept_benchmark
 from evorl.seeding import numpy_generator, torch_generator
 from evorl.system.console import digits
 
@@ -57,7 +59,9 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     with Environments(
         for_evaluation(config.environment), 1, min(episodes, MAX_COPIES), whole_games=True
     ) as environments:
-        invite_benchmark(config, environments)
+        if is_game(config.environment.id):
+            benchmark = kept_benchmark(config, run, Task(config.environment, environments.interface), allow_code)
+            environments.invite(benchmark.seat(environments.num_envs))
         algorithm = make_algorithm(config, environments.interface)
         check_agents([agent], algorithm, str(run / "elite"))
         use_threads(config.run.threads, environments.interface.parts, ranks=1)

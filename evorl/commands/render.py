@@ -40,7 +40,7 @@ def watch(parsed: argparse.Namespace) -> None:
     agent = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     refuse_code(agent.config, parsed.allow_code or is_own(parsed.run, agent.config))
     if is_game(agent.config.environment.id):
-        raise UserError(f"watch: {agent.config.environment.id} is a game, and those are not shown; see `evorl match`")
+        raise UserError(f"watch: {agent.config.environment.id} is a game, and those are not shown; see `evorl play`")
     seeds, most = seeds_of(parsed.seed, parsed.episodes), agent.config.evaluation.max_steps
     returns: list[float] = []
 

@@ -547,9 +547,12 @@ class LeagueSettings(Section):
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much."""
     benchmark: Plain = "random"
-    """With `evolution.fitness: rating`, the opponent in the episodes of the elite's score and target: `random`, or
-    `package.module:player`, a function of an observation and its action mask, or None, that returns a move. It should
-    return the same one each time, or runs cannot be repeated. `evorl evaluate` takes it too."""
+    """The opponent in evaluation episodes, and so, with `evolution.fitness: rating`, in those of the elite's score and
+    target: `random`; the directory of a run, whose best agent samples its moves; an exported agent, FILE.onnx, which
+    moves greedily, so that in a game without chance its games are all alike; or `package.module:player`, a function of
+    an observation and its action mask, or None, that returns a move. It should return the same one each time, or runs
+    cannot be repeated. A run or a file is copied when the run begins, and stays as it was. `evorl evaluate` takes it
+    too."""
     games: Annotated[int, Field(ge=2, le=10_000, multiple_of=2)] = 8
     """Games of each pair of agents in a generation's evaluation, on the same seeds for all pairs, half from either
     seat. Agents act in them as in training, not greedily."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -170,6 +170,22 @@ class Asked(NamedTuple):
 
 Opponents = Callable[[Asked], NDArray[Any]]
 """Moves [N', ...] within the action space."""
+Seat = Callable[[int], Opponents]
+"""Makes opponents that fill so many seats."""
+
+
+@runtime_checkable
+class Seeded(Protocol):
+    """Opponents that draw from a random generator of their own, which a reset of the games seeds anew."""
+
+    def begin(self, seed: int) -> None:
+        """Seed the generator."""
+
+
+def reseed(opponents: object, seed: int) -> None:
+    """Seed opponents that draw; others stay as they are."""
+    if isinstance(opponents, Seeded):
+        opponents.begin(seed)
 
 
 class RandomPlayers:
@@ -177,6 +193,10 @@ class RandomPlayers:
 
     def __init__(self, space: gym.Space[Any], rng: np.random.Generator) -> None:
         self._space, self._rng = space, rng
+
+    def begin(self, seed: int) -> None:
+        """Seed the generator."""
+        self._rng = np.random.default_rng(seed)
 
     def __call__(self, asked: Asked) -> NDArray[Any]:
         space, count = self._space, len(asked.copies)
@@ -195,10 +215,10 @@ class RandomPlayers:
 class FunctionPlayers:
     """Opponents that move as a function of the user says, which is given an observation and its mask, or None."""
 
-    def __init__(self, path: str, space: gym.Space[Any], actions: gym.Space[Any]) -> None:
-        """Import the function from its `path`, module:name. Raises UserError."""
-        self._path, self._space, self._actions = path, space, actions
-        self._function = imported(BENCHMARK, path, "package.module:player")
+    def __init__(self, path: str, space: gym.Space[Any], actions: gym.Space[Any], key: str = BENCHMARK) -> None:
+        """Import the function from its `path`, module:name, which `key` gave. Raises UserError."""
+        self._path, self._space, self._actions, self._key = path, space, actions, key
+        self._function = imported(key, path, "package.module:player")
 
     def __call__(self, asked: Asked) -> NDArray[Any]:
         """Moves [N', ...]. Raises UserError for one that is not allowed."""
@@ -206,9 +226,8 @@ class FunctionPlayers:
         for row, observation in enumerate(iterate(self._space, asked.observation)):
             mask = None if asked.mask is None else asked.mask[row]
             move = np.asarray(self._function(observation, mask), dtype=self._actions.dtype)
-            discrete = isinstance(self._actions, gym.spaces.Discrete) and mask is not None
-            if not self._actions.contains(move) or (discrete and not mask[int(move) - self._actions.start]):  # type: ignore
-                raise UserError(f"{BENCHMARK}: {self._path} made the move {move}, which is not allowed")
+            if not is_allowed(move, mask, self._actions):
+                raise UserError(f"{self._key}: {self._path} made the move {move}, which is not allowed")
             moves.append(move)
         return np.stack(moves)
 
@@ -253,8 +272,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """Begin an episode in every copy: copy i with `seed` + i, or with seeds [N]."""
         first = [(seed or 0) + copy for copy in range(self.num_envs)] if not isinstance(seed, Sequence) else list(seed)
         self._seeds = [np.random.default_rng(each) for each in first]
-        if isinstance(self.opponents, RandomPlayers):
-            self.opponents = RandomPlayers(self.single_action_space, np.random.default_rng(another_seed(first[0])))
+        reseed(self.opponents, another_seed(first[0]))
         self._faults = {}
         # `_begin` takes the other seat.
         self.seats = np.array([1 - each % 2 for each in first], dtype=np.int64)
@@ -432,6 +450,17 @@ class GameVector(VectorEnv[Any, Any, Any]):
 def result_of(own: float, others: float) -> float:
     """The result of a seat that got `own` where the other got `others`: 1, 0.5 or 0."""
     return 1.0 if own > others else 0.5 if own == others else 0.0
+
+
+def is_allowed(move: Any, mask: Flags | None, space: gym.Space[Any]) -> bool:
+    """True if a move is in the action space, and valid by the mask [A]."""
+    if not space.contains(move):
+        return False
+    if mask is None or isinstance(space, gym.spaces.Box):
+        return True
+    ends = np.cumsum(choices(space))
+    start = space.start  # type: ignore[attr-defined]
+    return bool(mask[np.reshape(move - start, -1) + np.append(0, ends[:-1])].all())
 
 
 def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:

@@ -366,6 +366,22 @@ def _choice_reader(space: Any, num_envs: int) -> ActionReader:
     return read
 
 
+def input_name(part: str) -> str:
+    """Return the name of a part as an ONNX input, which cannot begin with a digit, as those of tuple spaces do."""
+    return f"{WHOLE}.{part}" if part[:1].isdigit() else part
+
+
+def flattened(observation: Any, name: str = "") -> dict[str, Any]:
+    """Flatten a nested observation to its unmodified parts by name: `camera`, `arm.angles`, or `observation`."""
+    if isinstance(observation, Mapping | tuple):
+        found: dict[str, Any] = {}
+        children = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
+        for child, inner in children:
+            found |= flattened(inner, f"{name}.{child}" if name else str(child))
+        return found
+    return {name or WHOLE: observation}
+
+
 TYPES = {torch.uint8: np.uint8, torch.int64: np.int64, torch.float32: np.float32}
 
 

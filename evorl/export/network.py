@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from evorl.algorithms import Algorithm
 from evorl.algorithms.base import ActInput
-from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs
+from evorl.envs.spaces import MASK, TYPES, WHOLE, ObservationSpecs, flattened, input_name
 from evorl.networks.dense import shares
 from evorl.networks.stack import Layout, Shapes, Stack, StackedNetwork
+from evorl.system.inference import ACTION, NEXT_STATE, STATE
 from evorl.types import Agent, RecurrentInput
-
-STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,11 @@ class ActingAgent(nn.Module):
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs of `forward`, in order."""
-        return (*map(_input, self.parts), *([MASK] if self.masked else []), *([STATE] if self.state_shape[0] else []))
+        return (
+            *map(input_name, self.parts),
+            *([MASK] if self.masked else []),
+            *([STATE] if self.state_shape[0] else []),
+        )
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ class ActingAgent(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Map the tensors named by `inputs` to those named by `outputs`."""
         given = dict(zip(self.inputs, inputs, strict=True))
-        observation = {name: self._read(name, given[_input(name)]).unsqueeze(0) for name in self.parts}
+        observation = {name: self._read(name, given[input_name(name)]).unsqueeze(0) for name in self.parts}
         if self.masked:
             observation[MASK] = given[MASK].unsqueeze(0)
         recurrent = None
@@ -126,22 +129,6 @@ def unpadded(agent: Agent, algorithm: Algorithm) -> Stack:
     hyperparameters = {name: torch.tensor([value]) for name, value in agent.hyperparameters.items()}
     state = {name: torch.tensor([agent.state.acting[name]]) for name in algorithm.initial_state()}
     return Stack(slice(0, 1), networks, hyperparameters, state)
-
-
-def _input(part: str) -> str:
-    """Return the input name of a part; ONNX names cannot begin with a digit, as those of tuple spaces do."""
-    return f"{WHOLE}.{part}" if part[:1].isdigit() else part
-
-
-def flattened(observation: Any, name: str = "") -> dict[str, Any]:
-    """Flatten a nested observation to its unmodified parts by name: `camera`, `arm.angles`, or `observation`."""
-    if isinstance(observation, Mapping | tuple):
-        found: dict[str, Any] = {}
-        children = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
-        for child, inner in children:
-            found |= flattened(inner, f"{name}.{child}" if name else str(child))
-        return found
-    return {name or WHOLE: observation}
 
 
 def _readings(space: gym.Space[Any], indices: Sequence[int] | None, name: str = "") -> Mapping[str, Reading]:

@@ -17,10 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from evorl.algorithms import make_algorithm
-from evorl.export.network import ACTION, NEXT_STATE, ActingAgent
+from evorl.export.network import ActingAgent
 from evorl.runs.loaded import LoadedAgent
 from evorl.system.extras import require
 from evorl.system.files import write_atomically
+from evorl.system.inference import ACTION, NEXT_STATE, session_of
 from evorl.types import UserError
 
 OPSET = 17
@@ -82,18 +83,6 @@ def _exported(acting: ActingAgent, example: tuple[Any, Any, list[torch.Tensor]],
     onnx.checker.check_model(model)
     payload: bytes = model.SerializeToString()
     return payload
-
-
-def session_of(payload: bytes) -> Any:
-    """Return a single-threaded onnxruntime session. Raises UserError if it cannot load the file."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    try:
-        return onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common base class.
-        raise UserError(f"onnxruntime cannot read the file: {str(error)[:300]}") from error
 
 
 def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:

@@ -16,7 +16,7 @@ from evorl.config import AnyConfig
 from evorl.config.fields import INFO, RATING, RETURN
 from evorl.distributed import Placement
 from evorl.envs import Environments
-from evorl.envs.games import RESULT, FunctionPlayers
+from evorl.envs.games import RESULT, Seat
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
@@ -133,11 +133,23 @@ class Evaluator:
         self._mine = slice(copy, None, placement.copies)
         self._populations: dict[int, Environments] = {}
         self._few: dict[tuple[int, int], Environments] = {}
+        self._seat: Seat | None = None
         if config.evaluation.fitness == "evaluation":
             self._population(config.evaluation.episodes)
         self._weights = config.evolution.fitness
         self._keys = reported_keys(self._weights)
         self._steps = 0
+
+    def face(self, seat: Seat) -> None:
+        """Let what `seat` makes move in the other seat of a game from now on, where moves are random at first."""
+        if self._seat is not seat:
+            self._seat = seat
+            for environments in (*self._populations.values(), *self._few.values()):
+                self._invite(environments)
+
+    def _invite(self, environments: Environments) -> None:
+        if self._seat is not None:
+            environments.invite(self._seat(environments.agents * environments.num_envs))
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +212,7 @@ class Evaluator:
     def _make(self, agents: int, episodes: int) -> Environments:
         columns = max(1, min(episodes, MAX_COPIES))
         made = Environments(self._settings, agents, columns, self._placement.ranks.device, whole_games=True)
-        invite_benchmark(self._config, made)
+        self._invite(made)
         return made
 
     def _play(self, policy: Policy, environments: Environments, seeds: Sequence[int]) -> EpisodeResults:
@@ -221,13 +233,6 @@ class Evaluator:
     def _seeds(self, generation: int, purpose: Purpose, first: int, episodes: int) -> list[int]:
         rng = numpy_generator(self._config.seed, generation=generation, rank=0, purpose=f"evaluation {purpose}")
         return [int(seed) for seed in rng.integers(2**31, size=first + episodes)[first:]]
-
-
-def invite_benchmark(config: AnyConfig, environments: Environments) -> None:
-    """Let `league.benchmark` move in the other seat of a game; without one, moves are random. Raises UserError."""
-    if config.league is not None and config.league.benchmark != RANDOM:
-        interface = environments.interface
-        environments.invite(FunctionPlayers(config.league.benchmark, interface.observation, interface.action))
 
 
 def _interleaved(everyones: NDArray[np.float64], episodes: int) -> NDArray[np.float64]:

@@ -91,9 +91,17 @@ def is_own(run: Path, config: AnyConfig) -> bool:
     return names_code(config) and is_signed(run, _code_of(config))
 
 
+def sign_code(run: Path, config: AnyConfig) -> None:
+    """Write the proof that this user launched the run with the code that its `config` names, if it names any."""
+    if names_code(config):
+        sign(run, _code_of(config))
+
+
 def _code_of(config: AnyConfig) -> dict[str, Any]:
     """The settings that name code, and what they pass to it."""
-    return {
+    benchmark = "" if config.league is None else config.league.benchmark
+    # Proofs from before there were benchmarks do not name one.
+    return ({"league.benchmark": benchmark} if ":" in benchmark else {}) | {
         "environment.id": config.environment.id,
         KWARGS: config.model_dump(mode="json", include={"environment"})["environment"]["kwargs"],
         "network.factory": config.network.factory,
@@ -541,8 +549,7 @@ class RunDirectory:
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         write_atomically(self.path / "config.yaml", config.to_yaml().encode())
-        if names_code(config):
-            sign(self.path, _code_of(config))
+        sign_code(self.path, config)
         (self.path / "summary.json").unlink(missing_ok=True)
         self.checkpoints.discard()
 

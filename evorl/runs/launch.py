@@ -24,7 +24,7 @@ from evorl.config.schema import with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
 from evorl.envs import Environments
-from evorl.envs.games import BENCHMARK, is_game
+from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs
 from evorl.envs.vector import reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
@@ -32,12 +32,11 @@ from evorl.evolution.strategy import load_strategy
 from evorl.league.rating import MATCHMAKING
 from evorl.networks import ACTIVATIONS, CELLS, NETWORKS
 from evorl.population import check_population_size
-from evorl.population.evaluation import RANDOM
 from evorl.runs.hub import is_on_hub
+from evorl.runs.opponents import check_benchmark
 from evorl.runs.program import Parser, parse
 from evorl.runs.video import check_encoder
 from evorl.system.extras import EXTRAS, require
-from evorl.system.plugins import imported
 from evorl.system.processes import usable_cores
 from evorl.system.signals import LAUNCHED
 from evorl.tracking import TRACKERS, shared_settings
@@ -295,6 +294,8 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
         algorithm.pace(copies)
         if trains:
             check_population_size(config, algorithm)
+            if config.league is not None:
+                check_benchmark(config, one.interface)
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
         findings = one.try_step()
@@ -315,8 +316,6 @@ def _check_game(config: AnyConfig) -> None:
         return
     if config.league is not None:
         check_name("league.matchmaking", config.league.matchmaking, MATCHMAKING)
-        if config.league.benchmark != RANDOM:
-            imported(BENCHMARK, config.league.benchmark, "random, or package.module:player")
     if config.tracking.video:
         raise UserError(f"tracking.video: {config.environment.id} is a game, and those are not filmed; leave it out")
     if config.actors is not None:

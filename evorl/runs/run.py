@@ -39,6 +39,7 @@ from evorl.runs.launch import use_threads
 from evorl.runs.lineage import stage_of
 from evorl.runs.logger import EVALUATION, Logger, NullLogger
 from evorl.runs.metrics import Counts, RecentEpisodes
+from evorl.runs.opponents import Opponent, Task, keep_benchmark
 from evorl.runs.transfer import first_agents
 from evorl.seeding import derive_seed, numpy_generator, torch_generator
 from evorl.system.console import Stopwatch, WarnOnce, say
@@ -66,6 +67,8 @@ class Run:
     """With the elite, which each generation's best agent challenges."""
     league: League | None
     """Of a game: who fills the other seats."""
+    _benchmark: Opponent | None
+    """Of a game: who moves in the other seat of evaluation episodes."""
     agents: list[Agent]
     """The population to train, the same on every rank: the initial one, or that of the checkpoint that is resumed."""
     generation: int
@@ -126,6 +129,10 @@ class Run:
         self._interim = self._checkpoints.interim
         self._tuner = None
         self.league = league_of(config, placement, algorithm)
+        self._benchmark = None
+        if self.league is not None:
+            task = Task(config.environment, algorithm.interface)
+            self._benchmark = keep_benchmark(config, directory, self.ranks, task)
         restored = self._checkpoints.restore()
         self._on_main(self._make_tuner)
         if restored is None:
@@ -328,6 +335,8 @@ class Run:
 
         The run is solved if the elite then reaches the target on fresh episodes.
         """
+        if self._benchmark is not None:
+            evaluator.face(self._benchmark.seat)
         rated = self._rate(trained)
         fitness = rated or generation_fitness(
             self.config, policy, trained, evaluator, self.generation, counts.train_return, counts.train_episodes

@@ -16,7 +16,7 @@ from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import Asked
+from evorl.envs.games import BENCHMARK, Asked
 from evorl.league import League, league_of
 from evorl.league.league import Rated
 from evorl.league.matches import Fixture
@@ -29,6 +29,7 @@ from evorl.runs.champion import Champion
 from evorl.runs.checkpoint import Progress, progress_of
 from evorl.runs.fitness import Fitness
 from evorl.runs.launch import check
+from evorl.runs.opponents import Task, opponent_of
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
 from evorl.types import UserError
@@ -344,6 +345,7 @@ def test_the_score_of_the_elite_is_against_the_benchmark(benchmark, score):
     settings, algorithm, agents = made(f"league.benchmark={benchmark}", size=1)
     placement = Placement(Ranks(), "replicated", 1)
     with Evaluator(settings, placement, algorithm) as evaluator:
+        evaluator.face(opponent_of(benchmark, BENCHMARK, Task(settings.environment, algorithm.interface)).seat)
         results = evaluator.remeasure(agents, 1, "measurement", 0, 200)
         assert set(results[0].tolist()) <= {0.0, 0.5, 1.0}
         firsts = [seed % 2 == 0 for seed in evaluator._seeds(1, "measurement", 0, 200)]
@@ -354,6 +356,8 @@ def test_the_score_of_the_elite_is_against_the_benchmark(benchmark, score):
 def test_a_benchmark_that_cannot_play_is_named():
     settings, algorithm, agents = made("league.benchmark=helpers.games:cheat", size=1)
     with Evaluator(settings, Placement(Ranks(), "replicated", 1), algorithm) as evaluator:
+        task = Task(settings.environment, algorithm.interface)
+        evaluator.face(opponent_of(settings.league.benchmark, BENCHMARK, task).seat)
         told = r"^league\.benchmark: helpers\.games:cheat made the move 0, which is not allowed"
         with pytest.raises(UserError, match=told):
             evaluator.remeasure(agents, 1, "measurement", 0, 50)
@@ -475,11 +479,13 @@ def test_a_match_needs_the_same_game_of_two_seats(in_directory):
     assert train("run.name=game", *RUN, "training.max_steps=40") == 0
     assert train("run.name=other", *RUN, "environment.id=helpers.games:RockPaperScissors", "training.max_steps=40") == 0
     assert train("run.name=pole", "training.max_steps=40") == 0
-    with pytest.raises(UserError, match="runs/pole: CartPole-v1 is no game of two seats"):
+    with pytest.raises(UserError, match=r"runs/pole: plays CartPole-v1, and the game is helpers\.games:ThreeMoves"):
         run_command(["match", "runs/game", "runs/pole"])
+    with pytest.raises(UserError, match="runs/pole: CartPole-v1 is no game of two seats"):
+        run_command(["match", "runs/pole", "runs/game"])
     with pytest.raises(UserError, match=r"watch: helpers.games:ThreeMoves is a game, and those are not shown"):
         run_command(["watch", "runs/game", "--video", "a.mp4"])
-    with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors with other settings"):
+    with pytest.raises(UserError, match=r"runs/other: plays helpers.games:RockPaperScissors, and the game is "):
         run_command(["match", "runs/game", "runs/other"])
 
 

@@ -21,7 +21,7 @@ from evorl.report import figures
 from evorl.report.data import Drawn, load, load_several
 from evorl.report.facts import compared, ends, path_heading, path_rows, run_facts
 from evorl.report.page import HERE, embedded, page
-from evorl.report.statistics import Effect, effects, groups, interval, quantile
+from evorl.report.statistics import Effect, effects, groups, interval, quantile, result_interval
 from evorl.runs.lineage import Stage
 from evorl.types import INITIAL, Mutation, UserError
 
@@ -158,6 +158,13 @@ def test_intervals_are_those_of_student():
     assert interval([1.0, 2.0, 3.0, 6.0]) == (4, 3.0, pytest.approx(-0.437, abs=1e-3), pytest.approx(6.437, abs=1e-3))
     assert interval([1.0, 2.0, 6.0]) == (3, 3.0, None, None), "too few"
     assert ends(interval([1.0, 2.0, 6.0])) == "n < 4"
+
+
+def test_intervals_of_results_stay_within_their_bounds_and_have_a_width():
+    assert result_interval([1.0] * 10) == (pytest.approx(0.6915, abs=1e-4), 1.0), "Clopper and Pearson's table"
+    assert result_interval([0.0] * 10) == (0.0, pytest.approx(0.3085, abs=1e-4))
+    assert result_interval([1.0, 1.0, 1.0, 0.5]) == (pytest.approx(0.875 - 3.182 * 0.125, abs=1e-3), 1.0)
+    assert result_interval([1.0] * 3) == (0.0, 1.0), "too few"
 
 
 def test_intervals_of_few_children_are_not_drawn_and_wide_ones_do_not_squeeze_the_others():

@@ -1,0 +1,23 @@
+"""Exported agents in ONNX Runtime, and the names of what they compute besides the parts of an observation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evorl.types import UserError
+
+STATE, NEXT_STATE, ACTION = "state", "next_state", "action"
+
+
+def session_of(payload: bytes) -> Any:
+    """Return a single-threaded onnxruntime session. Raises UserError if it cannot load the file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    # Its own log would print beside the one line that an error is told in.
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base class.
+        raise UserError(f"onnxruntime cannot read the file: {' '.join(str(error).split())[:300]}") from error
