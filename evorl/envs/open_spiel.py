@@ -39,7 +39,7 @@ class OpenSpielGame:
 
     def __init__(self, game: Any, id: str) -> None:
         """Raises UserError for a game that evorl cannot play."""
-        self._game, self._perfect_recall = game, _has_perfect_recall(game, id)
+        self.game, self._perfect_recall = game, _has_perfect_recall(game, id)
         shape = game.information_state_tensor_shape() if self._perfect_recall else game.observation_tensor_shape()
         self._shape = (shape[0] + 1, *shape[1:]) if len(shape) == 3 else (int(np.prod(shape)) + 1,)
         self._actions = int(game.num_distinct_actions())
@@ -58,7 +58,7 @@ class OpenSpielGame:
 
     def reset(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._state = self._game.new_initial_state()
+        self._state = self.game.new_initial_state()
         self.seen, self._paid = {}, [0.0] * SEATS
         self._settle()
 
@@ -80,7 +80,7 @@ class OpenSpielGame:
         for seat in range(SEATS) if over else self.acting:
             reward = self.totals[seat] - self._paid[seat]
             self._paid[seat] = self.totals[seat]
-            self.seen[seat] = Turn(self._view(seat), self._legal(over), reward, over, False)
+            self.seen[seat] = Turn(self.view(state, seat), self._legal(over), reward, over, False)
 
     def _drawn(self, outcomes: list[tuple[int, float]]) -> int:
         """One of chance's actions, drawn by their probabilities."""
@@ -88,9 +88,9 @@ class OpenSpielGame:
         place = int(np.searchsorted(bounds, self._rng.random() * bounds[-1], side="right"))
         return outcomes[min(place, len(outcomes) - 1)][0]
 
-    def _view(self, seat: int) -> NDArray[np.float32]:
-        """The player's tensor and its seat."""
-        self._observer.set_from(self._state, seat)
+    def view(self, state: Any, seat: int) -> NDArray[np.float32]:
+        """The player's tensor in a state of OpenSpiel's, and its seat."""
+        self._observer.set_from(state, seat)
         tensor = self._observer.tensor
         view = np.empty(self._shape, dtype=np.float32)
         flat = view.reshape(-1)

@@ -25,7 +25,7 @@ def game(name, **kwargs):
 
 def replayed(played):
     """A state of OpenSpiel's own after the same moves, chance's included."""
-    state = played._game.new_initial_state()
+    state = played.game.new_initial_state()
     for action in played._state.history():
         assert action in state.legal_actions()
         state.apply_action(action)
