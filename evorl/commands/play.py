@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from evorl.commands.match import load_player
 from evorl.config import Environment
 from evorl.config.errors import on_one_line, shown
-from evorl.envs.games import Asked, Flags, Game, Opponents, Turn, batched, is_allowed, make_game, reseed, result_of
+from evorl.envs.games import MODES, TEXT, Asked, Opponents, batched, is_allowed, make_game, reseed, result_of
 from evorl.envs.spaces import EnvSpec, choices
+from evorl.envs.turns import Flags, Game, Turn
 from evorl.runs.launch import use_threads
 from evorl.runs.opponents import agent_opponent
 from evorl.seeding import derive_seed
@@ -27,8 +28,6 @@ from evorl.types import UserError
 PURPOSE = "play"
 QUIT = "q"
 RESULTS: Mapping[float, str] = {1.0: "you have won", 0.5: "a draw", 0.0: "you have lost"}
-MODES = "render_modes"
-"""The key of a game's metadata with the ways in which it can be shown."""
 DISPLAYS = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
 """Environment variables, one of which a window on Linux needs."""
 MARKS = "XO."
@@ -72,7 +71,7 @@ class Table:
     """One game after the other between a `person`, who has that seat, and an agent."""
 
     def __init__(
-        self, game: Game, interface: EnvSpec, agent: Opponents, show: Callable[[Turn], str], person: int
+        self, game: Game, interface: EnvSpec, agent: Opponents, show: Callable[[Turn, int], str], person: int
     ) -> None:
         self.person = person
         self._game, self._interface, self._agent, self._show = game, interface, agent, show
@@ -88,12 +87,12 @@ class Table:
             told = "".join(f"the agent plays {_written(move)}\n" for move in moves.values())
             if self.person in self._game.acting:
                 turn = self._game.seen[self.person]
-                print(self._show(turn))
+                print(self._show(turn, self.person))
                 moves[self.person] = ask(self._interface.action, turn.mask)
             print(told, end="", flush=True)
             self._game.step({seat: _plain(move, self._interface.action) for seat, move in moves.items()})
         if self.person in self._game.seen:
-            print(self._show(self._game.seen[self.person]))
+            print(self._show(self._game.seen[self.person], self.person))
         own, others = self._game.totals[self.person], self._game.totals[1 - self.person]
         return result_of(own, others)
 
@@ -166,20 +165,17 @@ def _plain(move: Any, space: gym.Space[Any]) -> Any:
     return int(move) if isinstance(space, gym.spaces.Discrete) else move
 
 
-def _shown(settings: Environment, interface: EnvSpec, window: bool) -> tuple[Game, Callable[[Turn], str]]:
+def _shown(settings: Environment, interface: EnvSpec, window: bool) -> tuple[Game, Callable[[Turn, int], str]]:
     """The game, and what shows a turn: a window, or text. Raises UserError without a window to show it in."""
     game = make_game(settings)
-    env = game.env  # type: ignore[attr-defined]
+    # OpenSpiel's games have no window.
+    env = getattr(game, "env", None)
     modes = (getattr(env, "metadata", None) or {}).get(MODES, ())
-    mode = "human" if window else "ansi"
+    mode = "human" if window else TEXT
     if window and mode not in modes:
         game.close()
         raise UserError(f"--window: {settings.id} has no window of its own; without it the game is shown as text")
-    if (
-        window
-        and sys.platform.startswith("linux")
-        and not {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"} & {*os.environ}
-    ):
+    if window and sys.platform.startswith("linux") and not DISPLAYS & {*os.environ}:
         game.close()
         raise UserError("--window: there is no display; without it the game is shown as text")
     if mode in modes:
@@ -187,15 +183,13 @@ def _shown(settings: Environment, interface: EnvSpec, window: bool) -> tuple[Gam
         game = make_game(settings.model_copy(update={"kwargs": {**settings.kwargs, "render_mode": mode}}))
         env = game.env  # type: ignore[attr-defined]
 
-    def show(turn: Turn) -> str:
-        if window:
+    def show(turn: Turn, seat: int) -> str:
+        if window and env is not None:
             env.render()
             return ""
         if (drawn := board(turn.observation, turn.mask, interface.action)) is not None:
             return drawn
-        # A game that names modes, but not this one, would warn that it cannot be shown.
-        text = env.render() if hasattr(env, "render") and (mode in modes or not modes) else None
-        return f"\n{text}" if isinstance(text, str) else f"\n{_numbers(turn.observation)}"
+        return f"\n{game.text(seat) or _numbers(turn.observation)}"
 
     return game, show
 

@@ -543,9 +543,10 @@ class LeagueSettings(Section):
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8
     """Frozen past agents at most. The first stays, since its rating is the zero of all others; the lowest rated of the
     rest makes room."""
-    margin: Annotated[float, Field(ge=0, le=0.5)] = 0.05
+    margin: Annotated[float, Field(ge=-0.5, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
-    this much."""
+    this much. With -0.5 that of each generation is, as fictitious play has it: there the average of all past agents
+    matters, and the newest may well lose to some."""
     benchmark: Plain = "random"
     """The opponent in evaluation episodes, and so, with `evolution.fitness: rating`, in those of the elite's score and
     target: `random`; the directory of a run, whose best agent samples its moves; an exported agent, FILE.onnx, which

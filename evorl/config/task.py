@@ -10,8 +10,8 @@ from evorl.config.fields import ENVIRONMENT, Section
 from evorl.config.schema import Environment, Evaluation, Evolution, Training, with_dotted_names
 
 TARGET = "training.target_fitness"
-PETTINGZOO = "pettingzoo"
-"""The module of ids of PettingZoo's games, which are a suite."""
+GAMES = ("pettingzoo", "openspiel")
+"""What stands before the colon in ids of PettingZoo's and OpenSpiel's games, each a suite."""
 OF_ENVIRONMENT = (TARGET, "environment.observation_indices")
 """Settings specific to one environment."""
 OF_SUITE = ("environment.kwargs", "environment.image_channels", "environment.life_loss_ends")
@@ -44,8 +44,9 @@ def environment_of(data: Mapping[str, Any]) -> str:
 
 def suite_of(id: str) -> str:
     """Return the namespace of an environment id, such as ALE of ALE/Pong-v5, or an empty string."""
-    if id.startswith(f"{PETTINGZOO}:"):
-        return PETTINGZOO
+    before = id.partition(":")[0]
+    if before in GAMES and before != id:
+        return before
     return id.rpartition(":")[2].rpartition("/")[0]
 
 

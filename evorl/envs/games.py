@@ -1,11 +1,12 @@
-"""Games of two seats (PettingZoo, arXiv 2009.14471) as vector environments of the learner's seat.
+"""Games of two seats (PettingZoo, arXiv 2009.14471; OpenSpiel) as vector environments of the learner's seat.
 
 Axes: N copies of a game, A actions of all choices concatenated.
 
-A game is turn-based (PettingZoo's AEC interface) or simultaneous (its parallel one). `GameVector` steps the learner's
-move in each copy, then asks `opponents` for the other seat's moves in all copies where it is to move, until in each
-copy it is the learner's turn or a new episode has begun. So a transition holds the learner's own turns only: its reward
-is the sum of what its seat got until its next turn, and the last observation is its own on either seat's final move.
+A game is turn-based (PettingZoo's AEC interface, OpenSpiel) or simultaneous (PettingZoo's parallel interface).
+`GameVector` steps the learner's move in each copy, then asks `opponents` for the other seat's moves in all copies where
+it is to move, until in each copy it is the learner's turn or a new episode has begun. So a transition holds the
+learner's own turns only: its reward is the sum of what its seat got until its next turn, and the last observation is
+its own on either seat's final move.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from evorl.config.errors import nearest
 from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
 from evorl.envs.faults import FAILURES, fault, restart
+from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
 from evorl.envs.spaces import MASK, choices
+from evorl.envs.turns import Flags, Game, Spaces, Turn
 from evorl.system.extras import install_command
 from evorl.system.plugins import described, import_from_here, imported, place, without_place
 from evorl.types import UserError
@@ -43,53 +46,31 @@ ENTRIES = ("parallel_env", "raw_env", "env")
 move that halve its speed; masked moves are legal."""
 RESULT = "result"
 """Info key, in an episode's last step, of its result: 1 for the seat that got more, 0 for the other, 0.5 for both."""
+MODES, TEXT = "render_modes", "ansi"
+"""The key of a game's metadata that names the ways in which it can be shown, and the one that is text."""
 BENCHMARK = "league.benchmark"
 """The setting that names an opponent."""
 MAX_EMPTY = 1_000
 """Episodes in a row that may end before the learner's first turn."""
-Flags = NDArray[np.bool_]
-
-
-class Turn(NamedTuple):
-    """A seat's view when it is to move, or when its game is over; `reward` is what it got since its last move."""
-
-    observation: Any
-    mask: Flags | None
-    reward: float
-    terminated: bool
-    truncated: bool
-
-    @property
-    def over(self) -> bool:
-        return self.terminated or self.truncated
-
-
-class Game(Protocol):
-    """One game of two seats. `acting` are the seats that are to move; `seen` has each seat's newest turn."""
-
-    acting: tuple[int, ...]
-    seen: dict[int, Turn]
-    totals: list[float]
-    """The reward of each seat in this episode."""
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode."""
-
-    def step(self, actions: Mapping[int, Any]) -> None:
-        """Move with the acting seats."""
-
-    def close(self) -> None:
-        """Close the game."""
 
 
 class _Seats:
-    """The base of games by either interface: the names of their seats, and the newest turns."""
+    """The base of games by either of PettingZoo's interfaces: the names of their seats, and the newest turns."""
 
-    def __init__(self, env: Any, names: Sequence[str]) -> None:
-        self.env, self.names = env, list(names)
+    def __init__(self, env: Any, names: Sequence[str], id: str) -> None:
+        self.env, self.names, self._id = env, list(names), id
         self.acting: tuple[int, ...] = ()
         self.seen: dict[int, Turn] = {}
         self.totals = [0.0, 0.0]
+
+    def spaces(self) -> Spaces:
+        return spaces_of(self.env, self._id)
+
+    def text(self, seat: int) -> str | None:
+        modes = (getattr(self.env, "metadata", None) or {}).get(MODES, ())
+        # A game that names modes, but not this one, would warn that it cannot be shown.
+        text = self.env.render() if hasattr(self.env, "render") and (TEXT in modes or not modes) else None
+        return text if isinstance(text, str) else None
 
     def close(self) -> None:
         self.env.close()
@@ -248,8 +229,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
         try:
             for _ in range(copies):
                 self.games.append(make_game(settings))
-            env = self.games[0].env  # type: ignore[attr-defined]
-            self.single_observation_space, self.single_action_space = spaces_of(env, settings.id)
+            self.single_observation_space, self.single_action_space = self.games[0].spaces()
         except BaseException:
             self.close()
             raise
@@ -472,9 +452,9 @@ def batched(space: gym.Space[Any], observations: Sequence[Any]) -> Any:
 
 
 def is_game(id: str) -> bool:
-    """True for `pettingzoo:NAME`, and for a class of a module that follows one of PettingZoo's interfaces."""
+    """True for `pettingzoo:NAME`, `openspiel:NAME`, and a class of a module that follows an interface of PettingZoo."""
     module, _, name = id.rpartition(":")
-    if not module or module == PETTINGZOO:
+    if not module or module in GAMES:
         return bool(module)
     try:
         found = getattr(import_from_here(module), name, None)
@@ -485,6 +465,11 @@ def is_game(id: str) -> bool:
 
 def make_game(settings: Environment) -> Game:
     """One copy of a game. Raises UserError if it cannot be made, or has other than two seats."""
+    return GAMES.get(settings.id.rpartition(":")[0], _zoo_game)(settings)
+
+
+def _zoo_game(settings: Environment) -> Game:
+    """A game by one of PettingZoo's interfaces: one of its own, or a class of the user."""
     module, _, name = settings.id.rpartition(":")
     make = _entry(name) if module == PETTINGZOO else getattr(import_from_here(module), name)
     try:
@@ -505,14 +490,19 @@ def make_game(settings: Environment) -> Game:
         wanted = ("reset", "step", "close", "observation_space", "action_space")
         if lacks := [each for each in wanted if not hasattr(env, each)]:
             raise UserError(f"environment.id: {settings.id} has no {lacks[0]}, which PettingZoo's interface asks for")
-        return TurnBased(env, seats) if hasattr(env, "last") else Simultaneous(env, seats)
+        kind = TurnBased if hasattr(env, "last") else Simultaneous
+        return kind(env, seats, settings.id)
     except BaseException:
         if hasattr(env, "close"):
             env.close()
         raise
 
 
-def spaces_of(env: Any, id: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
+GAMES: Mapping[str, Callable[[Environment], Game]] = {PETTINGZOO: _zoo_game, OPENSPIEL: make_open_spiel}
+"""The function that makes a copy of a game, by the part of its id before the colon; a module's are PettingZoo's."""
+
+
+def spaces_of(env: Any, id: str) -> Spaces:
     """The observation space without its mask, and the action space. Raises UserError unless the seats are alike."""
     found = []
     for name in env.possible_agents:

@@ -20,6 +20,8 @@ from evorl.types import UserError
 
 WHOLE = "observation"
 """Name of the part if the space has only one."""
+CHANNELS_FIRST = ("openspiel:",)
+"""The beginnings of ids of environments whose images are known to have their channels first."""
 ACTION = "action"
 """Name of the extra input part of Q-functions of continuous actions."""
 
@@ -428,9 +430,12 @@ def _specs(settings: Environment, space: gym.Space[Any], frames: int) -> Observa
         if settings.image_channels == "last":
             raise UserError(f"environment.image_channels: {settings.id} stacks frames on the first axis; take 'first'")
         return {name: replace(part, frames=frames, channels_last=False) for name, part in parts.items()}
-    if settings.image_channels == "auto":
+    channels = settings.image_channels
+    if channels == "auto" and settings.id.startswith(CHANNELS_FIRST):
+        channels = "first"
+    if channels == "auto":
         return parts
-    last = settings.image_channels == "last"
+    last = channels == "last"
     return {
         name: replace(part, channels_last=last) if part.kind == "image" and len(part.shape) == 3 else part
         for name, part in parts.items()

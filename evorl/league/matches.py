@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.games import Asked, Game, batched, make_game, result_of
+from evorl.envs.games import Asked, batched, make_game, result_of
 from evorl.envs.spaces import EnvSpec, choices
+from evorl.envs.turns import Game
 from evorl.league.players import Fill, Players
 from evorl.population import Policy
 from evorl.system.plugins import described

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, validate, without_removed
 from evorl.envs import Environments
-from evorl.envs.games import BENCHMARK, PETTINGZOO
+from evorl.envs.games import BENCHMARK, GAMES
 from evorl.envs.interface import interface_from_json, interface_to_json
 from evorl.envs.spaces import MASK, EnvSpec, ObservationReader, action_reader
 from evorl.population import Policy, check_agents
@@ -37,7 +37,8 @@ def refuse_code(config: AnyConfig, allowed: bool, allow: str = "--allow-code", *
     names |= {} if config.league is None else {BENCHMARK: config.league.benchmark}
     names |= {"evolution.strategy": config.evolution.strategy} if trains else {}
     for key, value in names.items():
-        if not allowed and ":" in (value or "") and not str(value).startswith(f"{PETTINGZOO}:"):
+        is_known = key == "environment.id" and str(value).partition(":")[0] in GAMES
+        if not allowed and ":" in (value or "") and not is_known:
             raise UserError(f"{key}: {value!r} executes code of its own; add {allow} if you trust this run")
 
 

@@ -16,6 +16,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "minatar": ("minatar",),
     "mujoco": ("mujoco", "imageio"),
     "onnx": ("onnx", "onnxruntime"),
+    "openspiel": ("pyspiel",),
     "plot": ("matplotlib",),
     "report": ("jinja2", "plotly"),
     "tensorboard": ("tensorboard",),

@@ -61,8 +61,9 @@ def needs_extra_of(id):
     """Skip a test unless the packages of this environment are installed."""
     for module in (module for suite in SUITES if suite.owns(id) for module in suite.modules):
         pytest.importorskip(module)
-    if id.startswith("pettingzoo:"):
-        pytest.importorskip("pettingzoo")
+    for beginning, module in (("pettingzoo:", "pettingzoo"), ("openspiel:", "pyspiel")):
+        if id.startswith(beginning):
+            pytest.importorskip(module)
 
 
 def fitting(overrides):

@@ -270,6 +270,18 @@ def test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first():
     assert len(here.standings.points) == 5
 
 
+def test_with_the_lowest_margin_every_generation_is_archived():
+    """The best agent has lost all its games against the archive."""
+    for margin, archived in ((-0.5, True), (0.0, False)):
+        here, agents = filled(1, f"league.margin={margin}")
+        here.evaluate(agents, 2)
+        now, points = here.standings, np.array(here.standings.points)
+        points[:2, 2:], points[2:, :2] = 0, np.array(now.games)[2:, :2]
+        here.standings = Standings(now.population, now.archive, now.archived, tuple(map(tuple, points.tolist())),
+                                   now.games, now.ratings, now.errors)  # fmt: skip
+        assert here.admit(agents, 2) == archived
+
+
 def test_archived_agents_do_not_play_each_other_again():
     here, agents = filled(2)
     before = here.standings.matrices()[1][2:, 2:]

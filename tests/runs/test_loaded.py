@@ -48,7 +48,7 @@ def returns_of(agent, config, seeds, steps=STEPS):
 
 
 # A game is no environment of Gymnasium, so only `evorl match` plays its agents.
-@pytest.mark.parametrize("name", [name for name in shipped_names() if name != "ppo_connect_four"])
+@pytest.mark.parametrize("name", [name for name in shipped_names() if name not in ("ppo_connect_four", "ppo_leduc")])
 def test_predict_gives_the_returns_of_evaluate(name, tmp_path):
     needs_its_extra(name)
     small = ["network.hidden_sizes=[16]"] if "atari" in name else []

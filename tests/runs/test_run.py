@@ -161,6 +161,8 @@ def test_every_shipped_configuration_runs(path, in_directory):
         short.append("network.hidden_sizes=[16]")  # Files of megabytes would be most of the time.
     if path.stem in ("ppo_minatar", "ppo_connect_four"):
         short.append("environment.num_envs=8")  # A rollout has at least as many steps as a minibatch.
+    if path.stem == "ppo_leduc":
+        short.append("environment.num_envs=64")
     if SETTINGS[read_yaml(path)["algorithm"]["name"]].replayed:
         short += ["replay.learning_starts=50", "replay.capacity=2000"]
     assert train("run.name=a", "tracking.backends=[]", *short, configuration=path) == 0

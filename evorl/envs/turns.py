@@ -1,0 +1,55 @@
+"""A game of two seats, as its families implement it, and what a seat sees of it. A: actions of all choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+Flags = NDArray[np.bool_]
+Spaces = tuple[gym.Space[Any], gym.Space[Any]]
+"""The observation space of either seat, without its mask, and the action space."""
+
+
+class Turn(NamedTuple):
+    """A seat's view when it is to move, or when its game is over; `reward` is what it got since its last move.
+
+    `mask` [A] has the legal actions, or is None in games without masks.
+    """
+
+    observation: Any
+    mask: Flags | None
+    reward: float
+    terminated: bool
+    truncated: bool
+
+    @property
+    def over(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class Game(Protocol):
+    """One game of two seats. `acting` are the seats that are to move; `seen` has each seat's newest turn."""
+
+    acting: tuple[int, ...]
+    seen: dict[int, Turn]
+    totals: list[float]
+    """The reward of each seat in this episode."""
+
+    def spaces(self) -> Spaces:
+        """The spaces of both seats. Raises UserError if evorl cannot play in them."""
+
+    def text(self, seat: int) -> str | None:
+        """The position in words or signs, as far as that seat sees it; None if the game gives no text."""
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+
+    def step(self, actions: Mapping[int, Any]) -> None:
+        """Move with the acting seats."""
+
+    def close(self) -> None:
+        """Close the game."""

@@ -1,0 +1,234 @@
+"""OpenSpiel's games: play as OpenSpiel's own states have it, seeded chance, views of both seats, and refusals."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers.support import config, lines, train
+
+from evorl.config import Environment
+from evorl.envs import Environments
+from evorl.envs.games import RESULT, is_game, make_game
+from evorl.envs.vector import make_vector
+from evorl.runs.launch import check
+from evorl.runs.loaded import refuse_code
+from evorl.types import UserError
+
+spiel = pytest.importorskip("pyspiel")
+HIDDEN = ("kuhn_poker", "leduc_poker", "phantom_ttt")
+
+
+def game(name, **kwargs):
+    return make_game(Environment(id=f"openspiel:{name}", kwargs=kwargs))
+
+
+def replayed(played):
+    """A state of OpenSpiel's own after the same moves, chance's included."""
+    state = played.game.new_initial_state()
+    for action in played._state.history():
+        assert action in state.legal_actions()
+        state.apply_action(action)
+    return state
+
+
+@pytest.mark.parametrize("name", [*HIDDEN, "connect_four", "backgammon", "tic_tac_toe", "pig", "hanabi"])
+def test_random_play_is_openspiels(name):
+    played, rng = game(name), np.random.default_rng(0)
+    for seed in range(4):
+        played.reset(seed)
+        gained, moves = [0.0, 0.0], 0
+        while played.acting and moves < 100:
+            (seat,) = played.acting
+            state, turn = replayed(played), played.seen[seat]
+            assert seat == state.current_player()
+            assert np.flatnonzero(turn.mask).tolist() == state.legal_actions()
+            tensor = state.information_state_tensor(seat) if name in HIDDEN else state.observation_tensor(seat)
+            assert turn.observation.reshape(-1)[: len(tensor)].tolist() == np.float32(tensor).tolist()
+            assert (turn.observation.reshape(-1)[len(tensor) :] == seat).all()
+            assert not turn.over
+            gained[seat] += turn.reward
+            assert gained[seat] == pytest.approx(state.returns()[seat]), "until its own turn"
+            played.step({seat: int(rng.choice(state.legal_actions()))})
+            moves += 1
+        state = replayed(played)
+        assert played.totals == state.returns()
+        if state.is_terminal():
+            assert set(played.seen) == {0, 1}
+            for seat, turn in played.seen.items():
+                assert gained[seat] + turn.reward == pytest.approx(state.returns()[seat])
+                assert turn.terminated
+                assert not turn.mask.any()
+                tensor = state.information_state_tensor(seat) if name in HIDDEN else state.observation_tensor(seat)
+                assert turn.observation.reshape(-1)[: len(tensor)].tolist() == np.float32(tensor).tolist()
+
+
+def test_chance_is_drawn_by_its_probabilities_from_the_seed():
+    played = game("kuhn_poker")
+
+    def deal(seed):
+        played.reset(seed)
+        return tuple(played._state.history())
+
+    dealt = Counter(deal(seed) for seed in range(1200))
+    assert {*dealt} == {(one, two) for one in range(3) for two in range(3) if one != two}
+    assert all(150 < count < 250 for count in dealt.values())
+    assert [deal(seed) for seed in range(20)] == [deal(seed) for seed in range(20)]
+    played.reset(0)
+    drawn = Counter(played._drawn([(5, 0.25), (3, 0.0), (8, 0.75)]) for _ in range(1000))
+    assert {*drawn} == {5, 8}
+    assert 200 < drawn[5] < 300
+    first, second = game("backgammon"), game("backgammon")
+    rolls = []
+    for each in (first, second):
+        each.reset(7)
+        for _ in range(30):
+            (seat,) = each.acting
+            each.step({seat: int(np.flatnonzero(each.seen[seat].mask)[0])})
+        rolls.append(each._state.history())
+    assert rolls[0] == rolls[1], "chance later in a game is of its seed, too"
+
+
+class Scripted:
+    """Opponents that play their highest legal move, and note what they were asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, asked):
+        self.asked.append(asked)
+        return asked.mask.shape[1] - 1 - asked.mask[:, ::-1].argmax(1)
+
+
+def test_a_learner_has_its_turns_in_either_seat_and_its_last_view():
+    made = make_vector(Environment(id="openspiel:kuhn_poker"), 2)
+    made.opponents = Scripted()
+    seen, info = made.reset(seed=0)
+    assert made.seats.tolist() == [0, 1]
+    assert seen[:, -1].tolist() == [0, 1]
+    assert info["action_mask"].all()
+    kept = [np.argmax(row[2:5]) for row in seen]
+    assert seen[1, 5:-1].reshape(3, 2)[0].tolist() == [0, 1], "the other seat has bet"
+    # Both bet: whoever has the higher card wins 2.
+    states = [game._state.clone() for game in made.games]
+    seen, reward, terminated, truncated, info = made.step(np.array([1, 1]))
+    for state in states:
+        state.apply_action(1)
+    states[0].apply_action(1)
+    assert terminated.all()
+    assert not truncated.any()
+    assert reward.tolist() == [states[0].returns()[0], states[1].returns()[1]]
+    assert set(np.abs(reward)) == {2.0}
+    assert info["final_info"][RESULT].tolist() == (reward > 0).astype(float).tolist()
+    for copy, state in enumerate(states):
+        assert info["final_obs"][copy].tolist() == [*np.float32(state.information_state_tensor(copy)), copy]
+        assert np.argmax(info["final_obs"][copy][2:5]) == kept[copy]
+    assert made.seats.tolist() == [1, 0], "seats alternate"
+    assert seen[:, -1].tolist() == [1, 0]
+    assert not info["final_info"]["_action_mask"].any()
+
+
+def test_either_seat_knows_whose_stones_are_its_own():
+    played = game("connect_four")
+    played.reset(0)
+    for column in (3, 3, 2):
+        (seat,) = played.acting
+        played.step({seat: column})
+    views = [played.seen[seat].observation for seat in (0, 1)]
+    assert [view.shape for view in views] == [(4, 6, 7)] * 2
+    assert (views[0][-1] == 0).all()
+    assert (views[1][-1] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "mask"),
+    [
+        ("connect_four", (4, 6, 7), 7),
+        ("tic_tac_toe", (4, 3, 3), 9),
+        ("dots_and_boxes", (4, 9, 3), 12),
+        ("leduc_poker", (31,), 3),
+        ("phantom_ttt", (109,), 9),
+    ],
+)
+def test_what_networks_get_of_a_game(name, part, mask):
+    with Environments(Environment(id=f"openspiel:{name}"), 1, 2) as environments:
+        spec = environments.interface.parts["observation"]
+        assert spec.shape == part
+        assert spec.kind == ("image" if len(part) == 3 else "vector")
+        assert not spec.channels_last
+        assert environments.interface.mask_size == mask
+        environments.try_step()
+
+
+def test_parameters_are_openspiels():
+    assert game("leduc_poker", suit_isomorphism=True).spaces()[0].shape == (25,)
+    assert game("go", board_size=5, komi=2).spaces()[1].n == 26, "a whole number where a fraction could stand"
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "told"),
+    [
+        ("kuhn_pokr", {}, "environment.id: OpenSpiel has no game 'kuhn_pokr'; did you mean 'kuhn_poker'?"),
+        ("kuhn_poker", {"players": 3}, "environment.id: openspiel:kuhn_poker has 3 players; evorl plays games of two"),
+        ("morpion_solitaire", {}, "environment.id: openspiel:morpion_solitaire has 1 players"),
+        ("goofspiel", {}, "environment.id: openspiel:goofspiel is played by simultaneous moves; evorl plays"),
+        ("tiny_bridge_4p", {}, "environment.id: openspiel:tiny_bridge_4p has 4 players"),
+        ("coordinated_mp", {}, "environment.id: openspiel:coordinated_mp gives neither an information state nor an"),
+        ("bridge_uncontested_bidding", {}, "draws its chance events itself"),
+        ("kuhn_poker", {"playrs": 2}, "environment.kwargs: openspiel:kuhn_poker has no parameter 'playrs'; did you"),
+        ("tic_tac_toe", {"size": 4}, "environment.kwargs: openspiel:tic_tac_toe has no parameter 'size'; it has none"),
+        ("kuhn_poker", {"players": "two"}, "environment.kwargs.players: must be a whole number, not 'two'"),
+        ("kuhn_poker", {"players": True}, "environment.kwargs.players: must be a whole number, not True"),
+        ("leduc_poker", {"suit_isomorphism": 1}, "environment.kwargs.suit_isomorphism: must be true or false, not 1"),
+        ("kuhn_poker", {"players": 20}, "environment.kwargs: openspiel:kuhn_poker cannot be made: SpielError: "),
+    ],
+)
+def test_what_cannot_be_played_is_refused_in_one_line(name, kwargs, told):
+    with pytest.raises(UserError) as raised, Environments(Environment(id=f"openspiel:{name}", kwargs=kwargs), 1, 1):
+        pass
+    assert told in str(raised.value)
+    assert str(raised.value).startswith("environment.")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("evorl.system.extras.importlib.util.find_spec", lambda name: None)
+    told = r"^environment\.id: openspiel:kuhn_poker needs pyspiel; install it with `pip install .*\[openspiel\]"
+    with pytest.raises(UserError, match=told):
+        game("kuhn_poker")
+
+
+def test_ids_of_games_name_no_code_of_their_own():
+    assert is_game("openspiel:kuhn_poker")
+    refuse_code(config("environment.id=openspiel:kuhn_poker"), False)
+    own = config("environment.id=openspiel:kuhn_poker", "network={name: module, factory: openspiel:make}")
+    with pytest.raises(UserError, match=r"network\.factory: 'openspiel:make' executes code of its own"):
+        refuse_code(own, False)
+
+
+def test_a_league_learns_kuhn_poker(in_directory):
+    settings = (
+        "environment={id: openspiel:kuhn_poker, num_envs: 8}", "population.size=2", "evolution={steps: 512, "
+        "fitness: rating}", "training.max_steps=1536", "league={games: 8, margin: 0, archive: 4}",
+        "algorithm={name: ppo, rollout_steps: 16, batch_size: 32, learning_rate: 1e-2}",
+    )  # fmt: skip
+    check(config(*settings))
+    assert train("run.name=kuhn", *settings) == 0
+    rows = lines(in_directory / "runs" / "kuhn" / "metrics.jsonl")
+    assert len(rows) == 3
+    assert all(np.isfinite(row["fitness"]).all() for row in rows)
+
+
+def test_both_random_seats_are_seeded():
+    def played():
+        with Environments(Environment(id="openspiel:leduc_poker"), 2, 3) as environments:
+            environments.reset(5)
+            rng, seen = np.random.default_rng(1), []
+            for _ in range(30):
+                mask = environments.observation["action_mask"].numpy()
+                actions = torch.from_numpy((rng.random(mask.shape) * mask).argmax(-1))
+                step = environments.step(actions)
+                seen += [step.next_observation["observation"].reshape(-1), step.reward.reshape(-1)]
+            return torch.cat(seen)
+
+    assert torch.equal(played(), played())
