@@ -167,3 +167,19 @@ def test_connect_four_is_drawn_and_its_window_opens(in_directory, types, monkeyp
     types("3", "q")
     run_command(["play", "runs/a", "--window", "--seat", "1"])
     assert " . . ." not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "hidden"),
+    [("tic_tac_toe", r"\.\.\.\n\.\.\.\n\.\.\.", "nothing"), ("kuhn_poker", r"\n[012]\nyour move", r"\n[012] [012]\n")],
+)
+def test_openspiels_own_text_is_shown_without_the_agents_cards(in_directory, types, capsys, name, shown, hidden):
+    pytest.importorskip("pyspiel")
+    convolutions = "network.convolutions=[{channels: 4, kernel: 2, stride: 1}]"
+    assert train(GAME[0], f"environment.id=openspiel:{name}", convolutions, *GAME[2:]) == 0
+    capsys.readouterr()
+    types("q")
+    run_command(["play", "runs/a", "--seat", "1"])
+    told = capsys.readouterr().out
+    assert re.search(shown, told), told
+    assert not re.search(hidden, told), told
