@@ -8,7 +8,7 @@ from helpers.support import SMALL, needs_its_extra
 
 import evorl
 from evorl.commands.command import run_command
-from evorl.config.yaml import configuration_file, shipped_names
+from evorl.config.yaml import configuration_file, read_settings, shipped_names
 from evorl.export import onnx_file
 from evorl.export.network import ActingAgent
 from evorl.types import UserError
@@ -43,7 +43,8 @@ def parameters(agent):
 @pytest.mark.parametrize("name", shipped_names())
 def test_every_shipped_configuration_is_exported(name, tmp_path):
     needs_its_extra(name)
-    config = fresh_run(tmp_path / "a", configuration_file(name))
+    num_envs = read_settings(configuration_file(name), [])["environment"]["num_envs"]
+    config = fresh_run(tmp_path / "a", configuration_file(name), f"environment.num_envs={num_envs}")
     session = exported(tmp_path / "a")
     inputs = {each.name: each.shape for each in session.get_inputs()}
     assert all(shape[0] == "batch" for shape in inputs.values())

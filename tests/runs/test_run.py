@@ -228,7 +228,7 @@ def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory,
             "algorithm.sequence_length: 32 does not divide algorithm.rollout_steps 100; .* 25,",
         ),
         (("network.recurrent=lstn",), "network.recurrent: there is no 'lstn'; did you mean 'lstm'"),
-        (("network.recurrent=lstm",), "network.recurrent: dqn cannot be recurrent"),
+        (("algorithm={name: sac}", "network.recurrent=lstm"), "network.recurrent: sac cannot be recurrent"),
         (
             ("environment.observation_indices=[0, 9]",),
             "environment.observation_indices: there is no number 9; CartPole-v1 shows 0 to 3",
