@@ -88,8 +88,8 @@ class DQNSettings(ValueSettings):
 
 
 class _Values(NamedTuple):
-    """What a loss is computed from: the atoms [P, B, A, N] of the observation by the online network, of the next
-    observation by the online network (None without double Q-learning) and by the target network."""
+    """Value atoms of a batch [P, B, A, N]: of the observation by the online network, of the next observation by the
+    online network (None without double Q-learning), and of the next observation by the target network."""
 
     atoms: Tensor
     next_atoms: Tensor | None
