@@ -545,15 +545,15 @@ class LeagueSettings(Section):
     rest makes room."""
     margin: Annotated[float, Field(ge=-0.5, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
-    this much. With -0.5 that of each generation is, as fictitious play has it: there the average of all past agents
-    matters, and the newest may well lose to some."""
+    this much. With -0.5 every generation's best agent is archived, as fictitious play needs: there the average of all
+    past agents matters, and the newest may well lose to some."""
     benchmark: Plain = "random"
-    """The opponent in evaluation episodes, and so, with `evolution.fitness: rating`, in those of the elite's score and
-    target: `random`; the directory of a run, whose best agent samples its moves; an exported agent, FILE.onnx, which
-    moves greedily, so that in a game without chance its games are all alike; or `package.module:player`, a function of
-    an observation and its action mask, or None, that returns a move. It should return the same one each time, or runs
-    cannot be repeated. A run or a file is copied when the run begins, and stays as it was. `evorl evaluate` takes it
-    too."""
+    """The opponent in evaluation episodes; with `evolution.fitness: rating` the elite's score and the target are mean
+    results against it. `random`; the directory of a run, whose best agent samples its moves; an exported agent,
+    FILE.onnx, which moves greedily, so that its games are all alike in a game without chance; or
+    `package.module:player`, a function that takes an observation and its action mask (or None) and returns a move.
+    Such a function should be deterministic, or runs cannot be repeated. A run or a file is copied when training begins;
+    later changes to it have no effect. `evorl evaluate` uses the same opponent."""
     games: Annotated[int, Field(ge=2, le=10_000, multiple_of=2)] = 8
     """Games of each pair of agents in a generation's evaluation, on the same seeds for all pairs, half from either
     seat. Agents act in them as in training, not greedily."""

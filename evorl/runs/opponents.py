@@ -38,7 +38,7 @@ ONNX = ".onnx"
 EXPORTED = "agent.onnx"
 """The exported agent in a directory that is no run."""
 COPY = "benchmark"
-"""The directory, within that of a run, of the benchmark as it was when the run began."""
+"""The subdirectory of a run that holds the copy of its benchmark, made when training begins."""
 
 
 class Task(NamedTuple):
@@ -195,7 +195,7 @@ def check_benchmark(config: AnyConfig, interface: EnvSpec) -> None:
 
 
 def keep_benchmark(config: AnyConfig, directory: RunDirectory, ranks: Ranks, task: Task) -> Opponent:
-    """The benchmark of a run on all ranks, collectively; a run or an exported agent as it was when the run began.
+    """Load the benchmark on all ranks (collective), from the copy that is made when training begins.
 
     The main process copies it to the directory, and a resumed run reads the copy: the benchmark may have been trained
     on since, or be gone. Raises UserError on all ranks.
