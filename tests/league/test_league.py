@@ -466,6 +466,18 @@ def test_an_archive_of_other_agents_is_refused(in_directory, capsys):
     assert "archive.safetensors: holds other agents than the league's standings" in error_line(capsys)
 
 
+def test_the_seed_of_a_match_decides_what_both_sides_draw(in_directory, capsys):
+    """The game itself has no chance, so different results are the players' own."""
+    assert train("run.name=a", *RUN, "training.max_steps=40") == 0
+    capsys.readouterr()
+    told = []
+    for seed in ("0", "0", "1", "2", "3"):
+        run_command(["match", "runs/a", "random", "--games", "40", "--seed", seed, "--json"])
+        told.append({**json.loads(capsys.readouterr().out), "seed": None})
+    assert told[0] == told[1]
+    assert len({(each["won"], each["drawn"]) for each in told}) > 1
+
+
 def test_a_match_of_two_runs_tells_results_of_both_seats(in_directory, capsys):
     for name in ("a", "b"):
         assert train(f"run.name={name}", *RUN, "training.max_steps=40", f"seed={ord(name)}") == 0
