@@ -72,7 +72,11 @@ def low(moves: Mapping[str, float]) -> Arm:
     return settings
 
 
+GENTLE = "evolution.selection.replace=0.25"
 ARMS: Mapping[str, Arm] = {
+    "shipped": lambda config: [],
+    "gentle": lambda config: [GENTLE],
+    "late_gentle": lambda config: [GENTLE, "evolution.burn_in=auto"],
     "small_moves": moving(SMALL),
     "larger_moves": moving(LARGER),
     "no_moves": without("hyperparameters"),
