@@ -27,12 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evorl.config import Environment
+from evorl.envs.open_spiel import make_open_spiel
 from evorl.report.statistics import result_interval
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import read_run
 
 DATA = Path(__file__).parent / "data" / "connect_four.jsonl"
-ID = "pettingzoo:connect_four_v3"
+PETTINGZOO, OPENSPIEL = "pettingzoo:connect_four_v3", "openspiel:connect_four"
 ROWS, COLUMNS = 6, 7
 SHIFTS = (1, ROWS, ROWS + 1, ROWS + 2)
 """From a bit to the next one of a vertical, a falling, a horizontal and a rising line."""
@@ -250,12 +252,26 @@ def match(one: Mover, other: Mover, games: int, seed: int) -> dict[str, Any]:
     }
 
 
+def view_of(environment: Environment) -> Callable[[Position], NDArray[Any]]:
+    """How a run's environment shows a position to the player to move."""
+    if environment.id == PETTINGZOO:
+        return lambda position: position.observation
+    game = make_open_spiel(environment)
+
+    def view(position: Position) -> NDArray[Any]:
+        state = game.game.new_initial_state(spiel_state(position))
+        return game.view(state, state.current_player())
+
+    return view
+
+
 def mover_of(agent: LoadedAgent, sample: bool) -> Mover:
     """An agent as a side. Agents that remember earlier turns are not played: each call is a position of its own."""
+    view = view_of(agent.config.environment)
 
     def move(position: Position, rng: np.random.Generator) -> int:
         mask = np.isin(np.arange(COLUMNS), position.moves)
-        chosen, _ = agent.predict(position.observation, action_mask=mask, deterministic=not sample)
+        chosen, _ = agent.predict(view(position), action_mask=mask, deterministic=not sample)
         return int(chosen)
 
     return move
@@ -292,8 +308,8 @@ def main() -> None:
         told(one, OPPONENTS[one], other, {})
     for run in parsed.runs:
         agent = load(run, generation=parsed.generation)
-        if agent.config.environment.id != ID or agent.config.network.recurrent:
-            parser.error(f"{run}: is no run of {ID} without recurrent agents")
+        if agent.config.environment.id not in (PETTINGZOO, OPENSPIEL) or agent.config.network.recurrent:
+            parser.error(f"{run}: is no run of {PETTINGZOO} or {OPENSPIEL} without recurrent agents")
         more = {
             "agent": agent.agent.id,
             "moves": "sampled" if parsed.sample else "greedy",

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from helpers.support import ROOT
 
+from evorl.config import Environment
+from evorl.envs.games import make_game
+
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import connect_four
 from connect_four import (
@@ -73,6 +76,21 @@ def test_openspiel_reads_positions_as_they_are():
             state.apply_action(move)
             here = here.after(move)
         assert state.is_terminal()
+
+
+@pytest.mark.parametrize("id", [connect_four.PETTINGZOO, connect_four.OPENSPIEL])
+def test_agents_see_positions_as_in_their_environment(id):
+    pytest.importorskip("pettingzoo" if id == connect_four.PETTINGZOO else "pyspiel")
+    settings = Environment(id=id)
+    view, game = connect_four.view_of(settings), make_game(settings)
+    for moves in some_games(5):
+        game.reset(0)
+        here = Position(0, 0)
+        for move in moves:
+            (seat,) = game.acting
+            np.testing.assert_array_equal(view(here), game.seen[seat].observation)
+            game.step({seat: move})
+            here = here.after(move)
 
 
 def test_all_lines_are_worth_something_where_nobody_blocks_them():
