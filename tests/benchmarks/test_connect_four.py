@@ -66,6 +66,24 @@ def test_positions_follow_the_rules_of_pettingzoo():
         assert reward == (-1 if has_four(here.others) else 0)
 
 
+def test_the_fast_game_is_that_of_pettingzoo():
+    module = pytest.importorskip("pettingzoo.classic.connect_four_v3")
+    theirs, ours = module.raw_env(), connect_four.ConnectFour()
+    for moves in some_games(30):
+        for env in (theirs, ours):
+            env.reset()
+        for move in [*moves, None, None]:
+            assert ours.agents == theirs.agents
+            assert ours.agent_selection == theirs.agent_selection
+            (seen, *rest), (expected, *told) = ours.last(), theirs.last()
+            np.testing.assert_array_equal(seen["observation"], expected["observation"])
+            np.testing.assert_array_equal(seen["action_mask"], expected["action_mask"])
+            assert rest == told
+            for env in (theirs, ours):
+                env.step(move)
+        assert ours.agents == theirs.agents == []
+
+
 def test_openspiel_reads_positions_as_they_are():
     pyspiel = pytest.importorskip("pyspiel")
     game = pyspiel.load_game("connect_four")
