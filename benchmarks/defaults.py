@@ -48,7 +48,7 @@ def ranges(config: AnyConfig, moves: Mapping[str, float], least_rate: float | No
 
 def moving(moves: Mapping[str, float], *others: str) -> Arm:
     """Return the arm with these mutation moves and further overrides."""
-    return lambda config: [ranges(config, moves), *others]
+    return lambda config: [*EARLY, ranges(config, moves), *others]
 
 
 def without(kind: str) -> Arm:
@@ -57,7 +57,7 @@ def without(kind: str) -> Arm:
     def settings(config: AnyConfig) -> list[str]:
         weights = config.evolution.mutation.weights()
         changed = [f"evolution.mutation.{kind}=0", f"evolution.mutation.none={weights['none'] + weights[kind]}"]
-        return [ranges(config, SMALL), *changed]
+        return [*EARLY, ranges(config, SMALL), *changed]
 
     return settings
 
@@ -67,16 +67,17 @@ def low(moves: Mapping[str, float]) -> Arm:
 
     def settings(config: AnyConfig) -> list[str]:
         rate = config.algorithm.first_hyperparameters()["learning_rate"]
-        return [f"algorithm.learning_rate={rate / 10:g}", ranges(config, moves, rate / 50)]
+        return [*EARLY, f"algorithm.learning_rate={rate / 10:g}", ranges(config, moves, rate / 50)]
 
     return settings
 
 
-GENTLE = "evolution.selection.replace=0.25"
+EARLY = "evolution.selection.replace=1", "evolution.burn_in=0"
+"""Tournaments that replace all but the elite, from the first generation on: the defaults of earlier revisions."""
 ARMS: Mapping[str, Arm] = {
-    "shipped": lambda config: [],
-    "gentle": lambda config: [GENTLE],
-    "late_gentle": lambda config: [GENTLE, "evolution.burn_in=auto"],
+    "shipped": lambda config: [*EARLY],
+    "gentle": lambda config: ["evolution.selection.replace=0.25", "evolution.burn_in=0"],
+    "late_gentle": lambda config: ["evolution.selection.replace=0.25", "evolution.burn_in=auto"],
     "small_moves": moving(SMALL),
     "larger_moves": moving(LARGER),
     "no_moves": without("hyperparameters"),

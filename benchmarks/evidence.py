@@ -77,6 +77,8 @@ SHARED = (
     "evaluation.confirmation_episodes=20",
     "evolution.initial=sampled",
     "evolution.selection.archive=1000",
+    "evolution.selection.replace=1",
+    "evolution.burn_in=0",
     "evolution.architecture.min_units=32",
     "evolution.architecture.max_units=128",
 )
