@@ -1,17 +1,18 @@
 """Train the arms of the protocols in docs/evidence.md and docs/selection.md, and append one JSON line per run.
 
-    python benchmarks/evidence.py --runs runs/evidence [--plan selection] [--part 1/2] [--until 18:30]
+    python benchmarks/evidence.py --runs runs/evidence [--plan selection] [--until 18:30]
     python benchmarks/evidence.py --runs runs/evidence --data FILE --jobs lunar_lander-{burn_in,pool}-{9,10,11}
 
-Runs that have a line are not repeated, so the benchmark can be stopped and restarted at any time; several can work on
-parts of a plan side by side. Each run is a separate process of `demos/online.py` with one thread. Its best agent is
-scored on fresh episodes, and so are all agents of a pool. With the plans `selection` and `wide` the run's lineage is
-kept beside the data.
+Runs that have a line are not repeated, so the benchmark can be stopped and restarted at any time; several processes of
+one machine can work on a plan side by side. Each run is a separate process of `demos/online.py` with one thread. Its
+best agent is scored on fresh episodes, and so are all agents of a pool. With the plans `selection` and `wide` the run's
+lineage is kept beside the data.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -216,6 +218,18 @@ def job_of(name: str) -> Job:
     return task, arm, int(seed)
 
 
+@contextmanager
+def claimed(job: Job, directory: Path) -> Iterator[bool]:
+    """Claim a run until the block ends; False if another process on this machine has it."""
+    with (directory / ("-".join(map(str, job)) + ".lock")).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def train(job: Job, directory: Path, keeps_lineage: bool) -> dict[str, Any]:
     """Train one run and return its line: provenance, cost, learning curves and held-out scores."""
     task, arm, seed = job
@@ -366,7 +380,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="where the runs' directories come")
     parser.add_argument("--plan", choices=PLANS, default="evidence")
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="take every N-th run, from the K-th")
     parser.add_argument("--data", type=Path, help="the file of results; default: benchmarks/data/PLAN.jsonl")
     parser.add_argument("--jobs", nargs="+", metavar="TASK-ARM-SEED", help="the runs, in place of the protocol's")
     parser.add_argument("--until", help="begin no run after this time of day, as HH:MM")
@@ -374,15 +387,15 @@ def main() -> None:
     torch.set_num_threads(1)
     parsed.runs.mkdir(parents=True, exist_ok=True)
     data = parsed.data or DATA / f"{parsed.plan}.jsonl"
-    part, parts = map(int, parsed.part.split("/"))
     jobs = list(map(job_of, parsed.jobs) if parsed.jobs else PLANS[parsed.plan]())
-    for job in jobs[part - 1 :: parts]:
-        done = {(line["task"], line["arm"], line["seed"]) for line in read_lines(data)}
+    for job in jobs:
         if parsed.until and datetime.now().strftime("%H:%M") >= parsed.until:
             break
-        if job not in done:
-            append(data, line := train(job, parsed.runs, keeps_lineage=parsed.plan != "evidence"))
-            print(*job, line["held_out"]["mean"], line["cpu_seconds"], flush=True)
+        with claimed(job, parsed.runs) as is_free:
+            done = {(line["task"], line["arm"], line["seed"]) for line in read_lines(data)}
+            if is_free and job not in done:
+                append(data, line := train(job, parsed.runs, keeps_lineage=parsed.plan != "evidence"))
+                print(*job, line["held_out"]["mean"], line["cpu_seconds"], flush=True)
 
 
 if __name__ == "__main__":
