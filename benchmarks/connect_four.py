@@ -106,9 +106,9 @@ class ConnectFour:
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    possible_agents: ClassVar[list[str]] = ["player_0", "player_1"]
 
     def __init__(self) -> None:
-        self.possible_agents = ["player_0", "player_1"]
         self.agents: list[str] = []
         self.agent_selection = ""
         self._space = gym.spaces.Dict(

@@ -96,9 +96,10 @@ def test_openspiel_reads_positions_as_they_are():
         assert state.is_terminal()
 
 
-@pytest.mark.parametrize("id", [connect_four.PETTINGZOO, connect_four.OPENSPIEL])
-def test_agents_see_positions_as_in_their_environment(id):
-    pytest.importorskip("pettingzoo" if id == connect_four.PETTINGZOO else "pyspiel")
+@pytest.mark.parametrize("id", [connect_four.PETTINGZOO, connect_four.OPENSPIEL, connect_four.OWN])
+def test_agents_see_positions_as_in_their_environment(id, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    pytest.importorskip("pyspiel" if id == connect_four.OPENSPIEL else "pettingzoo")
     settings = Environment(id=id)
     view, game = connect_four.view_of(settings), make_game(settings)
     for moves in some_games(5):
