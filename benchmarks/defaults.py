@@ -75,7 +75,7 @@ def low(moves: Mapping[str, float]) -> Arm:
 EARLY = "evolution.selection.replace=1", "evolution.burn_in=0"
 """Tournaments that replace all but the elite, from the first generation on: the defaults of earlier revisions."""
 ARMS: Mapping[str, Arm] = {
-    "shipped": lambda config: [*EARLY],
+    "early": lambda config: [*EARLY],
     "gentle": lambda config: ["evolution.selection.replace=0.25", "evolution.burn_in=0"],
     "late_gentle": lambda config: ["evolution.selection.replace=0.25", "evolution.burn_in=auto"],
     "small_moves": moving(SMALL),

@@ -244,7 +244,7 @@ class Selection(Section):
     population into equal parts that evolve at the frequencies of `periods`, with migration between them."""
     size: Size = 2
     """Agents that meet in one tournament."""
-    replace: Annotated[float, Field(gt=0, le=1)] = 1.0
+    replace: Annotated[float, Field(gt=0, le=1)] = 0.25
     """The share of the population, its worst, that children replace; the others train on untouched. With 1 a tournament
     replaces all but the elite; `truncation` replaces half at most."""
     elitism: bool = True
@@ -379,7 +379,7 @@ class Evolution(Section):
     steps: Count = 10_000
     """Environment steps of each agent in a generation, over all ranks. A shipped file's number is for its own
     environment."""
-    burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = 0
+    burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
     """Generations before the first selection and mutation. With `auto`, selection begins once the ranks of agents in
     successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent."""
     initial: Initial = "configured"

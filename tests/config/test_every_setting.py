@@ -311,7 +311,7 @@ def trained(*overrides):
 @cache
 def evolved(*overrides):
     """A population that was not trained, after some generations in which the later agents are the better ones."""
-    settings = config(*EVOLVED, *overrides)
+    settings = config(*EVOLVED, "evolution.selection.replace=1", *overrides)
     algorithm = make_algorithm(settings, interface(observations=IMAGES))
     agents, rng = initial_population(settings, algorithm), np.random.default_rng(0)
     for generation in range(1, 6):

@@ -29,7 +29,7 @@ def agents(fitness):
 def test_tournament_winners_have_the_frequencies_of_theory():
     """With n agents and tournaments of k, the r-th best wins with probability C(n - r, k - 1) / C(n, k)."""
     fitness, rng = np.array([3.0, 1.0, 4.0, 2.0]), np.random.default_rng(0)
-    settings, rounds = Selection(size=2, elitism=False), 20_000
+    settings, rounds = Selection(size=2, replace=1, elitism=False), 20_000
     wins = Counter()
     for _ in range(rounds):
         wins.update(place.parent for place in SELECTIONS["tournament"](Candidates(fitness), settings, rng))
@@ -39,7 +39,7 @@ def test_tournament_winners_have_the_frequencies_of_theory():
 
 def test_a_tournament_of_all_is_won_by_the_best():
     places = SELECTIONS["tournament"](
-        Candidates(np.array([1.0, 5.0, 2.0])), Selection(size=3), np.random.default_rng(0)
+        Candidates(np.array([1.0, 5.0, 2.0])), Selection(size=3, replace=1), np.random.default_rng(0)
     )
     assert [place.parent for place in places] == [1, 1, 1]
     assert [place.child for place in places] == [False, True, True]
@@ -93,7 +93,7 @@ def test_on_pure_noise_gentle_selection_keeps_more_lines_of_descent():
             total += len(set(lines.tolist()))
         return total / repetitions
 
-    assert left(Selection(size=2)) == pytest.approx(4.2, abs=0.3)
+    assert left(Selection(size=2, replace=1)) == pytest.approx(4.2, abs=0.3)
     assert left(Selection(size=2, replace=0.25)) > 6.5
 
 
@@ -151,7 +151,7 @@ def test_ranks_are_the_share_of_the_others_beaten():
 
 def test_ranks_are_kept_as_far_back_as_they_are_read_and_children_have_their_parents():
     members, settings = agents([1.0, 2.0]), context("evolution.selection.memory=3").settings
-    note_ranks(members, context().settings)
+    note_ranks(members, context("evolution.burn_in=0").settings)
     assert members[0].ranks == ()
     for _ in range(5):
         note_ranks(members, settings)
@@ -208,7 +208,7 @@ def test_selection_begins_when_it_is_due_or_ranks_can_be_trusted():
     assert [begins(fixed, generation, 1.0, 1.0) for generation in (1, 2, 3)] == [False, False, True]
     assert [begins(auto, 1, known, 0.1) for known in (None, 0.69, 0.71)] == [False, False, True]
     assert [begins(auto, 9, None, spent) for spent in (0.33, 0.34)] == [False, True]
-    assert begins(context().settings, 1, None, 0.0)
+    assert begins(context("evolution.burn_in=0").settings, 1, None, 0.0)
 
 
 def test_evolution_follows_an_optimum_that_drifts_and_no_fixed_setting_does():
@@ -265,7 +265,8 @@ def test_every_selection_fills_the_population_and_keeps_the_best(name):
 def test_the_elite_is_never_mutated_and_children_know_their_parents():
     before = agents([1.0, 7.0, 3.0, 2.0])
     start = {member.id: member.child(0).tensors for member in before}
-    evolved = evolve(before, context(*EVERY_MUTATION), next_id=10, rng=np.random.default_rng(2))
+    here = context(*EVERY_MUTATION, "evolution.selection.replace=1")
+    evolved = evolve(before, here, next_id=10, rng=np.random.default_rng(2))
     assert evolved[0] is before[1]
     torch.testing.assert_close(evolved[0].tensors, start[1], rtol=0, atol=0)
     assert [member.id for member in evolved[1:]] == [10, 11, 12]
