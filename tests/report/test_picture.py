@@ -60,3 +60,13 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"a plot needs matplotlib; install it with `pip install -e '\.\[plot\]'`"):
         run_command(["plot", str(tmp_path / "nothing")])
+
+
+def test_agents_that_failed_are_cut_off_and_counted(tmp_path):
+    def comments(worst):
+        lives = [(*life[:-1], worst if place == 0 else life[-1]) for place, life in enumerate(LIVES)]
+        run_command(["plot", str(write_run(tmp_path / f"{worst}", lives=lives)), "-o", str(tmp_path / "x.svg")])
+        return [line for line in (tmp_path / "x.svg").read_text().splitlines() if "values, down to" in line]
+
+    assert comments(5.0) == []
+    assert comments(-3000.0) == [f"    <!-- 1 of {len(LIVES)} values, down to -3000, are below -->"]
