@@ -102,13 +102,15 @@ class Position(NamedTuple):
 class ConnectFour:
     """PettingZoo's game, with its interface (AEC), observations and rewards, at 3.3 times its moves per second.
 
-    It is for training: `environment=benchmarks.connect_four:ConnectFour`, in the clone's folder.
+    It is for training: `environment=benchmarks.connect_four:ConnectFour`, in the clone's folder. A game begins with up
+    to `opening` random plies, 6 at most, so that agents learn positions to which their own moves do not lead.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     possible_agents: ClassVar[list[str]] = ["player_0", "player_1"]
 
-    def __init__(self) -> None:
+    def __init__(self, opening: int = 0) -> None:
+        self._opening, self._rng = opening, np.random.default_rng()
         self.agents: list[str] = []
         self.agent_selection = ""
         self._space = gym.spaces.Dict(
@@ -126,13 +128,17 @@ class ConnectFour:
         return self._actions
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Begin a game; nothing in it is drawn."""
+        """Begin a game, and a new sequence of openings if there is a seed."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
         self.agents = list(self.possible_agents)
         self.agent_selection = self.agents[0]
         self._position, self._over = Position(0, 0), False
         self._planes = np.zeros((ROWS, COLUMNS, 2), dtype=np.int8)
         self._heights = np.zeros(COLUMNS, dtype=np.int8)
         self._rewards = dict.fromkeys(self.agents, 0.0)
+        for _ in range(int(self._rng.integers(self._opening + 1))):
+            self.step(int(self._rng.choice(np.flatnonzero(self._heights < ROWS))))
 
     def last(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the player to move sees and has got."""

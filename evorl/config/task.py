@@ -20,6 +20,7 @@ OF_SHIPPED = (
     "training.max_steps",
     "evolution.steps",
     "evolution.fitness",
+    "evaluation.fitness",
     "evaluation.episodes",
     "evaluation.confirmation_episodes",
     "evaluation.max_steps",
