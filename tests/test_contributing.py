@@ -63,7 +63,7 @@ def test_what_it_adds_trains(configurations, in_directory):
     assert [key for _, key, _ in BLOCKS if key] == ["ALGORITHMS", "MUTATIONS", "SELECTIONS", "TRACKERS"]
     (file,) = configurations
     changes = [
-        "tracking.backends=[fitness_csv]", "evolution.selection.name=ranking",
+        "tracking.backends=[fitness_csv]", "evolution.selection.name=ranking", "evolution.burn_in=0",
         "evolution.mutation={none: 0, architecture: 0, parameters: 0, hyperparameters: 0, momentum: 1}",
     ]  # fmt: skip
     assert run_program(run_command, ["train", str(file), "--name", "a", *changes, *SMALL]) == 0

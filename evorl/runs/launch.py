@@ -9,6 +9,7 @@ import argparse
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import yaml
 
 from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
-from evorl.config import AnyConfig, check_name, validate
+from evorl.config import AnyConfig, check_name, override, validate
 from evorl.config.fields import ENVIRONMENT, RATING, RETURN
 from evorl.config.schema import with_dotted_names
 from evorl.config.task import TARGET
@@ -43,6 +44,7 @@ from evorl.tracking import TRACKERS, shared_settings
 from evorl.types import EvorlWarning, UserError
 
 RANGES = "evolution.hyperparameters"
+FITNESS = "evolution.fitness"
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 PRECISIONS = ("no", "bf16")
 PLAIN = {
@@ -194,10 +196,16 @@ def load_config(arguments: Sequence[str], default: Path, asynchronous: bool | No
 def read_config(path: Path, assignments: Sequence[str]) -> AnyConfig:
     """Read a configuration file and apply `key.path=value` assignments. Raises UserError.
 
-    If they change the environment, the file's target is replaced by the new environment's reward threshold.
+    If they change the environment, the file's target is replaced by the new environment's reward threshold, and ratings
+    remain fitness only in another game.
     """
     settings, origins = settings_and_origins(path, assignments)
     config = validate(settings, SETTINGS, assignments)
+    is_lost = origins.left_out.get(FITNESS) == RATING and not origins.is_given(FITNESS)
+    if is_lost and is_game(config.environment.id):
+        config = validate(override(settings, [f"{FITNESS}={RATING}"]), SETTINGS, assignments)
+        kept = {key: value for key, value in origins.left_out.items() if key != FITNESS}
+        origins = replace(origins, left_out=kept)
     if TARGET not in origins.left_out:
         return config.with_origins(origins)
     id = config.environment.id

@@ -172,3 +172,17 @@ def test_more_simulations_play_better():
     assert connect_four.mcts_100(three.observation, np.ones(COLUMNS, bool)) == 3
     assert ROWS * COLUMNS == 42
     json.loads(spiel_state(three))
+
+
+def test_games_of_one_seed_open_with_the_same_random_plies():
+    def openings(seed):
+        game, found = connect_four.ConnectFour(opening=4), []
+        for number in range(20):
+            game.reset(seed=seed if number == 0 else None)
+            found.append((int(game.last()[0]["observation"].sum()), game.agent_selection))
+        return found
+
+    plies = openings(7)
+    assert {count for count, _ in plies} == {0, 1, 2, 3, 4}
+    assert all(seat == f"player_{count % 2}" for count, seat in plies)
+    assert (openings(7), openings(8) != plies) == (plies, True)

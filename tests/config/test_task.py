@@ -44,6 +44,17 @@ def test_no_number_of_a_shipped_task_survives_in_another_one(name, id):
     assert "training.target_fitness" in settings.origins.left_out
 
 
+@pytest.mark.parametrize(
+    ("id", "fitness"),
+    [("openspiel:leduc_poker", "rating"), ("benchmarks.connect_four:ConnectFour", "rating"), ("CartPole-v1", "return")],
+)
+def test_another_game_is_rated_too_and_what_is_no_game_is_not(id, fitness):
+    file = configuration_file("ppo_connect_four")
+    assert read_config(file, [f"environment={id}"]).evolution.fitness == {fitness: 1.0}
+    own = read_config(file, [f"environment={id}", "evolution.fitness=info.score"])
+    assert own.evolution.fitness == {"info.score": 1.0}
+
+
 @pytest.mark.parametrize("name", [name for name in shipped_names() if name.endswith(("atari", "ram"))])
 def test_other_games_of_a_suite_take_all_but_the_target(name):
     pong = read_config(configuration_file(name), [])
