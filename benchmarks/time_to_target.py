@@ -64,19 +64,24 @@ def evorl(seed: int, seconds: float, runs: Path, environment: Mapping[str, str],
 def peer(
     system: str, seed: int, seconds: float, runs: Path, python: Path, environment: Mapping[str, str], core: int
 ) -> dict[str, Any]:
-    """Run a peer's script and return the line that it prints, or a line with its time and error if it fails."""
+    """Run a peer's script and return its line, with the seed."""
     script, *arguments = PEERS[system]
     program = str(ROOT / "benchmarks" / "baselines" / script)
-    command = [str(python), program, "--seed", str(seed), "--seconds", str(seconds), *arguments]
+    command = on(core, [str(python), program, "--seed", str(seed), "--seconds", str(seconds), *arguments])
+    return {"system": system, "seed": seed, **run_peer(command, runs / f"{system}-{seed}.log", environment)}
+
+
+def run_peer(command: list[str], log: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run a peer and return the line that it prints, or a line with its time and error if it fails."""
     started = time.perf_counter()
-    with (runs / f"{system}-{seed}.log").open("w+") as log:
-        ended = subprocess.run(on(core, command), env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
+    with log.open("w+") as file:
+        ended = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=file)
         took = time.perf_counter() - started
-        log.seek(0)
-        errors = log.read().splitlines()
+        file.seek(0)
+        errors = file.read().splitlines()
     if ended.returncode:
         error = errors[-1] if errors else f"exit code {ended.returncode}"
-        return {"system": system, "seed": seed, "reached": False, "seconds": round(took, 1), "error": error}
+        return {"reached": False, "seconds": round(took, 1), "error": error}
     line: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return line
 
