@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.report.data import Crowd, Drawn, Generation, Tree, born_by, units_of
-from evorl.report.statistics import FEWEST, MEASURES, POINTS, Effect, Group, extent, points, thinned
+from evorl.report.statistics import FEWEST, MEASURES, POINTS, Effect, Group, cut_off, extent, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.console import digits
 
@@ -80,7 +80,14 @@ def returns(run: Drawn) -> Figure:
     traces.append(_elite(run))
     target = run.setting("training.target_fitness")
     shapes = [_level(float(target))] if isinstance(target, int | float) else []
-    return {"data": traces, "layout": {**_axes(STEPS, "mean return in evaluation"), "shapes": shapes}}
+    layout = {**_axes(STEPS, "mean return in evaluation"), "shapes": shapes}
+    if (cut := cut_off(life.fitness for life in run.lives)) is not None:
+        shown = [life.fitness for life in run.lives if life.fitness is not None and life.fitness >= cut.fence]
+        _, top = extent([*shown, *(float(shape["y0"]) for shape in shapes)]) or (None, None)
+        place = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"}
+        layout["annotations"] = [{"text": cut.words, "showarrow": False, **place}]
+        layout["yaxis"] |= {"range": (cut.fence, top)}
+    return {"data": traces, "layout": layout}
 
 
 def results(run: Drawn) -> Figure | None:
@@ -222,7 +229,7 @@ def tree(run: Drawn) -> Figure:
                 "size": 11,
                 "colorscale": "Cividis",
                 "color": [life.fitness for life in run.lives],
-                "cmin": min(known, default=0),
+                "cmin": cut.fence if (cut := cut_off(known)) else min(known, default=0),
                 "cmax": max(known, default=1),
                 "line": {"color": INK, "width": 1},
                 "symbol": [look(born_by(life, parents.get((life.generation, life.id)))).symbol for life in run.lives],
@@ -531,7 +538,7 @@ def _descent(run: Drawn, descent: Tree) -> Figure:
                 "line": {"color": INK, "width": 1},
                 "colorscale": "Cividis",
                 "color": descent.fitness,
-                "cmin": min(known, default=0),
+                "cmin": cut.fence if (cut := cut_off(known)) else min(known, default=0),
                 "cmax": max(known, default=1),
                 "colorbar": {"title": {"text": "fitness", "side": "right"}, "thickness": 12, "len": 0.9},
             },

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evorl.config.errors import on_one_line
 from evorl.report.data import Drawn, born_by
 from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_of
-from evorl.report.statistics import FEWEST, MEASURES, Group, extent, groups, points, thinned
+from evorl.report.statistics import FEWEST, MEASURES, Group, cut_off, extent, groups, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.extras import require
 from evorl.system.files import replacing
@@ -64,7 +64,9 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         line = THIN if run.crowd is None else 0
         axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=line, label=words)
     axes[0].set_ylabel("mean return in evaluation")
-    _cut_off_failures(axes[0], [life.fitness for life in run.lives if life.fitness is not None])
+    if (cut := cut_off(life.fitness for life in run.lives)) is not None:
+        axes[0].set_ylim(cut.fence, axes[0].dataLim.y1 + 0.06 * (axes[0].dataLim.y1 - cut.fence))
+        axes[0].text(0.99, 0.01, cut.words, transform=axes[0].transAxes, fontsize=7, ha="right", va="bottom")
     axes[0].legend(fontsize=8, edgecolor="none", framealpha=0.9)
     axes[0].set_title(_plain(f"{run.setting('algorithm.name')} on {run.setting('environment.id')}"), fontsize=10)
     if hyperparameter:
@@ -79,23 +81,6 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     for axis in axes:
         _tidy(axis)
     axes[-1].set_xlabel(STEPS)
-
-
-def _cut_off_failures(axis: Any, fitness: Sequence[float]) -> None:
-    """Let the axis begin at Tukey's lower fence, 1.5 interquartile ranges below the first quartile; count what it cuts.
-
-    A few agents with bad settings would squeeze all others into a line.
-    """
-    finite = np.array(fitness)[np.isfinite(fitness)]
-    if finite.size == 0:
-        return
-    first, third = np.quantile(finite, (0.25, 0.75))
-    fence = first - 1.5 * (third - first)
-    below = finite[finite < fence]
-    if third > first and below.size:
-        axis.set_ylim(fence, axis.dataLim.y1 + 0.06 * (axis.dataLim.y1 - fence))
-        words = f"{below.size} of {finite.size} values, down to {below.min():.4g}, are below"
-        axis.text(0.99, 0.01, words, transform=axis.transAxes, fontsize=7, ha="right", va="bottom")
 
 
 def _drawn(axis: Any, run: Drawn, quantity: str, value: Callable[[Stage], float | None]) -> list[Look]:

@@ -93,6 +93,27 @@ def extent(values: Iterable[float | None]) -> tuple[float, float] | None:
     return low - margin, high + margin
 
 
+@dataclass(frozen=True)
+class CutOff:
+    """Tukey's lower fence, 1.5 interquartile ranges below the first quartile, and how many values an axis cuts off."""
+
+    fence: float
+    words: str
+
+
+def cut_off(values: Iterable[float | None]) -> CutOff | None:
+    """The fence of values of which some are below it; without it a few agents that failed would squeeze all others."""
+    known = np.array([value for value in values if value is not None and math.isfinite(value)])
+    if known.size == 0:
+        return None
+    first, third = np.quantile(known, (0.25, 0.75))
+    fence = float(first - 1.5 * (third - first))
+    below = known[known < fence]
+    if below.size == 0 or first == third:
+        return None
+    return CutOff(fence, f"{below.size} of {known.size} values, down to {below.min():.4g}, are below")
+
+
 def thinned(points: Sequence[Item]) -> Sequence[Item]:
     """Return at most `POINTS` evenly spaced items, including the last one."""
     stride = max(1, -(-len(points) // POINTS))

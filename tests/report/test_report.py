@@ -52,6 +52,18 @@ def test_the_winner_is_followed_through_its_parents_as_they_were(run):
     assert path["y"] == [20.0, 40.0, 43.0, 60.0]
 
 
+def test_agents_that_failed_do_not_squeeze_the_others(run):
+    worst = replace(run.lives[0], fitness=-3000.0)
+    layout = figures.returns(replace(run, lives=[worst, *run.lives[1:]]))["layout"]
+    low, high = layout["yaxis"]["range"]
+    assert -100 < low < min(life.fitness for life in run.lives[1:])
+    assert max(life.fitness for life in run.lives) < high < 100
+    assert [note["text"] for note in layout["annotations"]] == [
+        f"1 of {len(run.lives)} values, down to -3000, are below"
+    ]
+    assert "annotations" not in figures.returns(run)["layout"]
+
+
 def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
     figure = figures.schedule(run)
     assert [figure["layout"][f"yaxis{number}"]["title"]["text"] for number in ("", "2")] == ["learning_rate", "gamma"]
