@@ -381,7 +381,8 @@ class Evolution(Section):
     environment."""
     burn_in: Annotated[int, Field(ge=0, le=10**6)] | Literal["auto"] = "auto"
     """Generations before the first selection and mutation. With `auto`, selection begins once the ranks of agents in
-    successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent."""
+    successive generations correlate by 0.7, and at the latest when a third of `training.max_steps` is spent: later, if
+    a run is resumed with more steps before that."""
     initial: Initial = "configured"
     """`sampled` draws each initial agent's hyperparameters evenly from their ranges, on their scales, and the sizes of
     its layers from the limits of `architecture` where mutations may change them. A list of directories of earlier runs,
