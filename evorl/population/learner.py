@@ -171,6 +171,8 @@ class Learner:
     """True if any agent may have non-finite values."""
     _count: int
     """Calls of `update`."""
+    _partial: int
+    """Those in which only some agents were due."""
     _common: int
     """Updates that all agents made; `_updates` [P] are those that only some did."""
     _updates: Tensor
@@ -205,7 +207,7 @@ class Learner:
         self._sums = [{} for _ in policy.stacks]
         self._healthy = [torch.ones(size, device=device) for size in members]
         self._suspicious = False
-        self._count = self._common = 0
+        self._count = self._partial = self._common = 0
         # Counters are float64 because float32 stops counting at 17 million.
         self._faults = [torch.zeros(size, dtype=torch.float64, device=device) for size in members]
         self._updates = torch.zeros(count, dtype=torch.float64, device=device)
@@ -247,16 +249,20 @@ class Learner:
             if self._suspicious or not batch.all_due:
                 active = [part.due * health for part, health in zip(parts, self._healthy, strict=True)]
             errors: list[Tensor | None] = [None] * len(stacks)
+            # Partial updates have a sample of their own: agents absent from every sampled one would have no metrics.
+            index = self._count - self._partial if batch.all_due else self._partial
             for objective in self._algorithm.objectives:
                 taking = active if objective.every == 1 else self._turns(objective, active)
                 if taking is None:
                     continue
-                found = self._descend(objective, parts, taking)
+                reported = index // objective.every % objective.report_every == 0
+                found = self._descend(objective, parts, taking, reported)
                 errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
                 if objective.every > 1 and self._suspicious:
                     # An agent with non-finite values in a delayed step takes no further step of this update.
                     active = [h if own is None else own * h for own, h in zip(active, self._healthy, strict=True)]
             self._count += 1
+            self._partial += not batch.all_due
             if self._phase is not None:
                 self._phase = self._phase + 1 if batch.all_due else None
             self.policy.version += 1
@@ -326,7 +332,7 @@ class Learner:
         for index, stack in enumerate(self.networks):
             for name, network in stack.items():
                 network.adam.resume(numbers[f"{index}/{name}"])
-        self._count, self._common = numbers["count"], numbers["common"]
+        self._count, self._partial, self._common = numbers["count"], numbers["partial"], numbers["common"]
         self._suspicious = bool(numbers["suspicious"])
         self._phase = None if numbers["phase"] < 0 else numbers["phase"]
 
@@ -335,6 +341,7 @@ class Learner:
         tensors: Tensors = {"updates": self._updates}
         numbers: dict[str, int] = {
             "count": self._count,
+            "partial": self._partial,
             "common": self._common,
             "suspicious": int(self._suspicious),
             "phase": -1 if self._phase is None else self._phase,
@@ -377,14 +384,15 @@ class Learner:
             return None
         return taking
 
-    def _descend(self, objective: Objective, parts: list[Batch], active: list[Tensor | None]) -> list[Tensor | None]:
+    def _descend(
+        self, objective: Objective, parts: list[Batch], active: list[Tensor | None], reported: bool
+    ) -> list[Tensor | None]:
         """Take one gradient step of an objective in every stack; return the losses' errors [P, B], for priorities.
 
-        Agents of a stack that skip the step are marked in `active`, in place.
+        Agents of a stack that skip the step are marked in `active`, in place. Metrics are kept only if `reported`.
         """
         name, stacks = objective.network, self.policy.stacks
         networks, divergences = [own[name] for own in self.networks], self._divergences[name]
-        reported = self._count // objective.every % objective.report_every == 0
         losses = self.losses(objective, parts, reported)
         metrics: list[Tensors] = [{}] * len(stacks)
         for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):

@@ -156,3 +156,13 @@ def test_metrics_come_from_all_agents_whatever_their_learn_steps():
         some.due = torch.tensor([1.0, float(update % 2), float(update % 4 == 3)])
         learner.update(some)
     assert learner.metrics().counts["td_error"].tolist() == [4, 2, 1]
+
+
+def test_agents_with_few_updates_have_metrics_although_the_first_update_was_another_agent_s():
+    """Agents with learning steps of 4 and 6 over 12 environment steps: one update is partial before a common one."""
+    learner = population([agent(id=id) for id in range(2)])
+    for update, due in enumerate(([1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0])):
+        some = batch(learner.policy.agents, seed=update)
+        some.due, some.all_due = torch.tensor(due), min(due) == 1
+        learner.update(some)
+    assert learner.metrics().counts["td_error"].tolist() == [2, 1]
