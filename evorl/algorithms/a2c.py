@@ -99,6 +99,17 @@ class A2CSettings(AlgorithmSettings):
         return ("training.max_steps",) if self.annealing else ()
 
 
+def estimates(segment: Segment, discount: Tensor, gae_lambda: Tensor) -> Tensors:
+    """Generalised advantage estimates (arXiv 1506.02438) and returns, both [T, P, E], of a rollout."""
+    value = segment.value
+    reward, terminated, ended = without_gaps(
+        segment.reward, value, segment.terminated, segment.truncated, segment.valid
+    )
+    next_value = next_values(value, segment.next_value, segment.truncated)
+    advantage = gae(reward, value, next_value, terminated, ended, discount, gae_lambda)
+    return {"advantage": advantage, "return": advantage + value}
+
+
 class A2C(Algorithm):
     """Advantage actor-critic for a stack of agents, with one update for each on-policy rollout."""
 
@@ -201,17 +212,9 @@ class A2C(Algorithm):
     def value(self, stack: Stack, observation: Observation, recurrent: RecurrentInput | None) -> Tensor:
         return stack.networks["policy"](observation, recurrent)["value"].squeeze(-1)
 
-    @staticmethod
-    def targets(segment: Segment, hyperparameters: Mapping[str, Tensor]) -> Tensors:
-        """Generalised advantage estimates (arXiv 1506.02438) and returns, both [T, P, E], of a rollout."""
-        value = segment.value
-        reward, terminated, ended = without_gaps(
-            segment.reward, value, segment.terminated, segment.truncated, segment.valid
-        )
-        next_value = next_values(value, segment.next_value, segment.truncated)
-        discount, gae_lambda = hyperparameters["gamma"], hyperparameters["gae_lambda"]
-        advantage = gae(reward, value, next_value, terminated, ended, discount, gae_lambda)
-        return {"advantage": advantage, "return": advantage + value}
+    def targets(self, segment: Segment, hyperparameters: Mapping[str, Tensor]) -> Tensors:
+        """The `estimates` of a rollout by the agents' hyperparameters [P]."""
+        return estimates(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
 
     def learning_rate(self, stack: Stack) -> Tensor:
         """The current learning rate [P], annealed linearly to 0 if that is configured."""

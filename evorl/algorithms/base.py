@@ -118,6 +118,7 @@ class Algorithm(ABC):
         self.config = config
         self.settings = config.algorithm
         self.interface = interface
+        self._plays_both_seats = config.league is not None and config.league.learn_from == "both"
         vectors = (name for name, part in interface.parts.items() if part.kind == "vector")
         self.normalized_parts = tuple(vectors) if self.settings.normalize_observations else ()
 
@@ -146,6 +147,14 @@ class Algorithm(ABC):
         """The objective of a network, with gradient clipping if `max_grad_norm` is set."""
         clip = None if self.settings.max_grad_norm is None else hyperparameter("max_grad_norm")
         return Objective(network, loss, rate, every, clip, self.report_every)
+
+    def discount(self, gamma: Tensor) -> Tensor:
+        """The factor [P] of the next value, from discounts gamma [P].
+
+        It is -gamma where an agent plays both seats of a zero-sum game, since the next value is the other seat's
+        (negamax). The powers of it in n-step returns and advantages change sign from turn to turn as rewards do.
+        """
+        return -gamma if self._plays_both_seats else gamma
 
     def initial_state(self) -> dict[str, float]:
         """A new agent's acting state by name: non-negative numbers that acting changes, such as epsilon."""

@@ -132,7 +132,8 @@ class DDPG(OffPolicy):
             next_observation = batch.next_observation
             next_action = self.target_action(stack, next_observation, generator)
             next_value = q_values(stack.targets["critics"], next_observation, next_action).amin(0)
-            target = bootstrapped_return(batch.columns, stack.hyperparameters["gamma"], next_value)
+            discount = self.discount(stack.hyperparameters["gamma"])
+            target = bootstrapped_return(batch.columns, discount, next_value)
         action = self.bounds.from_environment(batch.columns["action"])
         return critic_loss(q_values(stack.networks["critics"], batch.observation, action), target)
 

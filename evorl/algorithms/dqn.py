@@ -178,7 +178,7 @@ class DQN(OffPolicy):
 
         The online and target networks each draw new noise.
         """
-        action, gamma = batch.columns["action"], stack.hyperparameters["gamma"]
+        action, discount = batch.columns["action"], self.discount(stack.hyperparameters["gamma"])
         network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.targets))
         evaluate = self._single if batch.recurrent is None else self._sequences
         outputs, values = evaluate(network, target, batch)
@@ -188,7 +188,7 @@ class DQN(OffPolicy):
             next_mask = batch.next_observation.get("action_mask")
             next_action = allowed(self.values.mean(chosen_by), next_mask).max(-1).indices
             next_atoms = of_action(values.target_atoms, next_action)
-            loss, gradient = self.values.loss(of_action(values.atoms, action), next_atoms, batch.columns, gamma)
+            loss, gradient = self.values.loss(of_action(values.atoms, action), next_atoms, batch.columns, discount)
             gradient = of_action_gradient(gradient * batch.weight.unsqueeze(-1), action, self.actions)
             penalty = self.penalty(stack, batch, values.atoms)
             if penalty is not None:

@@ -87,7 +87,7 @@ class OffPolicy(Algorithm):
             self.config,
             self.interface,
             self.stored_action,
-            n_step_return,
+            lambda reward, steps, gamma: n_step_return(reward, steps, self.discount(gamma)),
             placement,
             always_valid,
             stopwatch,

@@ -317,7 +317,8 @@ class SAC(OffPolicy):
             next_q_values = self.actions.q_values(stack.targets["critics"], next_observation, policy.action).amin(0)
             temperature = self.log_temperature(stack).exp()
             next_value = soft_value(policy.probability, policy.log_prob, next_q_values, temperature)
-            target = bootstrapped_return(batch.columns, stack.hyperparameters["gamma"], next_value)
+            discount = self.discount(stack.hyperparameters["gamma"])
+            target = bootstrapped_return(batch.columns, discount, next_value)
         q_values = self.actions.q_of_action(stack.networks["critics"], batch.observation, batch.columns["action"])
         return critic_loss(q_values, target)
 

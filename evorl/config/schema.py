@@ -539,6 +539,11 @@ class LeagueSettings(Section):
     (prioritised fictitious self-play, Vinyals et al. 2019), `uniform` takes all alike, from the population and the
     archive; `population` takes the population alone, and `latest` the agent itself. All are as they were when the
     generation began."""
+    learn_from: Literal["own", "both"] = "own"
+    """`own`: the agent plays one seat of each environment and learns from that seat's turns. `both`: with `latest`, it
+    plays both seats and learns from the turns of both, which doubles the experience of a game. The value of the next
+    turn is then the other seat's and counts negatively, so this takes zero-sum games in which seats move in turn,
+    perfect information and feed-forward networks; and a `train_return` adds what each seat gained by its own moves."""
     power: Positive = 2.0
     """With `pfsp`, opponents are drawn in proportion to (1 - expected result) to this power."""
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8

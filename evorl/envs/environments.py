@@ -216,6 +216,11 @@ class Environments:
         assert isinstance(self._vector.env, GameVector)
         self._vector.env.opponents = opponents
 
+    def play_both_seats(self) -> None:
+        """Let the agent move in both seats of a game, from the next reset on. Raises UserError if the game is unfit."""
+        assert isinstance(self._vector.env, GameVector)
+        self._vector.env.play_both_seats()
+
     def begin(self, seed: int, agents: Sequence[Agent], carry_over: bool) -> None:
         """Start a generation with these agents: with new episodes, or with the running ones if `carry_over`.
 

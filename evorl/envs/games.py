@@ -6,7 +6,8 @@ A game is turn-based (PettingZoo's AEC interface, OpenSpiel) or simultaneous (Pe
 `GameVector` steps the learner's move in each copy, then asks `opponents` for the other seat's moves in all copies where
 it is to move, until in each copy it is the learner's turn or a new episode has begun. So a transition holds the
 learner's own turns only: its reward is the sum of what its seat got until its next turn, and the last observation is
-its own on either seat's final move.
+its own on either seat's final move. After `play_both_seats` every move is the learner's, and the next observation is
+the other seat's.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ RESULT = "result"
 """Info key, in an episode's last step, of its result: 1 for the seat that got more, 0 for the other, 0.5 for both."""
 MODES, TEXT = "render_modes", "ansi"
 """The key of a game's metadata that names the ways in which it can be shown, and the one that is text."""
+ROUNDING = 1e-6
+"""How far the rewards of a zero-sum episode may be from a sum of 0."""
 BENCHMARK = "league.benchmark"
 """The setting that names an opponent."""
 MAX_EMPTY = 1_000
@@ -56,6 +59,8 @@ MAX_EMPTY = 1_000
 
 class _Seats:
     """The base of games by either of PettingZoo's interfaces: the names of their seats, and the newest turns."""
+
+    hides = False  # PettingZoo does not tell.
 
     def __init__(self, env: Any, names: Sequence[str], id: str) -> None:
         self.env, self.names, self._id = env, list(names), id
@@ -217,7 +222,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
     """N copies of a game, each from one seat, with same-step autoreset.
 
     `seats` [N] are the learner's. The first episode after a reset with seed s has it in seat s % 2, and seats alternate
-    from episode to episode. `opponents` move for the other seat, at random until others are set.
+    from episode to episode. `opponents` move for the other seat, at random until others are set. After
+    `play_both_seats`, `seats` are those that are to move, and there are no opponents.
     """
 
     def __init__(self, settings: Environment, copies: int) -> None:
@@ -245,6 +251,15 @@ class GameVector(VectorEnv[Any, Any, Any]):
         """The learner's last turn, and the result, in the copies whose episode has ended in this step."""
         self._faults: dict[int, dict[str, Any]] = {}
         """The info entries of the copies that have raised in this step or reset."""
+        self._plays_both = False
+        self._gains = np.zeros(copies)
+        """With both seats, what the seat that moved last gained by that move."""
+
+    def play_both_seats(self) -> None:
+        """Let the learner move in both seats. Raises UserError for a game of imperfect information, as far as known."""
+        if self.games[0].hides:
+            raise self._unfit("perfect information, since values of one seat are learned from those of the other")
+        self._plays_both = True
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -264,6 +279,20 @@ class GameVector(VectorEnv[Any, Any, Any]):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Move with the learner, then with the other seat until the learner is to move again."""
         self._ended, self._faults = {}, {}
+        rewards = self._step_both_seats(actions) if self._plays_both else self._step_own_seat(actions)
+        rewards[[copy for copy in self._faults if copy not in self._ended]] = 0.0
+        ended = np.zeros(self.num_envs, dtype=bool)
+        ended[list(self._ended)] = True
+        terminated, truncated = ended.copy(), np.zeros(self.num_envs, dtype=bool)
+        for copy, (turn, _) in self._ended.items():
+            terminated[copy], truncated[copy] = turn.terminated, turn.truncated
+        observation, info = self._shown()
+        if ended.any():
+            info |= self._last(ended)
+        return observation, rewards, terminated, truncated, info
+
+    def _step_own_seat(self, actions: Any) -> NDArray[np.float64]:
+        """Move with the learner, then with the other seat until the learner is to move again; the rewards [N]."""
         both = [copy for copy, game in enumerate(self.games) if len(game.acting) == 2]
         replies = dict(zip(both, self._ask(both), strict=True))
         for copy in range(self.num_envs):
@@ -275,16 +304,39 @@ class GameVector(VectorEnv[Any, Any, Any]):
             self._play(copy, moves)
         self._advance()
         turns = [self._ended[copy][0] if copy in self._ended else self._turn(copy) for copy in range(self.num_envs)]
-        ended = np.zeros(self.num_envs, dtype=bool)
-        ended[list(self._ended)] = True
-        rewards = np.array([turn.reward for turn in turns], dtype=np.float64)
-        rewards[[copy for copy in self._faults if copy not in self._ended]] = 0.0
-        observation, info = self._shown()
-        if ended.any():
-            info |= self._last(ended)
-        terminated = np.array([turn.terminated for turn in turns]) & ended
-        truncated = np.array([turn.truncated for turn in turns]) & ended
-        return observation, rewards, terminated, truncated, info
+        return np.array([turn.reward for turn in turns], dtype=np.float64)
+
+    def _step_both_seats(self, actions: Any) -> NDArray[np.float64]:
+        """Move with the seat that is to move in each copy; what each of these gained by its move [N].
+
+        Raises UserError for a game whose seats do not move in turn, or that is not zero-sum.
+        """
+        rewards = np.zeros(self.num_envs)
+        for copy in range(self.num_envs):
+            mover = int(self.seats[copy])
+            self._play(copy, {mover: self._move(actions[copy])})
+            if copy in self._faults:
+                continue
+            game = self.games[copy]
+            if game.acting not in ((), (1 - mover,)):
+                raise self._unfit("seats that move in turn")
+            other = game.seen.get(1 - mover)
+            if other is None or not (game.acting or other.over):
+                raise self._untold()
+            # A turn's reward is of two moves: that seat's own last one, and the reply to it, which is the one made now.
+            rewards[copy] = self._gains[copy] = self._gains[copy] - other.reward
+            if game.acting:
+                self.seats[copy] = 1 - mover
+                continue
+            if abs(sum(game.totals)) > ROUNDING:
+                gave = " and ".join(f"{total:g}" for total in game.totals)
+                raise self._unfit(f"seats of which one gains what the other loses, and an episode gave {gave}")
+            self._ended[copy] = other, self._result(copy)
+            self._begin(copy)
+        return rewards
+
+    def _unfit(self, wanted: str) -> UserError:
+        return UserError(f"league.learn_from: both needs {wanted} ({self._id}); take own")
 
     def close(self, **kwargs: Any) -> None:
         """Close all copies."""
@@ -292,9 +344,11 @@ class GameVector(VectorEnv[Any, Any, Any]):
             game.close()
 
     def take_over(self, before: VectorEnv[Any, Any, Any]) -> None:
-        """Take the opponents of the vector that this one replaces."""
-        if isinstance(before, GameVector) and not isinstance(before.opponents, RandomPlayers):
-            self.opponents = before.opponents
+        """Take the opponents of the vector that this one replaces, or the learner in their place."""
+        if isinstance(before, GameVector):
+            self._plays_both = before._plays_both
+            if not isinstance(before.opponents, RandomPlayers):
+                self.opponents = before.opponents
 
     def _turn(self, copy: int) -> Turn:
         return self.games[copy].seen[int(self.seats[copy])]
@@ -346,6 +400,10 @@ class GameVector(VectorEnv[Any, Any, Any]):
         self._has_moved[:, copy] = False
         game = self.games[copy]
         game.reset(seed)
+        if self._plays_both:
+            if len(game.acting) != 1:
+                raise self._unfit("seats that move in turn")
+            self.seats[copy], self._gains[copy] = game.acting[0], 0.0
         if not self._is_checked:
             (_seat, turn), *_ = game.seen.items()
             check_start((turn.observation, {}), self.single_observation_space, self._id)
@@ -371,11 +429,14 @@ class GameVector(VectorEnv[Any, Any, Any]):
         game, seat = self.games[copy], int(self.seats[copy])
         over = seat in game.seen and game.seen[seat].over
         if not over and not game.acting:
-            raise UserError(
-                f"environment.id: {self._id} ended without telling each of its seats; an agent that is done stays in "
-                "`agents` until its last turn, with terminations or truncations set"
-            )
+            raise self._untold()
         return over
+
+    def _untold(self) -> UserError:
+        return UserError(
+            f"environment.id: {self._id} ended without telling each of its seats; an agent that is done stays in "
+            "`agents` until its last turn, with terminations or truncations set"
+        )
 
     def _result(self, copy: int) -> float:
         own, others = (self.games[copy].totals[seat] for seat in (self.seats[copy], 1 - self.seats[copy]))

@@ -51,6 +51,8 @@ class OpenSpielGame:
         self.acting: tuple[int, ...] = ()
         self.seen: dict[int, Turn] = {}
         self.totals = [0.0] * SEATS
+        kind = game.get_type()
+        self.hides = kind.information != kind.Information.PERFECT_INFORMATION
 
     def spaces(self) -> Spaces:
         """A Box of the tensor with the seat, and the actions."""

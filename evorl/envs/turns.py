@@ -38,6 +38,8 @@ class Game(Protocol):
     seen: dict[int, Turn]
     totals: list[float]
     """The reward of each seat in this episode."""
+    hides: bool
+    """True if seats are known to see different things, as in card games."""
 
     def spaces(self) -> Spaces:
         """The spaces of both seats. Raises UserError if evorl cannot play in them."""

@@ -75,7 +75,13 @@ class League:
         self.standings, self.archive = standings, list(archive)
 
     def invite(self, environments: Environments, agents: Sequence[Agent], generation: int) -> None:
-        """Fill the other seat of every environment of this rank, for a generation that begins with `agents` [P]."""
+        """Fill the other seat of every environment of this rank, for a generation that begins with `agents` [P].
+
+        With `league.learn_from: both` the agents themselves fill both.
+        """
+        if self.settings.learn_from == "both":
+            environments.play_both_seats()
+            return
         pool = [*agents, *self.archive]
         chosen = self._draw(agents, environments.num_envs, generation)
         entrants = sorted({*chosen.tolist()})

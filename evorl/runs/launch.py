@@ -21,7 +21,7 @@ from evorl.actors.actors import max_staleness
 from evorl.algorithms import SETTINGS, make_algorithm
 from evorl.config import AnyConfig, check_name, override, validate
 from evorl.config.fields import ENVIRONMENT, RATING, RETURN
-from evorl.config.schema import with_dotted_names
+from evorl.config.schema import LeagueSettings, with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
 from evorl.envs import Environments
@@ -304,6 +304,8 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
             check_population_size(config, algorithm)
             if config.league is not None:
                 check_benchmark(config, one.interface)
+                if config.league.learn_from == "both":
+                    one.play_both_seats()
         if config.actors is not None:
             max_staleness(config, algorithm, copies)
         findings = one.try_step()
@@ -324,6 +326,7 @@ def _check_game(config: AnyConfig) -> None:
         return
     if config.league is not None:
         check_name("league.matchmaking", config.league.matchmaking, MATCHMAKING)
+        _check_both_seats(config, config.league)
     if config.tracking.video:
         raise UserError(f"tracking.video: {config.environment.id} is a game, and those are not filmed; leave it out")
     if config.actors is not None:
@@ -331,6 +334,23 @@ def _check_game(config: AnyConfig) -> None:
             f"algorithm.name: {config.algorithm.name} learns from actor processes, and these play no games, such as "
             f"{config.environment.id}; take ppo, a2c or dqn"
         )
+
+
+def _check_both_seats(config: AnyConfig, league: LeagueSettings) -> None:
+    """Raise UserError where agents cannot learn from both seats."""
+    if league.learn_from == "own":
+        return
+    reason = None
+    if league.matchmaking != "latest":
+        reason = (
+            f"an agent that plays both seats has no opponents; take league.matchmaking=latest, not {league.matchmaking}"
+        )
+    elif config.network.recurrent:
+        reason = "a recurrent network would remember the turns of both seats as one; leave network.recurrent out"
+    elif config.evaluation.fitness == "training":
+        reason = "an agent's games with itself are no fitness; take evaluation.fitness=evaluation"
+    if reason is not None:
+        raise UserError(f"league.learn_from: both: {reason}")
 
 
 def _check_environment_ranges(config: AnyConfig) -> None:

@@ -367,6 +367,23 @@ def test_advantages_are_the_mixture_of_all_n_step_returns_minus_the_value(seed):
     torch.testing.assert_close(gae(reward, value, next_value, terminated, ended, GAMMA, TRACE), expected)
 
 
+def test_a_negative_discount_gives_advantages_of_games_in_which_seats_alternate():
+    reward, value, next_value, terminated, ended = rollout(seed=4)
+    expected = torch.zeros(T, P, B, dtype=torch.float64)
+    for t, p, b in np.ndindex(T, P, B):
+        # The gains of the seat that moves at t: its own, less those of the other seat by the moves in between.
+        sign = 1.0
+        for k in range(t, T):
+            expected[t, p, b] += sign * GAMMA[p] ** (k - t) * reward[k, p, b]
+            sign = -sign
+            if ended[k, p, b]:
+                break
+        if not terminated[k, p, b]:
+            expected[t, p, b] += sign * GAMMA[p] ** (k + 1 - t) * next_value[k, p, b]
+    actual = gae(reward, value, next_value, terminated, ended, -GAMMA, torch.ones_like(TRACE)) + value
+    torch.testing.assert_close(actual, expected)
+
+
 @pytest.mark.parametrize(("trace", "last"), [(1.0, -1), (0.0, 0)])
 def test_the_ends_of_the_mixture_are_the_whole_return_and_that_of_one_step(trace, last):
     reward, value, next_value, terminated, ended = rollout(seed=3)

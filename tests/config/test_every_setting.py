@@ -244,6 +244,7 @@ ACTS = {
     "tracking.exclude": "export/test_hub.py::test_a_page_is_a_run_that_can_be_loaded",
     "tracking.timeout": "tracking/test_trackers.py::test_a_tracker_that_fails_is_told_once_and_training_ends_well",
     "league.matchmaking": "league/test_rating.py::test_opponents_are_drawn_by_these_probabilities",
+    "league.learn_from": "envs/test_games.py::test_algorithms_learn_minimax_play_from_both_seats",
     "league.power": "league/test_rating.py::test_opponents_are_drawn_by_these_probabilities",
     "league.archive": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",
     "league.margin": "league/test_league.py::test_the_archive_takes_who_beats_it_by_the_margin_and_keeps_its_first",

@@ -83,6 +83,106 @@ def test_seats_alternate_and_each_has_its_own_turns():
         assert (asked.first == (asked.observation[:, 0] <= 1)).all(), "its first move is the game's first or second"
 
 
+def test_both_seats_are_the_learners_by_turns():
+    made = make_vector(Environment(id=f"{HERE}Duel"), 2)
+    made.play_both_seats()
+    seen, _ = made.reset(seed=0)
+    assert made.seats.tolist() == [0, 0], "the game says who begins"
+    assert seen.tolist() == [[0, -1, -1, 0]] * 2
+    seen, reward, terminated, _, _ = made.step(np.array([1, 0]))
+    assert seen.tolist() == [[1, 1, -1, 1], [1, 0, -1, 1]], "the other seat's view"
+    assert reward.tolist() == [-0.25] * 2, "the mover pays 0.25"
+    assert not terminated.any()
+    # Copy 0 replies 0, which decides nothing; copy 1 wins by (0 + 1) % 3.
+    seen, reward, terminated, truncated, info = made.step(np.array([0, 1]))
+    assert reward.tolist() == [-0.25, 0.75]
+    assert terminated.tolist() == [False, True]
+    assert not truncated.any()
+    assert seen.tolist() == [[2, 1, 0, 0], [0, -1, -1, 0]]
+    assert info["final_obs"][1].tolist() == [2, 0, 1, 0], "the loser's view"
+    _, reward, terminated, _, info = made.step(np.array([0, 0]))
+    assert reward.tolist() == [0.75, -0.25], "c = b wins"
+    assert terminated.tolist() == [True, False]
+    assert info["final_obs"][0].tolist() == [3, 1, 0, 1]
+    assert info["final_info"][RESULT][0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (f"{HERE}RockPaperScissors", "seats that move in turn"),
+        (f"{HERE}MovesTwice", "seats that move in turn"),
+        (f"{HERE}ThreeMoves", "one gains what the other loses, and an episode gave 0.25 and 0.5"),
+        ("openspiel:kuhn_poker", "perfect information"),
+    ],
+)
+def test_games_in_which_nobody_can_play_both_seats_are_refused(name, told):
+    if name.startswith("openspiel"):
+        pytest.importorskip("pyspiel")
+    made = make_vector(Environment(id=name), 1)
+
+    def play():
+        made.play_both_seats()
+        made.reset(seed=0)
+        for move in (0, 2, 1):
+            made.step(np.array([move]))
+
+    with pytest.raises(UserError, match=f"^league.learn_from: both needs .*{told}") as raised:
+        play()
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("league.matchmaking=pfsp", "take league.matchmaking=latest"),
+        ("network.recurrent=gru", "leave network.recurrent out"),
+        ("evaluation.fitness=training", "take evaluation.fitness=evaluation"),
+    ],
+)
+def test_settings_with_which_nobody_can_play_both_seats_are_refused(setting, told):
+    league = () if "league" in setting else ("league.matchmaking=latest",)
+    made = config(f"environment.id={HERE}Duel", "league.learn_from=both", *league, setting)
+    with pytest.raises(UserError, match=f"^league.learn_from: both: .*{told}"):
+        check(made)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "replay", "close"),
+    [
+        # Random replies are among the rewards of an n-step return.
+        ("name: dqn, batch_size: 32, learn_step: 8", ["replay={n_step: 2, learning_starts: 64}"], 0.3),
+        ("name: a2c, rollout_steps: 4, gae_lambda: 0.9, entropy_coefficient: 0.1", [], 0.35),
+    ],
+)
+def test_algorithms_learn_minimax_play_from_both_seats(algorithm, replay, close):
+    # The right reply wins 0.75, so the first move is worth -0.25 - 0.9 * 0.75 whatever it is. A seat that learned from
+    # its own turns alone, or added the other seat's value, would be far from that.
+    learner = trained(
+        f"environment.id={HERE}Duel",
+        "league={matchmaking: latest, learn_from: both}",
+        "environment.num_envs=16",
+        f"algorithm={{{algorithm}, gamma: 0.9}}",
+        *replay,
+        learning_rate=3e-3,
+        steps=800,
+    )[0]
+    assert all(agent.hyperparameters["gamma"] == 0.9 for agent in learner.to_agents())
+
+    def reply(view):
+        """The greedy moves [2], and values [2], in what agents see."""
+        seen = {"observation": view.float().view(2, 1, 4), "action_mask": torch.ones(2, 1, 3, dtype=torch.bool)}
+        started, state = torch.zeros(2, 1, dtype=torch.bool), learner.policy.initial_state(1)
+        output, _ = learner.policy.act(seen, started, state, True)
+        return output.action[:, 0], learner.policy.value(seen, None)[:, 0]
+
+    first, value = reply(torch.tensor([[0, -1, -1, 0]] * 2))
+    assert torch.allclose(value, torch.full((2,), -0.25 - 0.9 * 0.75), atol=close)
+    second, value = reply(torch.stack([torch.ones(2), first, -torch.ones(2), torch.ones(2)], dim=1))
+    assert torch.equal(second, (first + 1) % 3)
+    assert torch.allclose(value, torch.full((2,), 0.75), atol=close)
+
+
 def test_a_simultaneous_game_moves_both_at_once():
     made, _ = vector("RockPaperScissors", 2, lambda seen: 0)
     for paper in range(3):

@@ -69,6 +69,25 @@ class ThreeMoves(Seats):
         self.agent_selection = other
 
 
+class Duel(ThreeMoves):
+    """`ThreeMoves` as a zero-sum game: what a move gives the other seat, its mover pays."""
+
+    def step(self, action):
+        name = self.agent_selection
+        paid = 0.0 if self.done else 0.25
+        super().step(action)
+        self.gained[name] -= paid
+
+
+class MovesTwice(Duel):
+    """`Duel`, in which the first seat moves again at once."""
+
+    def step(self, action):
+        super().step(action)
+        if len(self.moves) == 1:
+            self.agent_selection = "first"
+
+
 class RockPaperScissors(Seats):
     """One round of rock, paper, scissors by the parallel interface; the observation tells nothing."""
 

@@ -187,6 +187,8 @@ def trained(*overrides, steps, learning_rate=1e-2, enough=None):
     generator = torch_generator(0, generation=0, rank=0, purpose="test")
     learner = Learner(Policy(initial_population(settings, chosen), chosen, generator))
     experience = chosen.experience(Placement(Ranks(), "replicated", 2), environments.always_valid, Stopwatch())
+    if settings.league is not None and settings.league.learn_from == "both":
+        environments.play_both_seats()
     environments.reset(1)
     if settings.actors is not None:
         play_as_actor(learner, experience, environments, steps)

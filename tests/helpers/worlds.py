@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evorl.algorithms.a2c import A2C
+from evorl.algorithms.a2c import estimates
 from evorl.envs.spaces import ObservationSpec
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings
 from evorl.system.console import Stopwatch
@@ -128,9 +128,13 @@ class World:
         return {place for place in np.ndindex(2 * T, P, E) if first <= place[0] < last and self.at(*place).valid}
 
 
+def targets(segment, hyperparameters):
+    return estimates(segment, hyperparameters["gamma"], hyperparameters["gae_lambda"])
+
+
 def rollout_experience(settings=PLAIN, gather=lambda numbers: numbers[None], rank=0, seed=0):
     return RolloutExperience(
-        settings, PARTS, A2C.targets, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
+        settings, PARTS, targets, gather=gather, seed=seed, rank=rank, device=torch.device("cpu"),
         stopwatch=Stopwatch(),
     )  # fmt: skip
 

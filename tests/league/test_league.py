@@ -407,11 +407,15 @@ def league_of_run(run):
     return json.loads((newest / "state.json").read_text())["league"], files
 
 
-def test_a_league_that_was_stopped_ends_as_one_that_was_not(in_directory):
-    assert train("run.name=whole", *RUN, "training.max_steps=200") == 0
+BOTH = ("environment.id=helpers.games:Duel", "league.matchmaking=latest", "league.learn_from=both")
+
+
+@pytest.mark.parametrize("more", [(), BOTH])
+def test_a_league_that_was_stopped_ends_as_one_that_was_not(more, in_directory):
+    assert train("run.name=whole", *RUN, *more, "training.max_steps=200") == 0
     whole, stopped = in_directory / "runs" / "whole", in_directory / "runs" / "stopped"
-    assert train("run.name=stopped", *RUN, f"training.max_steps={steps_until(whole, 3)}") == 0
-    assert train("run.name=stopped", *RUN, "training.max_steps=200", "run.resume=auto") == 0
+    assert train("run.name=stopped", *RUN, *more, f"training.max_steps={steps_until(whole, 3)}") == 0
+    assert train("run.name=stopped", *RUN, *more, "training.max_steps=200", "run.resume=auto") == 0
     assert league_of_run(stopped) == league_of_run(whole)
     rows = [lines(run / "metrics.jsonl") for run in (stopped, whole)]
     assert [row["fitness"] for row in rows[0]] == [row["fitness"] for row in rows[1]]
