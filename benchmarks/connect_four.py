@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.open_spiel import make_open_spiel
-from evorl.report.statistics import result_interval
+from evorl.report.statistics import score_of
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.runs.read import read_run
 
@@ -314,13 +314,7 @@ def match(one: Mover, other: Mover, games: int, seed: int) -> dict[str, Any]:
     return {
         "games": own.size,
         "seed": seed,
-        "won": int((own == 1).sum()),
-        "drawn": int((own == 0.5).sum()),
-        "lost": int((own == 0).sum()),
-        "mean": float(own.mean()),
-        "interval": list(result_interval(own.mean(1))),
-        "first_seat": float(own[:, 0].mean()),
-        "second_seat": float(own[:, 1].mean()),
+        **score_of(own),
         "seconds": round(time.perf_counter() - began, 1),
     }
 

@@ -13,7 +13,7 @@ from evorl.config.errors import on_one_line
 from evorl.envs.games import is_game, reseed
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Fill, Sides
-from evorl.report.statistics import result_interval
+from evorl.report.statistics import score_of
 from evorl.runs.directory import is_own
 from evorl.runs.launch import use_threads
 from evorl.runs.loaded import LoadedAgent, load, refuse_code
@@ -73,13 +73,7 @@ def match_of(run: Path, opponent: str, games: int, seed: int, allow_code: bool =
         "agents": [side.agent for side in sides],
         "games": 2 * pairs,
         "seed": seed,
-        "won": int((own == 1).sum()),
-        "drawn": int((own == 0.5).sum()),
-        "lost": int((own == 0).sum()),
-        "mean": float(own.mean()),
-        "interval": list(result_interval(own.mean(1))),
-        "first_seat": float(own[:, 0].mean()),
-        "second_seat": float(own[:, 1].mean()),
+        **score_of(own),
     }
 
 

@@ -80,6 +80,22 @@ def result_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[floa
     return max(found.low, 0.0), min(found.high, 1.0)
 
 
+def score_of(results: NDArray[np.float64]) -> dict[str, Any]:
+    """The score of a match by the results [N, 2] of its pairs of games, from the first seat and from the second.
+
+    A result is 1, 0.5 or 0. The 95 % interval of their mean is over the N pairs, as the games of a pair begin alike.
+    """
+    return {
+        "won": int((results == 1).sum()),
+        "drawn": int((results == 0.5).sum()),
+        "lost": int((results == 0).sum()),
+        "mean": float(results.mean()),
+        "interval": list(result_interval(results.mean(1))),
+        "first_seat": float(results[:, 0].mean()),
+        "second_seat": float(results[:, 1].mean()),
+    }
+
+
 def extent(values: Iterable[float | None]) -> tuple[float, float] | None:
     """Return the range of the finite values, widened by 6 % on each side, or None if there are none.
 
