@@ -50,15 +50,15 @@ def trainable() -> dict[str, AnyConfig]:
     return {name: configs[name] for name in sorted(names, key=lambda name: order.index(configs[name].algorithm.name))}
 
 
-def train(name: str, runs: Path, seconds: float) -> bool:
-    """Train a configuration until its target or for so much CPU time; tell whether it ended by itself.
+def train(name: str, run: Path, seconds: float, settings: Sequence[str] = (), seed: int = SEED) -> bool:
+    """Train a configuration in a directory until its target or for so much CPU time; tell whether it ended by itself.
 
     Raises RuntimeError if the run fails.
     """
-    shutil.rmtree(runs / name, ignore_errors=True)  # of a command that was interrupted
-    settings = [f"run.directory={runs}", f"run.name={name}", "run.threads=1", "tracking.backends=[]"]
-    command = [sys.executable, "-m", "evorl", "train", name, "--seed", str(SEED), *settings]
-    with (runs / f"{name}.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    shutil.rmtree(run, ignore_errors=True)  # of a command that was interrupted
+    place = [f"run.directory={run.parent}", f"run.name={run.name}", "run.threads=1", "tracking.backends=[]"]
+    command = [sys.executable, "-m", "evorl", "train", name, *settings, "--seed", str(seed), *place]
+    with run.with_suffix(".log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             while (code := process.poll()) is None:
                 time.sleep(1)
@@ -149,7 +149,7 @@ def main() -> None:
     done = {line["configuration"]: line for line in map(json.loads, parsed.data.read_text().splitlines())}
     for name in (parsed.names or configs) if parsed.seconds else ():
         if name not in done:
-            complete = train(name, parsed.runs, parsed.seconds)
+            complete = train(name, parsed.runs / name, parsed.seconds)
             done[name] = curve(name, configs[name], parsed.runs / name, complete)
             with parsed.data.open("a") as data:
                 data.write(json.dumps(done[name]) + "\n")
