@@ -187,6 +187,7 @@ class A2C(Algorithm):
             rank=ranks.rank,
             device=ranks.device,
             stopwatch=stopwatch,
+            discount=self.discount,
         )
 
     def act(self, stack: Stack, inputs: ActInput) -> ActOutput:

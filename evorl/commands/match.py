@@ -11,6 +11,7 @@ import numpy as np
 
 from evorl.config.errors import on_one_line
 from evorl.envs.games import is_game, reseed
+from evorl.envs.vector import for_evaluation
 from evorl.league.matches import Arena, Fixture
 from evorl.league.players import Fill, Sides
 from evorl.report.statistics import score_of
@@ -82,5 +83,6 @@ def load_player(run: Path, allow_code: bool) -> LoadedAgent:
     loaded = load(run, allow_code=allow_code)
     refuse_code(loaded.config, allow_code or is_own(run, loaded.config))
     if not is_game(loaded.config.environment.id):
+        for_evaluation(loaded.config.environment)  # An id that cannot be imported gets its own error.
         raise UserError(f"{run}: {loaded.config.environment.id} is no game of two seats")
     return loaded

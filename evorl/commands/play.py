@@ -19,6 +19,7 @@ from evorl.config.errors import on_one_line, shown
 from evorl.envs.games import MODES, TEXT, Asked, Opponents, batched, is_allowed, make_game, reseed, result_of
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.envs.turns import Flags, Game, Turn
+from evorl.envs.vector import close_in_time
 from evorl.runs.launch import use_threads
 from evorl.runs.opponents import agent_opponent
 from evorl.seeding import derive_seed
@@ -61,7 +62,7 @@ def play(parsed: argparse.Namespace) -> None:
     except Exception as error:
         raise UserError(f"environment.id: {settings.id} raised: {described(error)}") from error
     finally:
-        game.close()
+        close_in_time(game.close, settings.id)
     if results:
         won, drawn, lost = (results.count(each) for each in RESULTS)
         print(f"you have won {won}, drawn {drawn} and lost {lost} of {len(results)}")

@@ -46,7 +46,7 @@ ENTRIES = ("parallel_env", "raw_env", "env")
 """Names under which a module of PettingZoo has its game, the preferred first. `env` wraps `raw_env` in checks of each
 move that halve its speed; masked moves are legal."""
 RESULT = "result"
-"""Info key, in an episode's last step, of its result: 1 for the seat that got more, 0 for the other, 0.5 for both."""
+"""Info key of an episode's result so far: 1 for the seat that got more, 0 for the other, 0.5 if equal."""
 MODES, TEXT = "render_modes", "ansi"
 """The key of a game's metadata that names the ways in which it can be shown, and the one that is text."""
 ROUNDING = 1e-6
@@ -66,7 +66,12 @@ class _Seats:
         self.env, self.names, self._id = env, list(names), id
         self.acting: tuple[int, ...] = ()
         self.seen: dict[int, Turn] = {}
-        self.totals = [0.0, 0.0]
+        self._received = [0.0, 0.0]
+        """The sum of the rewards that each seat has been given in this episode."""
+
+    @property
+    def totals(self) -> list[float]:
+        return list(self._received)
 
     def spaces(self) -> Spaces:
         return spaces_of(self.env, self._id)
@@ -74,7 +79,12 @@ class _Seats:
     def text(self, seat: int) -> str | None:
         modes = (getattr(self.env, "metadata", None) or {}).get(MODES, ())
         # A game that names modes, but not this one, would warn that it cannot be shown.
-        text = self.env.render() if hasattr(self.env, "render") and (TEXT in modes or not modes) else None
+        if not hasattr(self.env, "render") or (modes and TEXT not in modes):
+            return None
+        try:
+            text = self.env.render()
+        except NotImplementedError:  # PettingZoo's base classes have a `render` that raises.
+            return None
         return text if isinstance(text, str) else None
 
     def close(self) -> None:
@@ -92,15 +102,24 @@ class _Seats:
             observation = next(iter(rest.values())) if len(rest) == 1 else rest
         allowed = None if mask is None else np.asarray(mask, dtype=bool).reshape(-1)
         self.seen[seat] = Turn(observation, allowed, float(reward), bool(terminated), bool(truncated))
-        self.totals[seat] += float(reward)
+        self._received[seat] += float(reward)
         return seat
 
 
 class TurnBased(_Seats):
     """A game by PettingZoo's AEC interface: one seat moves at a time."""
 
+    @property
+    def totals(self) -> list[float]:
+        # A waiting seat is given its reward at its next turn; until then PettingZoo's base class keeps it here.
+        pending: Mapping[str, float] = getattr(self.env, "_cumulative_rewards", {})
+        return [
+            received if seat in self.acting else received + float(pending.get(name, 0.0))
+            for seat, (name, received) in enumerate(zip(self.names, self._received, strict=True))
+        ]
+
     def reset(self, seed: int) -> None:
-        self.seen, self.totals = {}, [0.0, 0.0]
+        self.seen, self._received = {}, [0.0, 0.0]
         self.env.reset(seed=seed)
         self._settle()
 
@@ -124,7 +143,7 @@ class Simultaneous(_Seats):
     """A game by PettingZoo's parallel interface: all seats move at once."""
 
     def reset(self, seed: int) -> None:
-        self.seen, self.totals = {}, [0.0, 0.0]
+        self.seen, self._received = {}, [0.0, 0.0]
         observations, infos = self.env.reset(seed=seed)
         for name in self.env.agents:
             self._note(name, observations[name], 0.0, False, False, infos.get(name, {}))
@@ -207,13 +226,18 @@ class FunctionPlayers:
         self._function = imported(key, path, "package.module:player")
 
     def __call__(self, asked: Asked) -> NDArray[Any]:
-        """Moves [N', ...]. Raises UserError for one that is not allowed."""
+        """Moves [N', ...]. Raises UserError for one that is not allowed, or if the function raises."""
         moves = []
         for row, observation in enumerate(iterate(self._space, asked.observation)):
             mask = None if asked.mask is None else asked.mask[row]
-            move = np.asarray(self._function(observation, mask), dtype=self._actions.dtype)
-            if not is_allowed(move, mask, self._actions):
-                raise UserError(f"{self._key}: {self._path} made the move {move}, which is not allowed")
+            try:
+                given = np.asarray(self._function(observation, mask))
+                move = given.astype(self._actions.dtype)
+            except Exception as error:
+                raise UserError(f"{self._key}: {self._path} raised {described(error)}") from error
+            is_rounded = bool(choices(self._actions)) and not np.array_equal(move, given)
+            if is_rounded or not is_allowed(move, mask, self._actions):
+                raise UserError(f"{self._key}: {self._path} made the move {given}, which is not allowed")
             moves.append(move)
         return np.stack(moves)
 
@@ -287,6 +311,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
         for copy, (turn, _) in self._ended.items():
             terminated[copy], truncated[copy] = turn.terminated, turn.truncated
         observation, info = self._shown()
+        # Evaluation may cut an episode off, and then counts who is ahead.
+        results = np.array([self._result(copy) for copy in range(self.num_envs)])
+        info |= {RESULT: results, f"_{RESULT}": np.ones(self.num_envs, dtype=bool)}
         if ended.any():
             info |= self._last(ended)
         return observation, rewards, terminated, truncated, info
@@ -339,9 +366,15 @@ class GameVector(VectorEnv[Any, Any, Any]):
         return UserError(f"league.learn_from: both needs {wanted} ({self._id}); take own")
 
     def close(self, **kwargs: Any) -> None:
-        """Close all copies."""
+        """Close all copies, then raise the first error, if there was one."""
+        errors = []
         for game in self.games:
-            game.close()
+            try:
+                game.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def take_over(self, before: VectorEnv[Any, Any, Any]) -> None:
         """Take the opponents of the vector that this one replaces, or the learner in their place."""

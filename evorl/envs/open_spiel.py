@@ -43,7 +43,6 @@ class OpenSpielGame:
         shape = game.information_state_tensor_shape() if self._perfect_recall else game.observation_tensor_shape()
         self._shape = (shape[0] + 1, *shape[1:]) if len(shape) == 3 else (int(np.prod(shape)) + 1,)
         self._actions = int(game.num_distinct_actions())
-        self._tells = bool(game.get_type().provides_information_state_string)
         self._observer = _observer(game, self._perfect_recall)
         self._rng = np.random.default_rng(0)
         self._state: Any = None
@@ -51,7 +50,7 @@ class OpenSpielGame:
         self.acting: tuple[int, ...] = ()
         self.seen: dict[int, Turn] = {}
         self.totals = [0.0] * SEATS
-        kind = game.get_type()
+        self._type = kind = game.get_type()
         self.hides = kind.information != kind.Information.PERFECT_INFORMATION
 
     def spaces(self) -> Spaces:
@@ -60,10 +59,12 @@ class OpenSpielGame:
         return seen, gym.spaces.Discrete(self._actions)
 
     def text(self, seat: int) -> str | None:
-        if not self._perfect_recall:
+        if not (self.hides or self._perfect_recall):
             return str(self._state)
         # The whole state would show the other player's cards.
-        return str(self._state.information_state_string(seat)) if self._tells else None
+        if not self._perfect_recall and self._type.provides_observation_string:
+            return str(self._state.observation_string(seat))
+        return str(self._state.information_state_string(seat)) if self._type.provides_information_state_string else None
 
     def reset(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)

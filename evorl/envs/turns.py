@@ -36,10 +36,12 @@ class Game(Protocol):
 
     acting: tuple[int, ...]
     seen: dict[int, Turn]
-    totals: list[float]
-    """The reward of each seat in this episode."""
     hides: bool
     """True if seats are known to see different things, as in card games."""
+
+    @property
+    def totals(self) -> list[float]:
+        """The reward of each seat in this episode."""
 
     def spaces(self) -> Spaces:
         """The spaces of both seats. Raises UserError if evorl cannot play in them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -11,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
+from evorl.envs.faults import restart
 from evorl.envs.games import Asked, batched, make_game, result_of
 from evorl.envs.spaces import EnvSpec, choices
 from evorl.envs.turns import Game
+from evorl.envs.vector import close_in_time
 from evorl.league.players import Fill, Players
 from evorl.population import Policy
 from evorl.system.plugins import described
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
 MAX_GAMES = 128
 """Games that are played at once."""
@@ -38,6 +41,8 @@ class Arena:
         """A game is cut off after `max_steps` of its moves, and whoever has more by then has won."""
         self._settings, self._interface, self._max_steps = settings, interface, max_steps
         self._games: list[Game] = []
+        self._seeds: list[int] = []
+        self._failures: list[int] = []
         self._steps = 0
 
     def __enter__(self) -> Self:
@@ -49,9 +54,9 @@ class Arena:
         self.close()
 
     def close(self) -> None:
-        """Close all copies."""
+        """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
         for game in self._games:
-            game.close()
+            close_in_time(game.close, self._settings.id)
 
     def pop_steps(self) -> int:
         """Moves of all seats since the last call."""
@@ -59,7 +64,11 @@ class Arena:
         return steps
 
     def play(self, policy: Policy, fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
-        """The results [F] for the first seat, between agents of a policy. Raises UserError if a game raises."""
+        """The results [F] for the first seat, between agents of a policy.
+
+        A game that raises is restarted with another seed. Raises UserError if one raises more than
+        `environment.max_restarts` times.
+        """
 
         def fill(seats: int) -> Fill:
             return Players(policy, self._settings, self._interface, np.zeros(seats, dtype=np.intp))
@@ -79,6 +88,8 @@ class Arena:
         count = min(len(fixtures), MAX_GAMES)
         while len(self._games) < count:
             self._games.append(make_game(self._settings))
+            self._seeds.append(0)
+            self._failures.append(0)
         # Seat s of game g is number 2 * g + s.
         players = fill(2 * count)
         results, waiting = np.zeros(len(fixtures)), list(range(len(fixtures)))[::-1]
@@ -91,17 +102,49 @@ class Arena:
                     fixture = fixtures[place]
                     players.places[2 * number : 2 * number + 2] = fixture.first, fixture.second
                     moved[2 * number : 2 * number + 2], moves[number] = False, 0
-                    self._games[number].reset(fixture.seed)
-            self._move(players, list(running), moved)
+                    self._begin(number, fixture.seed)
+            restarted = self._move(players, list(running), moved)
             for number in list(running):
+                if number in restarted:
+                    moved[2 * number : 2 * number + 2], moves[number] = False, 0
+                    continue
                 moves[number] += 1
                 game = self._games[number]
                 if not game.acting or (self._max_steps is not None and moves[number] >= self._max_steps):
                     results[running.pop(number)] = result_of(*game.totals)
         return results
 
-    def _move(self, players: Fill, running: Sequence[int], moved: NDArray[np.bool_]) -> None:
-        """Move once in each running game, with one call for all; `moved` [2 N] are seats that have moved before."""
+    def _begin(self, number: int, seed: int) -> None:
+        """Start a game, with another seed if it raises."""
+        self._seeds[number] = seed
+        try:
+            self._games[number].reset(seed)
+        except UserError:
+            raise
+        except Exception as error:
+            self._restart(number, error)
+
+    def _restart(self, number: int, error: Exception) -> None:
+        """Recreate and restart a game that raised `error`. Raises UserError if it has raised too often."""
+
+        def begin(seed: int) -> None:
+            close_in_time(self._games[number].close, self._settings.id)
+            self._games[number], self._seeds[number] = make_game(self._settings), seed
+            self._games[number].reset(seed)
+
+        most = self._settings.max_restarts
+        error, failures, _ = restart(error, most - self._failures[number], self._seeds[number], begin)
+        self._failures[number] += failures
+        what = f"{self._settings.id} raised in a match: {described(error)}"
+        if self._failures[number] > most:
+            raise UserError(f"environment.max_restarts: {what}; after {most} restarts, which is all that each may have")
+        warnings.warn(f"{what}; the game is restarted", EvorlWarning, stacklevel=2)
+
+    def _move(self, players: Fill, running: Sequence[int], moved: NDArray[np.bool_]) -> set[int]:
+        """Move once in each running game, with one call for all; return those that raised and were restarted.
+
+        `moved` [2 N] are seats that have moved before.
+        """
         asking = [(number, seat) for number in running for seat in self._games[number].acting]
         turns = [self._games[number].seen[seat] for number, seat in asking]
         seats = np.array([2 * number + seat for number, seat in asking], dtype=np.intp)
@@ -114,5 +157,13 @@ class Arena:
         chosen: dict[int, dict[int, Any]] = {}
         for (number, seat), action in zip(asking, actions, strict=True):
             chosen.setdefault(number, {})[seat] = int(action) if isinstance(space, gym.spaces.Discrete) else action
+        restarted: set[int] = set()
         for number, own in chosen.items():
-            self._games[number].step(own)
+            try:
+                self._games[number].step(own)
+            except UserError:
+                raise
+            except Exception as error:
+                self._restart(number, error)
+                restarted.add(number)
+        return restarted

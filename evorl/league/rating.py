@@ -70,7 +70,9 @@ class Pool(NamedTuple):
 
 def _pfsp(pool: Pool, settings: LeagueSettings) -> Floats:
     """Prioritised fictitious self-play (Vinyals et al. 2019): hard opponents first."""
-    return np.asarray((1 - pool.result) ** settings.power)
+    loss = 1 - pool.result
+    # Relative to the largest, so that a large power does not underflow all weights to 0.
+    return np.asarray((loss / loss.max()) ** settings.power)
 
 
 def _latest(pool: Pool, settings: LeagueSettings) -> Floats:

@@ -349,10 +349,14 @@ class RolloutExperience(Experience):
         rank: int,
         device: torch.device,
         stopwatch: Stopwatch,
+        discount: Callable[[Tensor], Tensor] = lambda gamma: gamma,
     ) -> None:
-        """`targets` computes the learning targets from a rollout and the agents' hyperparameters."""
+        """`targets` computes the learning targets from a rollout and the agents' hyperparameters.
+
+        `discount` is the factor [P] of a step in sums of rewards, from discounts gamma [P].
+        """
         super().__init__(settings.steps, gather=gather, device=device, stopwatch=stopwatch)
-        self._targets = targets
+        self._targets, self._discount = targets, discount
         self._settings = settings
         self._parts = parts
         self._seed = seed
@@ -491,7 +495,8 @@ class RolloutExperience(Experience):
         column = {name: self._rollout.column(name) for name in names}
         if self._settings.normalize_rewards:
             ended = column["terminated"] | column["truncated"] | ~column["valid"]
-            column["reward"] = self._statistics.scaled(column["reward"], ended, column["valid"], self._hparams["gamma"])
+            discount = self._discount(self._hparams["gamma"])
+            column["reward"] = self._statistics.scaled(column["reward"], ended, column["valid"], discount)
         for name, values in self._targets(Segment(**column), self._hparams).items():
             self._rollout.column(name).copy_(values)
 

@@ -140,14 +140,14 @@ class RolloutStatistics:
         with self._stopwatch("communication"):
             return Moments.over_ranks(values, weight, self._gather)
 
-    def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, gamma: Tensor) -> Tensor:
+    def scaled(self, reward: Tensor, ended: Tensor, valid: Tensor, discount: Tensor) -> Tensor:
         """Rewards [T, P, E] divided by the running standard deviation of their discounted sums.
 
-        `gamma` [P] discounts the sums; `ended` marks steps after which the sum restarts; `valid` marks steps that
+        `discount` [P] discounts the sums; `ended` marks steps after which the sum restarts; `valid` marks steps that
         count.
         """
         before = torch.zeros_like(reward[0]) if self._sums is None else self._sums
-        sums, self._sums = discounted_sums(reward, ended, gamma, before)
+        sums, self._sums = discounted_sums(reward, ended, discount, before)
         self._rewards = self._rewards.merged(self.moments(sums.unsqueeze(-1), valid))
         scale = torch.from_numpy(1 / np.sqrt(self._rewards.variance + 1e-8)).to(reward)
         return (reward * scale).clamp(-MAX_REWARD, MAX_REWARD)

@@ -68,15 +68,16 @@ def interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
 def result_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the mean of results [N], each from 0 to 1.
 
-    It is Student's t, within 0 and 1. Where all results are 0 or all are 1, which would leave it no width, it is that
-    of a proportion (Clopper and Pearson 1934, Biometrika 26); from too few results it is all of 0 to 1.
+    It is Student's t, within 0 and 1. Where all N results are equal, Student's interval would have no width: its ends
+    then assume the largest share of zeros, or of ones, that N equal results do not exclude (Clopper and Pearson 1934,
+    Biometrika 26). From too few results it is all of 0 to 1.
     """
     found = interval(values)
     if found.low is None or found.high is None:
         return 0.0, 1.0
-    if found.mean in (0.0, 1.0) and found.low == found.high:
+    if found.low == found.high:
         width = 1 - 0.025 ** (1 / found.number)
-        return (0.0, width) if found.mean == 0 else (1 - width, 1.0)
+        return found.mean * (1 - width), found.mean + (1 - found.mean) * width
     return max(found.low, 0.0), min(found.high, 1.0)
 
 

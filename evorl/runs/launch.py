@@ -27,7 +27,7 @@ from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, setting
 from evorl.envs import Environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs
-from evorl.envs.vector import reward_threshold
+from evorl.envs.vector import for_evaluation, reward_threshold
 from evorl.evolution import MUTATIONS, SELECTIONS
 from evorl.evolution.strategy import load_strategy
 from evorl.league.rating import MATCHMAKING
@@ -319,6 +319,8 @@ def _check_game(config: AnyConfig) -> None:
     """Raise UserError if a game is to be played by what cannot play it."""
     id = config.environment.id
     if not is_game(id):
+        if config.league is not None or RATING in config.evolution.fitness:
+            for_evaluation(config.environment)  # An id that cannot be imported gets its own error.
         if config.league is not None:
             raise UserError(f"league: {id} is no game of two seats; leave it out")
         if RATING in config.evolution.fitness:

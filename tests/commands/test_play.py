@@ -183,3 +183,11 @@ def test_openspiels_own_text_is_shown_without_the_agents_cards(in_directory, typ
     told = capsys.readouterr().out
     assert re.search(shown, told), told
     assert not re.search(hidden, told), told
+
+
+def test_a_game_that_cannot_be_shown_is_shown_as_numbers(in_directory, types, capsys):
+    assert train(*GAME, "environment.id=helpers.games:Unseen") == 0
+    capsys.readouterr()
+    types("q")
+    run_command(["play", "runs/a", "--seat", "1"])
+    assert "you see [ 0. -1. -1.  0.]" in capsys.readouterr().out

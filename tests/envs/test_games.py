@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 import torch
 from helpers.games import ThreeMoves
-from helpers.support import config, trained
+from helpers.support import config, play, trained
 
 from evorl.commands.check import check as examine
 from evorl.config import Environment
+from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
 from evorl.envs.games import RESULT, GameVector, is_game
 from evorl.envs.generation import generation_length
 from evorl.envs.vector import make_vector
 from evorl.runs.launch import check
+from evorl.system.console import Stopwatch
 from evorl.types import EvorlWarning, UserError
 
 HERE = "helpers.games:"
@@ -181,6 +183,20 @@ def test_algorithms_learn_minimax_play_from_both_seats(algorithm, replay, close)
     second, value = reply(torch.stack([torch.ones(2), first, -torch.ones(2), torch.ones(2)], dim=1))
     assert torch.equal(second, (first + 1) % 3)
     assert torch.allclose(value, torch.full((2,), 0.75), atol=close)
+
+
+def test_rewards_of_both_seats_are_scaled_by_the_return_of_the_one_that_moves():
+    """Each move takes 1 from the other seat, so that returns are 1 - 0.9 + 0.81 and so on: between 0.1 and 1."""
+    learner, environments = trained(
+        f"environment.id={HERE}Takes",
+        "league={matchmaking: latest, learn_from: both}",
+        "algorithm={name: a2c, rollout_steps: 8, gamma: 0.9, normalize_rewards: true}",
+        steps=0,
+    )
+    made = learner.policy.algorithm.experience(Placement(Ranks(), "replicated", 2), True, Stopwatch())
+    play(learner, made, environments, 64)
+    made.end(learner.policy.agents)
+    assert all(agent.state.rewards.mean == pytest.approx(1 / 1.9, abs=0.05) for agent in learner.policy.agents)
 
 
 def test_a_simultaneous_game_moves_both_at_once():

@@ -232,3 +232,15 @@ def test_both_random_seats_are_seeded():
             return torch.cat(seen)
 
     assert torch.equal(played(), played())
+
+
+@pytest.mark.parametrize("name", ["gin_rummy", "dark_chess", "phantom_go", "go_fish", "kriegspiel", "rbc"])
+def test_the_text_of_a_game_without_an_information_state_hides_what_the_seat_does_not_see(name):
+    played, rng = game(name), np.random.default_rng(0)
+    played.reset(0)
+    for _ in range(6):
+        (seat,) = played.acting
+        played.step({seat: int(rng.choice(np.flatnonzero(played.seen[seat].mask)))})
+    texts = [played.text(seat) for seat in (0, 1)]
+    assert all(texts)
+    assert texts[0] != texts[1], "both would see the whole state"

@@ -169,3 +169,55 @@ class Unfinished(Seats):
 
     def reset(self, seed=None):
         pass
+
+
+class Stubborn(ThreeMoves):
+    """It cannot be closed."""
+
+    def close(self):
+        raise RuntimeError("it stays open")
+
+
+class Fickle(ThreeMoves):
+    """It raises in the reply of every third game, by its seed."""
+
+    def step(self, action):
+        if len(self.moves) == 1 and self.seeded % 3 == 0:
+            raise RuntimeError("not this time")
+        super().step(action)
+
+
+class Takes(Seats):
+    """Each move takes 1 from the other seat at once. Without an end of its own, by PettingZoo's base class."""
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.agent_selection = list(self.possible_agents), "first"
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+
+    def last(self):
+        return np.zeros(4, np.float32), self._cumulative_rewards[self.agent_selection], False, False, {}
+
+    def step(self, action):
+        name = self.agent_selection
+        other = self.possible_agents[1 - self.possible_agents.index(name)]
+        self._cumulative_rewards[name] = 0.0
+        self._cumulative_rewards[name] += 1
+        self._cumulative_rewards[other] -= 1
+        self.agent_selection = other
+
+
+class Unseen(ThreeMoves):
+    """It has the `render` of PettingZoo's base classes."""
+
+    def render(self):
+        raise NotImplementedError
+
+
+def raises(observation, mask):
+    """A player with a mistake."""
+    return int("none")
+
+
+def between(observation, mask):
+    """A player whose moves are no whole numbers."""
+    return 0.5

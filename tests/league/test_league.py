@@ -16,11 +16,11 @@ from evorl.algorithms import make_algorithm
 from evorl.commands.command import run_command
 from evorl.distributed import Placement, Ranks
 from evorl.envs import Environments
-from evorl.envs.games import BENCHMARK, Asked
+from evorl.envs.games import BENCHMARK, Asked, RandomPlayers
 from evorl.league import League, league_of
 from evorl.league.league import Rated
-from evorl.league.matches import Fixture
-from evorl.league.players import Players
+from evorl.league.matches import Arena, Fixture
+from evorl.league.players import Players, Sides
 from evorl.league.standings import Standings
 from evorl.population import Policy, initial_population
 from evorl.population.evaluation import Evaluator
@@ -32,7 +32,7 @@ from evorl.runs.launch import check
 from evorl.runs.opponents import Task, opponent_of
 from evorl.seeding import torch_generator
 from evorl.system.formats import decode_agents
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
 GAME = "environment.id=helpers.games:ThreeMoves"
 SETTINGS = (GAME, "algorithm={name: a2c, rollout_steps: 4}", "evolution.fitness=rating", "league.games=2")
@@ -538,3 +538,51 @@ def test_two_ranks_hold_the_same_league(placement, tmp_path, forked_launch):
     assert league_of_run(tmp_path / "runs" / "a") == league_of_run(tmp_path / "runs" / "b")
     standings, _ = league_of_run(tmp_path / "runs" / "a")
     assert (np.array(standings["points"]) + np.array(standings["points"]).T == np.array(standings["games"])).all()
+
+
+def test_games_that_are_cut_off_have_a_result(in_directory, capsys):
+    """After one turn of the first seat, whether the reply has won or not."""
+    assert train("run.name=a", *RUN, "training.max_steps=40", "evaluation.max_steps=1") == 0
+    capsys.readouterr()
+    run_command(["evaluate", "runs/a", "--episodes", "40", "--json"])
+    assert 0 < json.loads(capsys.readouterr().out)["terms"]["info.result"] < 1
+
+
+@pytest.mark.parametrize(("moves", "result"), [(1, 1.0), (2, 0.5), (3, 1.0)])
+def test_a_seat_that_waits_has_what_its_last_move_gave(moves, result):
+    settings = config("environment.id=helpers.games:Takes").environment
+    with Environments(settings, 1, 1) as environments:
+        interface = environments.interface
+    with Arena(settings, interface, moves) as arena:
+        assert arena.play_as(sides(interface), [Fixture(0, 1, 0)]).tolist() == [result]
+
+
+def sides(interface):
+    """Random moves on both sides."""
+    return lambda seats: Sides([RandomPlayers(interface.action, np.random.default_rng(side)) for side in (0, 1)], seats)
+
+
+def test_a_game_that_raises_in_a_match_begins_anew_and_not_too_often():
+    settings = config("environment={id: 'helpers.games:Fickle', max_restarts: 2}").environment
+    with Environments(settings, 1, 1) as environments:
+        interface = environments.interface
+    with Arena(settings, interface) as arena:
+        with pytest.warns(EvorlWarning, match="raised in a match: .*not this time"):
+            results = arena.play_as(sides(interface), [Fixture(0, 1, seed) for seed in range(6)])
+        assert {*results.tolist()} <= {0.0, 1.0}
+        told = r"^environment\.max_restarts: .*after 2 restarts, which is all"
+        with pytest.warns(EvorlWarning), pytest.raises(UserError, match=told):
+            arena.play_as(sides(interface), [Fixture(0, 1, 0)] * 600)
+
+
+def test_games_that_cannot_be_closed_change_nothing(in_directory, capsys):
+    assert train("run.name=a", *RUN, "environment.id=helpers.games:Stubborn", "training.max_steps=40") == 0
+    assert (in_directory / "runs" / "a" / "summary.json").is_file()
+    assert "helpers.games:Stubborn raised RuntimeError: it stays open" in capsys.readouterr().err
+    run_command(["match", "runs/a", "random", "--games", "2"])
+
+
+@pytest.mark.parametrize("id", ["nowhere:Game", "__main__:Game"])
+def test_what_cannot_be_imported_is_not_called_no_game(id):
+    with pytest.raises(UserError, match=f"^environment.id: cannot make '{id}'"):
+        check(config(f"environment.id={id}", "evolution.fitness=rating"))

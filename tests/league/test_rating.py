@@ -90,3 +90,11 @@ def test_self_play_circles_in_rock_paper_scissors_and_pfsp_comes_near_the_mixtur
         assert all((one + 1) % 3 == other for one, other in itertools.pairwise(past)), "round and round"
         return
     assert np.abs(np.bincount(past[-200:], minlength=3) / 200 - 1 / 3).max() < 0.1
+
+
+@pytest.mark.parametrize("power", [1e-3, 3_000.0, 1e9])
+def test_no_power_leaves_an_agent_without_opponents(power):
+    pool = Pool(np.array([0.5, 0.3, 0.9]), 0, 2)
+    chances = opponent_probabilities(pool, LeagueSettings(power=power))
+    assert chances.sum() == pytest.approx(1)
+    assert chances.argmax() == 1

@@ -177,6 +177,8 @@ def test_intervals_of_results_stay_within_their_bounds_and_have_a_width():
     assert result_interval([0.0] * 10) == (0.0, pytest.approx(0.3085, abs=1e-4))
     assert result_interval([1.0, 1.0, 1.0, 0.5]) == (pytest.approx(0.875 - 3.182 * 0.125, abs=1e-3), 1.0)
     assert result_interval([1.0] * 3) == (0.0, 1.0), "too few"
+    low, high = result_interval([0.5] * 4)
+    assert (low, high) == (pytest.approx(0.1988, abs=1e-4), pytest.approx(0.8012, abs=1e-4)), "four alike tell little"
 
 
 def test_intervals_of_few_children_are_not_drawn_and_wide_ones_do_not_squeeze_the_others():

@@ -264,3 +264,14 @@ def test_two_ranks_face_the_same_benchmark(a, in_directory, forked_launch):
         assert done.returncode == 0, done.stderr[-3000:]
     assert scores(in_directory / "runs" / "b") == scores(in_directory / "runs" / "c")
     assert not any(row["drifts"] for row in lines(in_directory / "runs" / "b" / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("player", "told"),
+    [("raises", "raised ValueError: invalid literal"), ("between", "made the move 0.5, which is not")],
+)
+def test_a_mistake_of_a_player_is_told_as_its_own(player, told, a, in_directory, capsys):
+    assert run_program(run_command, ["match", "runs/a", f"helpers.games:{player}"]) == 2
+    assert f"opponent: helpers.games:{player} {told}" in error_line(capsys)
+    assert train(*AGAINST, "run.name=b", f"league.benchmark=helpers.games:{player}", "evaluation.episodes=12") == 2
+    assert f"league.benchmark: helpers.games:{player} {told}" in capsys.readouterr().err
