@@ -85,7 +85,9 @@ def draw(lines: Sequence[Line], picture: Path) -> None:
             axis.plot(steps, np.nanmax(fitness, 1), color=EVALUATED, linewidth=1.4)
             axis.axhline(line["held_out"]["mean"], color=EVALUATED, linewidth=0.8, linestyle=":")
             agents = "1 agent" if line["agents"] == 1 else f"{line['agents']} agents"
-            axis.set_title(f"{line['environment']}, {line['algorithm']}\n{agents}, seed {line['seed']}", fontsize=8)
+            axis.set_title(
+                f"{line['environment']}, {line['algorithm']}\n{line['run']}: {agents}, seed {line['seed']}", fontsize=8
+            )
             axis.set_xlim(left=0)
         figure.supxlabel("environment steps of each agent (millions)", fontsize=9)
         figure.supylabel("mean return", fontsize=9)
