@@ -574,9 +574,11 @@ class Training(Section):
     target_fitness: Finite | None = None
     """The mean fitness at which the run ends, once the elite's is above it (`evaluation.error`); null goes on. A file's
     target is for its own environment: in another one it is the reward threshold that Gymnasium has for that one."""
-    compile: bool = False
-    """Compile the gradients of losses by torch's Inductor: half a minute for each new layout of a stack, the first time
-    on a machine."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the gradients of losses by torch's Inductor, which needs a C++ compiler: 10 to 30 s for each number of
+    agents, batch size and structure of a network, the first time on a machine. The widths of hidden layers do not
+    matter on a CPU. `auto` does so there once all agents of a stack have made 50,000 updates, except for networks with
+    convolutions, which were not measured."""
 
 
 class Tracking(Section):

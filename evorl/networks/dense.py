@@ -383,9 +383,13 @@ def _forward(plan: DensePlan, p: Tensors, sources: Sequence[Tensor], traces: lis
 
 
 def _are_joined(sources: Sequence[Tensor], bias: Tensor) -> bool:
-    """True if one product multiplies all sources [P, B, ...] of a layer and adds its bias [P, 1, N]."""
-    rows, batch, _ = sources[0].shape
-    return rows * batch * bias.shape[-1] >= LARGE and sum(source.shape[-1] for source in sources) <= NARROW
+    """True if one product multiplies all sources [P, B, ...] of a layer and adds its bias [P, 1, N].
+
+    Never if widths are symbols, so that one compiled function serves them all.
+    """
+    (rows, batch, _), units = sources[0].shape, bias.shape[-1]
+    is_large = isinstance(units, int) and rows * batch * units >= LARGE
+    return is_large and sum(source.shape[-1] for source in sources) <= NARROW
 
 
 def _streams(x: Tensor, plan: DensePlan) -> Sequence[Tensor]:

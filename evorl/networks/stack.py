@@ -346,6 +346,7 @@ class StackedNetwork:
         self._tensors = self.leaves | buffers.matrices(shapes.matrices)
         # Outside of learning no parameter gradients are needed, though gradients may flow through to the inputs.
         self._frozen = parameters.matrices(shapes.matrices) | buffers.matrices(shapes.matrices)
+        self._masks: Tensors = {}
         self.tape: Tape | None = None
         """The tape that records calls while a loss with parameter gradients is computed; otherwise None."""
         self.recurrent_shape = network.recurrent_shape(layout.architecture)
@@ -411,8 +412,24 @@ class StackedNetwork:
 
     @property
     def tensors(self) -> Tensors:
-        """All tensors of the forward pass: parameters, buffers and mask shares."""
-        return self._frozen
+        """All tensors of the forward pass: parameters, buffers, and the shares of all masks or of none.
+
+        Calls omit the shares of layers in which all units count. Compiled functions get these too if another layer has
+        some, so that there are two kinds of stacks and not as many as there are subsets of layers.
+        """
+        unmasked = {name: value for name, value in self._frozen.items() if name not in self._masks}
+        return unmasked | self._masks
+
+    def shapes_of(self, layout: Layout) -> dict[str, Shape]:
+        """The shapes that `tensors` would have with another layout of the same structure."""
+        matrices, agents = Shapes.of(self.network, layout).matrices, self.parameters.agents
+        shapes: dict[str, Shape] = {}
+        for name in self.tensors:
+            streams, read, produced = matrices[name]
+            # Masks are replaced by unit shares, which are columns.
+            sizes = (produced, read) if name in self.shapes.masks else (read, produced)
+            shapes[name] = agents * streams, *sizes
+        return shapes
 
     def computing_with(self, tensors: Tensors) -> StackedNetwork:
         """This network with other tensors, whose parameters are leaves of the graph."""
@@ -434,12 +451,13 @@ class StackedNetwork:
 
     def use_masks(self) -> None:
         """Replace each mask by its unit shares for layer norm, or drop it if all units count."""
-        for key in self.shapes.masks:
-            counted = self.buffers.matrices(self.shapes.matrices)[key]
-            for tensors in (self._tensors, self._frozen):
+        counted = self.buffers.matrices(self.shapes.matrices)
+        needed = [key for key in self.shapes.masks if not bool((counted[key] == 1).all())]
+        self._masks = {key: shares(counted[key]) for key in self.shapes.masks if needed}
+        for tensors in (self._tensors, self._frozen):
+            for key in self.shapes.masks:
                 tensors.pop(key, None)
-                if not bool((counted == 1).all()):
-                    tensors[key] = shares(counted)
+            tensors.update({key: self._masks[key] for key in needed})
 
 
 @dataclass

@@ -1,38 +1,92 @@
-"""Compilation of a loss gradient for the layout of a stack. Axes: P agents, B batch, D all values of a network."""
+"""Compilation of a loss gradient for the layout of a stack. Axes: P agents, B batch, D all values of a network.
+
+On a CPU, compiled code has the widths of hidden layers as symbols, so that mutations of widths cost no compilation.
+Batch sizes and numbers of agents are constants in it.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from evorl.algorithms import Objective
 from evorl.networks.dense import Tape
-from evorl.networks.stack import Stack
+from evorl.networks.stack import Layout, Stack, StackedNetwork
 from evorl.system.console import say
-from evorl.types import Batch, EvorlWarning, Loss, Tensors
+from evorl.types import Agent, Batch, EvorlWarning, Loss, Tensors
 
 Function = Callable[..., tuple[Tensor, ...]]
+FIRST_WIDTH = 48
+"""The width of the first hidden layer of the example that a function is traced with; each further one is 16 wider."""
+AUTO_UPDATES = 50_000
+"""Updates after which `training.compile: auto` compiles. By then updates have taken about as long as it takes."""
+
+
+class WidthsTrace:
+    """A loss gradient that was traced with symbols for the widths of hidden layers.
+
+    It is traced with an example of other widths than the stack's, so that it does not depend on these.
+    """
+
+    def __init__(self, gradient: Function, stack: Stack, batch: Batch) -> None:
+        self._symbols = ShapeEnv(duck_shape=False)
+        # Losses may contain tensors of their own, such as bounds of actions; these become constants.
+        mode = FakeTensorMode(shape_env=self._symbols, allow_non_fake_inputs=True)
+        self._example = _example(mode, stack, batch)
+        self._graph = make_fx(gradient, tracing_mode="symbolic")(*self._example)
+
+    @cached_property
+    def function(self) -> Function:
+        """The compiled function."""
+        return _optimised(self._graph, self._example)
+
+    def holds(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether these inputs take the branches that trace and compilation took for the example."""
+        guards = self._symbols.produce_guards_expression(self._example)
+        return guards is None or bool(self._symbols.evaluate_guards_expression(guards, inputs))
 
 
 class Compiler:
-    """Caches a compiled function per objective and stack layout, across generations.
+    """Caches compiled functions per objective and layout of a stack, across generations.
 
     A function computes the flat gradient of a loss and its errors for priorities, if any; averaging over ranks, the
-    optimiser step and target updates follow outside. Losses that sample random numbers, recurrent batches, and updates
-    whose metrics are reported are not compiled. Inductor caches compiled code on disk for later runs.
+    optimiser step and target updates follow outside. Losses that sample random numbers or limit a divergence, recurrent
+    batches, and updates whose metrics are reported are not compiled. Inductor caches compiled code on disk for later
+    runs.
+
+    On a CPU, layouts that differ only in the widths of hidden layers share a function. Which one a layout gets does not
+    depend on those compiled before, so a resumed run computes the same as an uninterrupted one.
     """
 
-    def __init__(self, enabled: bool, speaks: bool = True) -> None:
-        self.enabled = enabled
+    def __init__(self, mode: Literal["auto"] | bool, speaks: bool = True) -> None:
+        """With `auto`, compile only where it pays; where a machine cannot compile, say nothing."""
+        self.enabled = mode is not False
+        self._is_auto = mode == "auto"
         self._speaks = speaks
         self._functions: dict[object, Function | None] = {}
+        self._traces: dict[object, WidthsTrace | None] = {}
+
+    def compiles(self, network: StackedNetwork, name: str, agents: Sequence[Agent]) -> bool:
+        """Whether to compile the losses of network `name` of these agents, until the generation ends.
+
+        That depends on the agents alone, so a resumed run decides the same.
+        """
+        if not self._is_auto:
+            return self.enabled
+        shape, device = network.layout.architecture, network.parameters.flat.device
+        pays = device.type == "cpu" and bool(shape.hidden_sizes) and not shape.convolutions
+        return self.enabled and pays and all(agent.state.updates[name] >= AUTO_UPDATES for agent in agents)
 
     def bind(self, objective: Objective, stack: Stack) -> CompiledLoss:
         """Bind the loss of an objective to a stack, to be compiled for each batch layout it is called with."""
@@ -41,45 +95,98 @@ class Compiler:
     def function(self, objective: Objective, stack: Stack, batch: Batch) -> Function | None:
         """Compile the loss for this stack and batch, or look it up.
 
-        None if it samples random numbers or this machine cannot compile.
+        None for losses that are not compiled, and if this machine cannot compile.
         """
-        inputs = [*_of_batch(batch), *_of_stack(stack)]
-        names = [name for group in inputs for name in group]
-        values = [value for group in inputs for value in group.values()]
-        layouts = tuple(network.layout for network in stack.networks.values())
-        key = objective.network, layouts, tuple(names), *((value.shape, value.stride()) for value in values)
+        key = _key(objective, stack, batch)
         if key not in self._functions:
-            self._functions[key] = self._compiled(objective, stack, batch, values) if self.enabled else None
+            self._functions[key] = self._compiled(objective, stack, batch) if self.enabled else None
         return self._functions[key]
 
-    def _compiled(self, objective: Objective, stack: Stack, batch: Batch, inputs: list[Tensor]) -> Function | None:
-        generator = torch.Generator(inputs[0].device)
-        before, started = generator.get_state(), time.perf_counter()
-
-        def gradient(*values: Tensor) -> tuple[Tensor, ...]:
-            return _gradient(objective, *_rebuilt(stack, batch, iter(values)), generator)
-
+    def _compiled(self, objective: Objective, stack: Stack, batch: Batch) -> Function | None:
+        started = time.perf_counter()
         try:
-            traced = make_fx(gradient)(*inputs)
-            if not torch.equal(generator.get_state(), before):
-                return None
-            with torch.no_grad():
-                function = _optimised(traced, inputs)
-                function(*inputs)
+            function, is_new = self._found(objective, stack, batch)
         except Exception as error:  # Compilers may raise anything.
             self.enabled = False
             reason = " ".join(str(error).split())[:200]
-            if self._speaks:
+            if self._speaks and not self._is_auto:
                 message = f"training.compile: this machine cannot compile, so updates run without it ({reason})"
                 warnings.warn(message, EvorlWarning, stacklevel=2)
             return None
-        if self._speaks:
+        if self._speaks and is_new:
             agents, seconds = len(batch.weight), time.perf_counter() - started
             say(f"training.compile: compiled the update of {objective.network} of {agents} agents in {seconds:.0f} s")
         return function
 
+    @torch.no_grad()
+    def _found(self, objective: Objective, stack: Stack, batch: Batch) -> tuple[Function | None, bool]:
+        """A function for all widths or for these alone, and whether it is new; None for a loss that is not compiled."""
+        inputs = [value for group in (*_of_batch(batch), *_of_stack(stack)) for value in group.values()]
+        generator = torch.Generator(batch.weight.device)
 
-def _optimised(traced: GraphModule, inputs: list[Tensor]) -> Function:
+        def gradient(*values: Tensor) -> tuple[Tensor, ...]:
+            return _gradient(objective, *_rebuilt(stack, batch, iter(values)), generator)
+
+        before = generator.get_state()
+        loss = objective.loss(stack, batch, generator)
+        if loss.divergence is not None or not torch.equal(generator.get_state(), before):
+            return None, False
+        trace = self._trace(gradient, objective, stack, batch) if batch.weight.device.type == "cpu" else None
+        if trace is not None and trace.holds(inputs):
+            is_new = "function" not in vars(trace)
+            trace.function(*inputs)
+            if trace.holds(inputs):
+                return trace.function, is_new
+        function = _optimised(make_fx(gradient)(*inputs), inputs)
+        function(*inputs)
+        return function, True
+
+    def _trace(self, gradient: Function, objective: Objective, stack: Stack, batch: Batch) -> WidthsTrace | None:
+        """The trace for these inputs with any widths; None if the code needs the numbers."""
+        key = _key(objective, stack, batch, any_widths=True)
+        if key not in self._traces:
+            try:
+                self._traces[key] = WidthsTrace(gradient, stack, batch)
+            except Exception:  # Code of others, such as a custom network's, may raise anything.
+                self._traces[key] = None
+        return self._traces[key]
+
+
+def _key(objective: Objective, stack: Stack, batch: Batch, any_widths: bool = False) -> object:
+    """All that a function depends on; with `any_widths`, regardless of the widths of hidden layers."""
+    layouts = [network.layout for network in stack.networks.values()]
+    layouts = [_with_widths(layout, FIRST_WIDTH) for layout in layouts] if any_widths else layouts
+    groups = [*_of_batch(batch), *_of_stack(stack)]
+    names = tuple(name for group in groups for name in group)
+    numbers = [value for group in (*_of_batch(batch), *_of_numbers(stack)) for value in group.values()]
+    return objective.network, tuple(layouts), names, *((value.shape, value.stride()) for value in numbers)
+
+
+def _with_widths(layout: Layout, first: int) -> Layout:
+    """The layout with hidden layers of `first` units, `first` + 16, and so on."""
+    widths = tuple(first + 16 * index for index in range(len(layout.architecture.hidden_sizes)))
+    return replace(layout, architecture=replace(layout.architecture, hidden_sizes=widths))
+
+
+def _example(mode: FakeTensorMode, stack: Stack, batch: Batch) -> list[FakeTensor]:
+    """Inputs without values: those of stack and batch, with symbols for the widths of hidden layers."""
+    from torch._dynamo.source import ConstantSource  # Importing it takes 2 s.
+
+    numbers = [value for group in (*_of_batch(batch), *_of_numbers(stack)) for value in group.values()]
+    example = [mode.from_tensor(value, static_shapes=True) for value in numbers]
+    for network in _networks(stack):
+        layouts = [_with_widths(network.layout, first) for first in (FIRST_WIDTH, FIRST_WIDTH + 16)]
+        shapes, others = map(network.shapes_of, layouts)
+        for name in network.tensors:
+            sizes = zip(shapes[name], others[name], strict=True)
+            kinds = [DimDynamic.STATIC if size == other else DimDynamic.DYNAMIC for size, other in sizes]
+            context: StatelessSymbolicContext[..., Any] = StatelessSymbolicContext(dynamic_sizes=kinds)
+            source = ConstantSource(f"input{len(example)}")
+            example.append(mode.from_tensor(torch.empty(shapes[name]), source=source, symbolic_context=context))
+    return example
+
+
+def _optimised(traced: GraphModule, inputs: Sequence[Tensor]) -> Function:
     """Compile a graph: with CUDA graphs on a GPU; on a CPU without input checks, which take 40 us."""
     if inputs[0].device.type == "cuda":
         options: Any = {"triton.cudagraphs": True}
@@ -124,10 +231,16 @@ def _of_batch(batch: Batch) -> list[Mapping[str, Tensor]]:
     return [batch.observation, batch.next_observation, batch.columns, weights]
 
 
+def _of_numbers(stack: Stack) -> list[Mapping[str, Tensor]]:
+    return [stack.hyperparameters, stack.state]
+
+
+def _networks(stack: Stack) -> list[StackedNetwork]:
+    return [*stack.networks.values(), *stack.targets.values()]
+
+
 def _of_stack(stack: Stack) -> list[Mapping[str, Tensor]]:
-    groups: list[Mapping[str, Tensor]] = [stack.hyperparameters, stack.state]
-    networks = [*stack.networks.values(), *stack.targets.values()]
-    return groups + [network.tensors for network in networks]
+    return [*_of_numbers(stack), *(network.tensors for network in _networks(stack))]
 
 
 def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stack, Batch]:

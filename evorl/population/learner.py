@@ -53,7 +53,7 @@ class NetworkLearner:
         compiler: Compiler | None = None,
     ) -> None:
         """Create an optimiser that uses `gradient` [D] as memory for the flat gradient."""
-        self._compiler = compiler if compiler is not None and compiler.enabled else None
+        self._compiler = compiler
         self._compiled: dict[Objective, CompiledLoss] = {}
         self.network = network
         self.rule = rule
@@ -227,7 +227,10 @@ class Learner:
         agents = [self.policy.agents[place] for place in self.policy.places(stack)]
         epsilon, learners = self._algorithm.settings.adam_epsilon, {}
         for name, spec in self._algorithm.networks.items():
-            learner = NetworkLearner(stack.networks[name], spec.target, epsilon, gradients[name], self._compiler)
+            network, compiler = stack.networks[name], self._compiler
+            if compiler is not None and not compiler.compiles(network, name, agents):
+                compiler = None
+            learner = NetworkLearner(network, spec.target, epsilon, gradients[name], compiler)
             learner.load(name, agents)
             if learner.target is not None:
                 stack.targets[name] = learner.target

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.support import agent, algorithm, batch, population
+from helpers.support import agent, algorithm, batch, first_architecture, population
 
-from evorl.population.compiled import Compiler
+from evorl.population.compiled import AUTO_UPDATES, Compiler
 from evorl.types import EvorlWarning
 
 
@@ -15,18 +15,27 @@ def with_objective(dqn, **changes):
     return dqn
 
 
-def trained(compiler, dqn, updates=3):
+def trained(compiler, dqn, updates=3, **changes):
     """The parameters of two agents after some updates that report nothing but the first."""
-    learner = population([agent(id=id, dqn=dqn) for id in range(2)], dqn, compiler=compiler)
+    architecture = replace(first_architecture(dqn), **changes)
+    learner = population([agent(architecture, id=id, dqn=dqn) for id in range(2)], dqn, compiler=compiler)
     for seed in range(updates):
         learner.update(batch(learner.policy.agents, seed=seed))
     return learner.policy.flat
 
 
+@pytest.fixture
+def compilations(monkeypatch):
+    """The inputs of each compilation; the traced functions are called as they are."""
+    made = []
+    monkeypatch.setattr("evorl.population.compiled._optimised", lambda traced, inputs: made.append(inputs) or traced)
+    return made
+
+
 @pytest.mark.slow
 def test_compiled_updates_are_those_that_are_not(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    dqn, compiler = with_objective(algorithm(), report_every=100), Compiler(enabled=True)
+    dqn, compiler = with_objective(algorithm(), report_every=100), Compiler(True)
     torch.testing.assert_close(trained(compiler, dqn), trained(None, dqn))
     assert "training.compile: compiled the update of q of 2 agents in " in capsys.readouterr().err
     trained(compiler, dqn)
@@ -41,8 +50,24 @@ def test_a_loss_that_draws_is_not_compiled(capsys):
         return loss(stack, batch, generator)
 
     with_objective(dqn, loss=drawing, report_every=100)
-    assert torch.equal(trained(Compiler(enabled=True), dqn), trained(None, dqn))
+    assert torch.equal(trained(Compiler(True), dqn), trained(None, dqn))
     assert not capsys.readouterr().err
+
+
+def test_a_loss_that_limits_a_divergence_is_not_compiled(compilations):
+    """A compiled loss is only a gradient, and an agent beyond the limit must not be updated."""
+    dqn = algorithm()
+
+    def limited(stack, batch, generator, loss=dqn.loss):
+        found = loss(stack, batch, generator)
+        kl = torch.stack([torch.full_like(found.elements[0], value) for value in (0.1, 0.3)])
+        return replace(found, metrics=lambda: {"kl": kl}, divergence="kl", limit=torch.tensor([0.2, 0.2]))
+
+    with_objective(dqn, loss=limited, report_every=100)
+    found = trained(Compiler(True), dqn)
+    assert torch.equal(found, trained(None, dqn))
+    assert not torch.equal(found, trained(None, with_objective(algorithm(), report_every=100)))
+    assert not compilations
 
 
 def test_where_a_machine_cannot_compile_it_says_so_once_and_goes_on(monkeypatch):
@@ -52,22 +77,88 @@ def test_where_a_machine_cannot_compile_it_says_so_once_and_goes_on(monkeypatch)
     monkeypatch.setattr("evorl.population.compiled._optimised", fail)
     dqn = with_objective(algorithm(), report_every=100)
     with pytest.warns(EvorlWarning, match=r"cannot compile, so updates run without it \(no C\+\+ compiler was") as seen:
-        found = trained(Compiler(enabled=True), dqn)
+        found = trained(Compiler(True), dqn)
     assert len(seen) == 1
     assert torch.equal(found, trained(None, dqn))
 
 
-def test_a_batch_that_lies_otherwise_in_memory_has_a_function_of_its_own(monkeypatch):
-    made = []
-    monkeypatch.setattr("evorl.population.compiled._optimised", lambda traced, inputs: made.append(inputs) or traced)
+def test_a_batch_that_lies_otherwise_in_memory_has_a_function_of_its_own(compilations):
     dqn = with_objective(algorithm(), report_every=100)
     agents = [agent(id=id, dqn=dqn) for id in range(2)]
-    learner, plain = population(agents, dqn, compiler=Compiler(enabled=True)), population(agents, dqn)
+    learner, plain = population(agents, dqn, compiler=Compiler(True)), population(agents, dqn)
     for turned in (False, False, True, True):
         some = batch(agents)
         if turned:
             some.observation["observation"] = some.observation["observation"].mT.contiguous().mT
         learner.update(some)
         plain.update(batch(agents))
-    assert len(made) == 2
+    assert len(compilations) == 2
     torch.testing.assert_close(learner.policy.flat, plain.policy.flat)
+
+
+WIDTHS = [(8, 8), (40, 200), (200, 40), (400, 90)]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_one_function_serves_all_widths(norm, monkeypatch, compilations):
+    monkeypatch.setattr("evorl.networks.dense.LARGE", 1_000)
+    dqn, compiler = with_objective(algorithm(), report_every=100), Compiler(True, speaks=False)
+    for widths in WIDTHS:
+        changes = {"hidden_sizes": widths, "residual_layers": (0, 0), "layer_norm": norm}
+        torch.testing.assert_close(trained(compiler, dqn, **changes), trained(None, dqn, **changes))
+    assert len(compilations) == 1
+    changes = {"hidden_sizes": (8, 8, 8), "residual_layers": (0, 0, 0), "layer_norm": norm}
+    torch.testing.assert_close(trained(compiler, dqn, **changes), trained(None, dqn, **changes))
+    assert len(compilations) == 2
+
+
+def test_a_loss_that_needs_the_number_of_units_has_a_function_for_each(compilations):
+    dqn, compiler = algorithm(), Compiler(True, speaks=False)
+
+    def scaled(stack, batch, generator, loss=dqn.loss):
+        found = loss(stack, batch, generator)
+        units = float(stack.networks["q"].tensors["hidden.0.bias"].shape[-1])
+        return replace(found, gradients=[(output, gradient / units) for output, gradient in found.gradients])
+
+    with_objective(dqn, loss=scaled, report_every=100)
+    for widths in WIDTHS:
+        changes = {"hidden_sizes": widths, "residual_layers": (0, 0)}
+        torch.testing.assert_close(trained(compiler, dqn, **changes), trained(None, dqn, **changes))
+    assert len(compilations) == len(WIDTHS)
+
+
+def test_a_loss_may_have_tensors_of_its_own(compilations):
+    dqn, compiler, own = algorithm(), Compiler(True, speaks=False), torch.tensor(0.5)
+
+    def scaled(stack, batch, generator, loss=dqn.loss):
+        found = loss(stack, batch, generator)
+        return replace(found, gradients=[(output, gradient * own) for output, gradient in found.gradients])
+
+    with_objective(dqn, loss=scaled, report_every=100)
+    for widths in WIDTHS:
+        changes = {"hidden_sizes": widths, "residual_layers": (0, 0)}
+        torch.testing.assert_close(trained(compiler, dqn, **changes), trained(None, dqn, **changes))
+    assert len(compilations) == 1
+
+
+@pytest.mark.parametrize(("updates", "compiled"), [(AUTO_UPDATES - 1, 0), (AUTO_UPDATES, 1)])
+def test_auto_compiles_late(updates, compiled, compilations):
+    dqn = with_objective(algorithm(), report_every=100)
+    agents = [agent(id=id, dqn=dqn) for id in range(2)]
+    for each in agents:
+        each.state.updates["q"] = float(updates)
+    learner, plain = population(agents, dqn, compiler=Compiler("auto")), population(agents, dqn)
+    for seed in range(3):
+        learner.update(batch(agents, seed=seed))
+        plain.update(batch(agents, seed=seed))
+    assert len(compilations) == compiled
+    torch.testing.assert_close(learner.policy.flat, plain.policy.flat)
+
+
+def test_auto_says_nothing_where_a_machine_cannot_compile(monkeypatch, recwarn, capsys):
+    monkeypatch.setattr("evorl.population.compiled.AUTO_UPDATES", 0)
+    monkeypatch.delattr("evorl.population.compiled._optimised")
+    dqn = with_objective(algorithm(), report_every=100)
+    assert torch.equal(trained(Compiler("auto"), dqn), trained(None, dqn))
+    assert not [each for each in recwarn if issubclass(each.category, EvorlWarning)]
+    assert not capsys.readouterr().err
