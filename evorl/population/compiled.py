@@ -15,10 +15,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from evorl.algorithms import Objective
 from evorl.networks.dense import Tape
@@ -40,10 +38,10 @@ class WidthsTrace:
     """
 
     def __init__(self, gradient: Function, stack: Stack, batch: Batch) -> None:
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # Importing it takes 0.3 s.
+
         self._symbols = ShapeEnv(duck_shape=False)
-        # Losses may contain tensors of their own, such as bounds of actions; these become constants.
-        mode = FakeTensorMode(shape_env=self._symbols, allow_non_fake_inputs=True)
-        self._example = _example(mode, stack, batch)
+        self._example = _example(self._symbols, stack, batch)
         self._graph = make_fx(gradient, tracing_mode="symbolic")(*self._example)
 
     @cached_property
@@ -168,10 +166,14 @@ def _with_widths(layout: Layout, first: int) -> Layout:
     return replace(layout, architecture=replace(layout.architecture, hidden_sizes=widths))
 
 
-def _example(mode: FakeTensorMode, stack: Stack, batch: Batch) -> list[FakeTensor]:
+def _example(symbols: Any, stack: Stack, batch: Batch) -> list[Any]:
     """Inputs without values: those of stack and batch, with symbols for the widths of hidden layers."""
-    from torch._dynamo.source import ConstantSource  # Importing it takes 2 s.
+    from torch._dynamo.source import ConstantSource  # Importing these takes 2 s.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
+    # Losses may contain tensors of their own, such as bounds of actions; these become constants.
+    mode = FakeTensorMode(shape_env=symbols, allow_non_fake_inputs=True)
     numbers = [value for group in (*_of_batch(batch), *_of_numbers(stack)) for value in group.values()]
     example = [mode.from_tensor(value, static_shapes=True) for value in numbers]
     for network in _networks(stack):
