@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.support import agent, algorithm, batch, first_architecture, population
+from helpers.support import EVERY_MUTATION, agent, algorithm, batch, first_architecture, lines, population, train
 
 from evorl.population.compiled import AUTO_UPDATES, Compiler
 from evorl.types import EvorlWarning
@@ -162,3 +162,20 @@ def test_auto_says_nothing_where_a_machine_cannot_compile(monkeypatch, recwarn, 
     assert torch.equal(trained(Compiler("auto"), dqn), trained(None, dqn))
     assert not [each for each in recwarn if issubclass(each.category, EvorlWarning)]
     assert not capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_resumed_run_gets_the_functions_that_it_had(monkeypatch, tmp_path, in_directory, capsys):
+    """Inductor's code depends on the sizes of its example, which must not be those that a process meets first."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    widths = "evolution.mutation={none: 0, architecture: 1, parameters: 0, hyperparameters: 0, new_layer: 0}"
+    settings = (widths, *EVERY_MUTATION[1:2], "training.compile=true")
+    assert train("run.name=whole", *settings) == 0
+    assert "training.compile: compiled the update of q of 4 agents" in capsys.readouterr().err
+    assert train("run.name=stopped", *settings, "training.max_steps=80") == 0
+    assert train("run.name=stopped", *settings, "run.resume=auto") == 0
+    whole, stopped = (in_directory / "runs" / name for name in ("whole", "stopped"))
+    sizes = [line["architectures"] for line in lines(whole / "lineage.jsonl")]
+    assert len({str(each) for each in sizes}) > 4
+    newest = "checkpoints/generation-000003/agents.safetensors"
+    assert (whole / newest).read_bytes() == (stopped / newest).read_bytes()
