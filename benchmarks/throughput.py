@@ -49,7 +49,7 @@ class Trainer:
         generator = torch_generator(
             config.seed, generation=1, rank=self.ranks.rank, purpose="acting", device=self.ranks.device
         )
-        compiler = Compiler(config.training.compile)
+        compiler = Compiler.of(config)
         self.policy = Policy(initial_population(config, algorithm)[self.placement.local], algorithm, generator)
         self.learner = Learner(self.policy, self.placement.average_, self.stopwatch, compiler)
         self.experience.begin(self.policy, 1)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str], callbacks: Sequence[Callback] = ()) -> Run:
     with Environments(config.environment, agents=1, num_envs=1) as one:
         algorithm = make_algorithm(config, one.interface)
         experience = algorithm.experience(placement, one.always_valid, stopwatch)
-    compiler = Compiler(config.training.compile, speaks=ranks.is_main)
+    compiler = Compiler.of(config, speaks=ranks.is_main)
 
     with (
         Environments(

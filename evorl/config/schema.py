@@ -576,9 +576,9 @@ class Training(Section):
     target is for its own environment: in another one it is the reward threshold that Gymnasium has for that one."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the gradients of losses by torch's Inductor, which needs a C++ compiler: 10 to 30 s for each number of
-    agents, batch size and structure of a network, the first time on a machine. The widths of hidden layers do not
-    matter on a CPU. `auto` does so there once all agents of a stack have made 50,000 updates, except for networks with
-    convolutions, which were not measured."""
+    agents, batch size and structure of a network, the first time on a machine. On a CPU one function serves all widths
+    of hidden layers where mutations change them. `auto` compiles there once all agents of a stack have made 50,000
+    updates, except for networks with convolutions, which were not measured."""
 
 
 class Tracking(Section):

@@ -77,6 +77,11 @@ def repeated(x: Tensor, streams: int) -> Tensor:
     return x if streams == 1 else x.unsqueeze(1).expand(-1, streams, *x.shape[1:]).flatten(0, 1)
 
 
+def is_symbol(size: object) -> bool:
+    """True for a size of which code is being traced that serves all such sizes (`population/compiled.py`)."""
+    return not isinstance(size, int)
+
+
 def layer_norm(
     x: Tensor, gain: Tensor, shift: Tensor, share: Tensor | None, epsilon: float = 1e-5
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -87,8 +92,15 @@ def layer_norm(
     return the tensors for the backward pass.
     """
     if share is None:
-        # One fused operation instead of seven.
-        normal, mean, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, epsilon)
+        if not is_symbol(x.shape[-1]):
+            # One fused operation instead of seven.
+            normal, mean, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, epsilon)
+        else:
+            # Compiled for symbolic widths, that operation takes six times as long.
+            mean = x.mean(-1, keepdim=True)
+            centred = x - mean
+            scale = centred.square().mean(-1, keepdim=True).add(epsilon).rsqrt()
+            normal = centred * scale
         return torch.addcmul(shift, normal, gain), (normal, scale, x, mean)
     centred = x - torch.bmm(x, share)
     scale = torch.bmm(centred.square(), share).add_(epsilon).rsqrt_()
@@ -388,7 +400,7 @@ def _are_joined(sources: Sequence[Tensor], bias: Tensor) -> bool:
     Never if widths are symbols, so that one compiled function serves them all.
     """
     (rows, batch, _), units = sources[0].shape, bias.shape[-1]
-    is_large = isinstance(units, int) and rows * batch * units >= LARGE
+    is_large = not is_symbol(units) and rows * batch * units >= LARGE
     return is_large and sum(source.shape[-1] for source in sources) <= NARROW
 
 

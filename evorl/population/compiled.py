@@ -1,7 +1,7 @@
 """Compilation of a loss gradient for the layout of a stack. Axes: P agents, B batch, D all values of a network.
 
-On a CPU, compiled code has the widths of hidden layers as symbols, so that mutations of widths cost no compilation.
-Batch sizes and numbers of agents are constants in it.
+On a CPU, compiled code has the widths of hidden layers as symbols if mutations change them, so that these cost no
+compilation. Batch sizes and numbers of agents are constants in it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from evorl.algorithms import Objective
+from evorl.config import AnyConfig
 from evorl.networks.dense import Tape
 from evorl.networks.stack import Layout, Stack, StackedNetwork
 from evorl.system.console import say
@@ -63,17 +64,23 @@ class Compiler:
     batches, and updates whose metrics are reported are not compiled. Inductor caches compiled code on disk for later
     runs.
 
-    On a CPU, layouts that differ only in the widths of hidden layers share a function. Which one a layout gets does not
-    depend on those compiled before, so a resumed run computes the same as an uninterrupted one.
+    On a CPU, layouts that differ only in the widths of hidden layers share a function if `any_widths`. Which one a
+    layout gets does not depend on those compiled before, so a resumed run computes the same as an uninterrupted one.
     """
 
-    def __init__(self, mode: Literal["auto"] | bool, speaks: bool = True) -> None:
+    def __init__(self, mode: Literal["auto"] | bool, speaks: bool = True, any_widths: bool = True) -> None:
         """With `auto`, compile only where it pays; where a machine cannot compile, say nothing."""
         self.enabled = mode is not False
         self._is_auto = mode == "auto"
         self._speaks = speaks
+        self._any_widths = any_widths
         self._functions: dict[object, Function | None] = {}
         self._traces: dict[object, WidthsTrace | None] = {}
+
+    @classmethod
+    def of(cls, config: AnyConfig, speaks: bool = True) -> Compiler:
+        """The compiler of a run. Only where widths mutate is it worth that gradients take a tenth longer."""
+        return cls(config.training.compile, speaks, any_widths=config.evolution.mutation.architecture > 0)
 
     def compiles(self, network: StackedNetwork, name: str, agents: Sequence[Agent]) -> bool:
         """Whether to compile the losses of network `name` of these agents, until the generation ends.
@@ -129,7 +136,8 @@ class Compiler:
         loss = objective.loss(stack, batch, generator)
         if loss.divergence is not None or not torch.equal(generator.get_state(), before):
             return None, False
-        trace = self._trace(gradient, objective, stack, batch) if batch.weight.device.type == "cpu" else None
+        is_general = self._any_widths and batch.weight.device.type == "cpu"
+        trace = self._trace(gradient, objective, stack, batch) if is_general else None
         if trace is not None and trace.holds(inputs):
             is_new = "function" not in vars(trace)
             trace.function(*inputs)

@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, agent, algorithm, batch, first_architecture, lines, population, train
+from helpers.support import (
+    EVERY_MUTATION,
+    agent,
+    algorithm,
+    batch,
+    config,
+    first_architecture,
+    lines,
+    population,
+    train,
+)
 
 from evorl.population.compiled import AUTO_UPDATES, Compiler
 from evorl.types import EvorlWarning
@@ -110,6 +120,15 @@ def test_one_function_serves_all_widths(norm, monkeypatch, compilations):
     changes = {"hidden_sizes": (8, 8, 8), "residual_layers": (0, 0, 0), "layer_norm": norm}
     torch.testing.assert_close(trained(compiler, dqn, **changes), trained(None, dqn, **changes))
     assert len(compilations) == 2
+
+
+@pytest.mark.parametrize(("weight", "compiled"), [(0.0, 4), (0.2, 1)])
+def test_widths_that_no_mutation_changes_are_constants(weight, compiled, compilations):
+    settings = config("training.compile=true", f"evolution.mutation.architecture={weight}")
+    dqn, compiler = with_objective(algorithm(), report_every=100), Compiler.of(settings, speaks=False)
+    for widths in WIDTHS:
+        trained(compiler, dqn, hidden_sizes=widths, residual_layers=(0, 0))
+    assert len(compilations) == compiled
 
 
 def test_a_loss_that_needs_the_number_of_units_has_a_function_for_each(compilations):
