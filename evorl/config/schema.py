@@ -548,7 +548,7 @@ class LeagueSettings(Section):
     """With `pfsp`, opponents are drawn in proportion to (1 - expected result) to this power."""
     archive: Annotated[int, Field(ge=0, le=1_024)] = 8
     """Frozen past agents at most. The first stays, since its rating is the zero of all others; the lowest rated of the
-    rest makes room."""
+    rest makes room. With 1 there is no rest, and each newly archived agent replaces the one before."""
     margin: Annotated[float, Field(ge=-0.5, le=0.5)] = 0.05
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much. With -0.5 every generation's best agent is archived, as fictitious play needs: there the average of all

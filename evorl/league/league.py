@@ -134,7 +134,8 @@ class League:
     def admit(self, trained: Sequence[Agent], generation: int) -> bool:
         """Archive the generation's best agent if it beats the archive by the margin; return whether it did.
 
-        The first archived agent stays; beyond the limit the lowest rated of the others leaves.
+        The first archived agent stays; beyond the limit the lowest rated of the others leaves. In an archive of one the
+        new agent replaces the first.
         """
         now, settings = self.standings, self.settings
         first, past = len(now.population), len(now.archive)
