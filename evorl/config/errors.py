@@ -61,7 +61,7 @@ def explain(model: type[BaseModel], error: ValidationError, given: Sequence[str]
     texts, known = dict(each.split("=", 1) for each in given), list(keys_of(model))
     # A default computed from other settings has no value if those are invalid.
     found = [problem for problem in error.errors(include_url=False) if problem["type"] != "default_factory_not_called"]
-    problems = sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
+    problems = sorted(_united(found), key=lambda problem: problem["type"] != "extra_forbidden")
     each = list(
         dict.fromkeys(on_one_line(_explanation(model, problem, known, texts), MAX_LETTERS) for problem in problems)
     )
@@ -74,7 +74,26 @@ def explain(model: type[BaseModel], error: ValidationError, given: Sequence[str]
     return f"{len(each)} settings are wrong: {' '.join(told)}{rest}"
 
 
+def _united(problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Make one problem of the two of a value that may also be a word such as `auto`, which is then in its context."""
+    literal = [each for each in problems if each["type"] == "literal_error"]
+    words = {each["loc"][:-1]: each["msg"] for each in literal if str(each["loc"][-1]).startswith("literal[")}
+    united: list[ErrorDetails] = []
+    for each in problems:
+        path = each["loc"][:-1]
+        if path not in words:
+            united.append(each)
+        elif each["type"] != "literal_error":
+            united.append({**each, "loc": path, "ctx": {"word": words[path].removeprefix("Input should be ")}})
+    return united
+
+
 def _explanation(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], texts: Mapping[str, str]) -> str:
+    told, word = _alone(model, problem, known, texts), problem.get("ctx", {}).get("word")
+    return told if word is None else f"{told}, or {word}"
+
+
+def _alone(model: type[BaseModel], problem: ErrorDetails, known: Sequence[str], texts: Mapping[str, str]) -> str:
     location = tuple(str(part) for part in problem["loc"])
     path, kind, value = ".".join(location), problem["type"], problem.get("input")
     if kind == "extra_forbidden":
