@@ -119,17 +119,18 @@ def play_until_clear(play: Play, part: int, most: int) -> Returns:
 class Champion:
     """The best agent so far (the elite): its score, its challenge by each generation's best, its test of the target.
 
-    It won in generation `generation`. `returns` come from episodes that only measure it: none of them selected it or
-    decided a challenge. `worst` is the worst return of any agent in the run's evaluations, or a lower mean of training
-    episodes. `tests` counts the elites tested for the target, including this one if it `is_tested`; `lower_bound` is
-    then the lower confidence bound on its mean. These fields are in every checkpoint's state; the agent has a file of
-    its own there.
+    It won in generation `generation`; where training episodes gave the fitness, `training_fitness` is what it had then.
+    `returns` come from episodes that only measure it: none of them selected it or decided a challenge. `worst` is the
+    worst return of any agent in the run's evaluations, or a lower mean of training episodes. `tests` counts the elites
+    tested for the target, including this one if it `is_tested`; `lower_bound` is then the lower confidence bound on its
+    mean. These fields are in every checkpoint's state; the agent has a file of its own there.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     returns: tuple[FiniteFloat, ...] = ()
     generation: Number | None = None
+    training_fitness: FiniteFloat | None = None
     worst: FiniteFloat | None = None
     tests: Number = 0
     is_tested: bool = False
@@ -144,8 +145,8 @@ class Champion:
         self.payload: bytes = b""
         """The agent, encoded as a file of one agent; empty before there is one."""
         self.parents: list[Agent] = []
-        """The agent, with its mean on the last generation's episodes as its fitness; empty if that generation's best
-        agent won, since that one is in the population."""
+        """The agent, with a fitness to compare with the last generation's; empty if that generation's best agent won,
+        since that one is in the population."""
         self.evaluation_steps: int = 0
         """The environment steps of the last generation's evaluation episodes, including the challenge, and the moves of
         both seats in its matches."""
@@ -294,7 +295,10 @@ class Champion:
         played = self._generation_returns(best, fitness, place, evaluator, generation, settings.episodes)
         for agent, theirs in zip(self.parents, played[1:], strict=True):
             agent.fitness = float(theirs.mean()) if fitness.elite is None else fitness.elite
-            if fitness.elite is None and fitness.evaluated is None and best.fitness is not None:
+            if fitness.by_training and self.training_fitness is not None:
+                # Its episodes of this generation are few, two in Pong, and would rank it by chance.
+                agent.fitness = self.training_fitness
+            elif fitness.by_training and best.fitness is not None:
                 # Means of training lag behind and may be of an exploring policy, so the elite gets the best agent's
                 # and the difference on episodes that both have played.
                 agent.fitness += best.fitness - float(played[0].mean())
@@ -306,7 +310,7 @@ class Champion:
             if won:
                 self._crown(played[0], not settings.confirmation_episodes, generation)
         if won:
-            self.parents = []
+            self.parents, self.training_fitness = [], best.fitness if fitness.by_training else None
         elif not self.parents:
             return False
         (agent,) = self.parents or [best]

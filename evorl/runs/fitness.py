@@ -40,6 +40,11 @@ class Fitness:
     elite: float | None = None
     """The elite's rating, or NaN without an elite, where fitness is a rating; None elsewhere."""
 
+    @property
+    def by_training(self) -> bool:
+        """True if training episodes gave it, rather than evaluation or matches."""
+        return self.evaluated is None and self.elite is None
+
     @classmethod
     def of_ratings(cls, rated: Rated) -> Self:
         """Ratings, with the spread of as many games as they are from, and the mean results as a term."""
