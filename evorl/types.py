@@ -369,7 +369,7 @@ class Batch:
     that none does. `columns` are actions, rewards, and anything else stored or computed per transition.
     Sequences for recurrent agents are time-major in B = T * S, with their `recurrent` input. A batch may instead carry
     flat `gradients` by network, computed by actors, with their metrics [P, 1] as columns.
-    `number` counts the batches that were drawn together, from 0.
+    `number` is the batch's index among those that were drawn together.
     """
 
     observation: Observation

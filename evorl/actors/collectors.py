@@ -68,14 +68,13 @@ class RolloutCollector:
         self._environments = environments
         self._steps: int = config.algorithm.rollout_steps
         self._clip: float | None = config.algorithm.reward_clip
-        self._state = policy.initial_state(environments.num_envs)
 
     def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
         """Fill a slot with a rollout."""
         for step in range(self._steps):
             beat()
             environments = self._environments
-            output, self._state = self._policy.act(environments.observation, environments.started, self._state)
+            output = self._policy.explore(environments.observation, environments.started)
             transition = environments.step(output.action)
             if self._clip is not None:
                 transition.reward.clamp_(-self._clip, self._clip)
@@ -90,7 +89,7 @@ class TransitionCollector(RolloutCollector):
         self._n_step: int = acting.config.replay.n_step
         for stack in acting.policy.stacks:
             # An actor has no target networks, so its online networks take their place.
-            stack.targets = dict(stack.networks)
+            stack.target_networks = dict(stack.networks)
 
     def collect(self, slot: RolloutMemory, beat: Callable[[], None]) -> None:
         """Fill a slot with a rollout and the errors of its transitions."""

@@ -131,7 +131,7 @@ class DDPG(OffPolicy):
         with torch.no_grad():
             next_observation = batch.next_observation
             next_action = self.target_action(stack, next_observation, generator)
-            next_value = q_values(stack.targets["critics"], next_observation, next_action).amin(0)
+            next_value = q_values(stack.target_networks["critics"], next_observation, next_action).amin(0)
             discount = self.discount(stack.hyperparameters["gamma"])
             target = bootstrapped_return(batch.columns, discount, next_value)
         action = self.bounds.from_environment(batch.columns["action"])
@@ -139,7 +139,7 @@ class DDPG(OffPolicy):
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
         """The next actions [P, B, A] of the critics' targets for next observations [P, B, ...]."""
-        return actor_action(stack.targets["actor"], observation)
+        return actor_action(stack.target_networks["actor"], observation)
 
     def actor_loss(self, stack: Stack, batch: Batch, generator: torch.Generator) -> Loss:
         """Deterministic policy-gradient loss -Q(s, pi(s)) of the first critic (arXiv 1509.02971, eq. 6)."""
@@ -186,7 +186,7 @@ class TD3(DDPG):
 
     def target_action(self, stack: Stack, observation: Observation, generator: torch.Generator) -> Tensor:
         """The target actor's actions [P, B, A] with clipped noise (arXiv 1802.09477, section 5.3)."""
-        action = actor_action(stack.targets["actor"], observation)
+        action = actor_action(stack.target_networks["actor"], observation)
         scale, clip = (stack.hyperparameters[name].view(-1, 1, 1) for name in ("target_noise", "target_noise_clip"))
         noise = scale * torch.randn(action.shape, generator=generator, device=action.device)
         return (action + noise.clamp(-clip, clip)).clamp(-1.0, 1.0)

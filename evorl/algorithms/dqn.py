@@ -179,7 +179,7 @@ class DQN(OffPolicy):
         The online and target networks each draw new noise.
         """
         action, discount = batch.columns["action"], self.discount(stack.hyperparameters["gamma"])
-        network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.targets))
+        network, target = (networks["q"].with_noise(generator) for networks in (stack.networks, stack.target_networks))
         evaluate = self._single if batch.recurrent is None else self._sequences
         outputs, values = evaluate(network, target, batch)
         with torch.no_grad():

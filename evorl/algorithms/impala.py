@@ -170,7 +170,7 @@ class APPO(IMPALA):
 
         Online values, once fitted to a batch in earlier passes, would leave no advantages in later ones.
         """
-        outputs = stack.targets["policy"](batch.observation, batch.recurrent)
+        outputs = stack.target_networks["policy"](batch.observation, batch.recurrent)
         mask = batch.observation.get("action_mask")
         log_prob = self.distribution.log_prob(outputs, mask, batch.columns["unclipped_action"])
         return self.v_trace_targets(stack, batch, log_prob, outputs["value"].squeeze(-1))

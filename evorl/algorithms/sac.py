@@ -314,7 +314,9 @@ class SAC(OffPolicy):
         with torch.no_grad():
             next_observation = batch.next_observation
             policy = self.expectation(stack, next_observation, generator)
-            next_q_values = self.actions.q_values(stack.targets["critics"], next_observation, policy.action).amin(0)
+            next_q_values = self.actions.q_values(
+                stack.target_networks["critics"], next_observation, policy.action
+            ).amin(0)
             temperature = self.log_temperature(stack).exp()
             next_value = soft_value(policy.probability, policy.log_prob, next_q_values, temperature)
             discount = self.discount(stack.hyperparameters["gamma"])

@@ -272,7 +272,7 @@ def _takes(annotation: Any, *kinds: Any) -> bool:
 
 
 def without_booleans(value: Any, wanted: str = "a number") -> Any:
-    """Return a value. Raises ValueError if it is true or false, or has one of these in it, where `wanted` is right."""
+    """Return `value` unchanged. Raises ValueError if it is or contains a boolean; `wanted` says what would be right."""
     if isinstance(value, bool | np.bool_):
         raise ValueError(f"{shown(value)} does not fit: it must be {wanted}")
     if isinstance(value, Mapping | list | tuple):

@@ -193,7 +193,7 @@ class Ranks:
         return "" if self._heartbeat is None else self._heartbeat.last_words()
 
     def wait_for_same(self, last_words: str) -> bool:
-        """True if a lower rank ends for the same reason, such as a bug in every rank's environment."""
+        """Wait briefly for a lower rank that ends for the same reason, such as a bug; True if there is one."""
         return self._heartbeat is not None and self._heartbeat.is_told_below(last_words)
 
     @contextmanager

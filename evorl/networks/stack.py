@@ -343,9 +343,9 @@ class StackedNetwork:
         self.parameters = parameters
         self.buffers = buffers
         self.leaves = {key: view.requires_grad_() for key, view in parameters.matrices(shapes.matrices).items()}
-        self._tensors = self.leaves | buffers.matrices(shapes.matrices)
+        self._with_leaves = self.leaves | buffers.matrices(shapes.matrices)
         # Outside of learning no parameter gradients are needed, though gradients may flow through to the inputs.
-        self._frozen = parameters.matrices(shapes.matrices) | buffers.matrices(shapes.matrices)
+        self._detached = parameters.matrices(shapes.matrices) | buffers.matrices(shapes.matrices)
         self._masks: Tensors = {}
         self.tape: Tape | None = None
         """The tape that records calls while a loss with parameter gradients is computed; otherwise None."""
@@ -368,11 +368,11 @@ class StackedNetwork:
 
     def __call__(self, x: Observation, recurrent: RecurrentInput | None = None) -> Tensors:
         """Map observations [P, B, ...] to the heads' outputs [P, B, outputs]."""
-        return self.network.forward(self.layout, self._given, x, recurrent, self.tape)[0]
+        return self.network.forward(self.layout, self._current, x, recurrent, self.tape)[0]
 
     def forward_recurrent(self, x: Observation, recurrent: RecurrentInput | None) -> tuple[Tensors, Tensor | None]:
         """Map observations to the heads' outputs and the recurrent state [P, S, K, N] after them."""
-        return self.network.forward(self.layout, self._given, x, recurrent, self.tape)
+        return self.network.forward(self.layout, self._current, x, recurrent, self.tape)
 
     @torch.no_grad()
     def state_after(self, x: Observation, started: Tensor) -> Tensor:
@@ -383,17 +383,17 @@ class StackedNetwork:
         state = started.new_zeros(len(started), started.shape[2], *self.recurrent_shape, dtype=torch.float32)
         if not started.shape[1]:
             return state
-        after = self.network.forward(self.layout, self._frozen, x, RecurrentInput(state, started), None)[1]
+        after = self.network.forward(self.layout, self._detached, x, RecurrentInput(state, started), None)[1]
         assert after is not None
         return after
 
     @property
-    def _given(self) -> Tensors:
-        return self._frozen if self.tape is None else self._tensors
+    def _current(self) -> Tensors:
+        return self._detached if self.tape is None else self._with_leaves
 
     def forward_pair(self, x: Observation, next_x: Observation) -> tuple[Tensors, Tensors]:
         """The outputs for `x`, and without gradients for `next_x` of the same shape."""
-        return self.network.forward_pair(self.layout, self._given, x, next_x, self.tape)
+        return self.network.forward_pair(self.layout, self._current, x, next_x, self.tape)
 
     def with_noise(self, generator: torch.Generator) -> StackedNetwork:
         """This network with newly drawn weight noise, or itself if no layer is noisy.
@@ -403,11 +403,11 @@ class StackedNetwork:
         if not self._noise.matrices:
             return self
         noise, other = self._noise.draw(generator), copy.copy(self)
-        other._frozen = noisy_weights(self._frozen, self._frozen, noise)
+        other._detached = noisy_weights(self._detached, self._detached, noise)
         if self.tape is not None:
             assert not self.tape.scaled, "a gradient knows one noise"
             self.tape.scaled = {SIGMA + name: (name, value) for name, value in noise.items()}
-            other._tensors = noisy_weights(self._tensors, self._frozen, noise)
+            other._with_leaves = noisy_weights(self._with_leaves, self._detached, noise)
         return other
 
     @property
@@ -417,7 +417,7 @@ class StackedNetwork:
         Calls omit the shares of layers in which all units count. Compiled functions get these too if another layer has
         some, so that there are two kinds of stacks and not as many as there are subsets of layers.
         """
-        unmasked = {name: value for name, value in self._frozen.items() if name not in self._masks}
+        unmasked = {name: value for name, value in self._detached.items() if name not in self._masks}
         return unmasked | self._masks
 
     def shapes_of(self, layout: Layout) -> dict[str, Shape]:
@@ -435,7 +435,7 @@ class StackedNetwork:
         """This network with other tensors, whose parameters are leaves of the graph."""
         other = copy.copy(self)
         other.leaves = {name: tensors[name].detach().requires_grad_() for name in self.leaves}
-        other._frozen, other._tensors = tensors, tensors | other.leaves
+        other._detached, other._with_leaves = tensors, tensors | other.leaves
         return other
 
     def load(self, roles: Sequence[Roles]) -> None:
@@ -454,7 +454,7 @@ class StackedNetwork:
         counted = self.buffers.matrices(self.shapes.matrices)
         needed = [key for key in self.shapes.masks if not bool((counted[key] == 1).all())]
         self._masks = {key: shares(counted[key]) for key in self.shapes.masks if needed}
-        for tensors in (self._tensors, self._frozen):
+        for tensors in (self._with_leaves, self._detached):
             for key in self.shapes.masks:
                 tensors.pop(key, None)
             tensors.update({key: self._masks[key] for key in needed})
@@ -464,15 +464,15 @@ class StackedNetwork:
 class Stack:
     """Agents of compatible architectures: `members` index the population, hyperparameters are tensors [P].
 
-    `targets` are the target networks, present while the agents learn. `noise_shape` is the shape [K, N] of the
-    exploration noise of an environment that persists across steps.
+    A learner adds the `target_networks`. `noise_shape` is the shape [K, N] of the exploration noise of an environment
+    that persists across steps.
     """
 
     members: slice | Tensor
     networks: dict[str, StackedNetwork]
     hyperparameters: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
-    targets: dict[str, StackedNetwork] = field(default_factory=dict)
+    target_networks: dict[str, StackedNetwork] = field(default_factory=dict)
     noise_shape: tuple[int, int] = 0, 0
 
     @property

@@ -246,7 +246,7 @@ def _of_numbers(stack: Stack) -> list[Mapping[str, Tensor]]:
 
 
 def _networks(stack: Stack) -> list[StackedNetwork]:
-    return [*stack.networks.values(), *stack.targets.values()]
+    return [*stack.networks.values(), *stack.target_networks.values()]
 
 
 def _of_stack(stack: Stack) -> list[Mapping[str, Tensor]]:
@@ -264,7 +264,7 @@ def _rebuilt(stack: Stack, batch: Batch, values: Iterator[Tensor]) -> tuple[Stac
     given = iter(networks)
     online, targets = (
         {name: network.computing_with(next(given)) for name, network in group.items()}
-        for group in (stack.networks, stack.targets)
+        for group in (stack.networks, stack.target_networks)
     )
     return (
         Stack(stack.members, online, hyperparameters, state, targets),

@@ -233,7 +233,7 @@ class Learner:
             learner = NetworkLearner(network, spec.target, epsilon, gradients[name], compiler)
             learner.load(name, agents)
             if learner.target is not None:
-                stack.targets[name] = learner.target
+                stack.target_networks[name] = learner.target
             learners[name] = learner
         return learners
 
@@ -252,7 +252,7 @@ class Learner:
             if self._suspicious or not batch.all_due:
                 active = [part.due * health for part, health in zip(parts, self._healthy, strict=True)]
             errors: list[Tensor | None] = [None] * len(stacks)
-            # Partial updates have a sample of their own: agents absent from every sampled one would have no metrics.
+            # Full and partial updates are counted apart, so that agents due only in partial ones have metrics too.
             index = self._count - self._partial if batch.all_due else self._partial
             for objective in self._algorithm.objectives:
                 taking = active if objective.every == 1 else self._turns(objective, active)

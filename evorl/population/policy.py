@@ -1,7 +1,7 @@
 """Acting side of a population: stacked agents. Axes: P agents, E environments, K numbers for each of N units.
 
-A policy holds parameters and observation statistics, but no target networks, optimisers or losses. Agents keep their
-order however they are grouped into stacks.
+A policy holds parameters and observation statistics. A learner adds target networks, optimisers and losses. Agents keep
+their order however they are grouped into stacks.
 """
 
 from __future__ import annotations
@@ -150,8 +150,11 @@ class Policy(Population):
         )
 
     @torch.no_grad()
-    def targets(self, batch: Batch) -> Tensors:
-        """The learning targets [P, B] of a batch that its updates do not change, by name; many algorithms have none."""
+    def batch_targets(self, batch: Batch) -> Tensors:
+        """The learning targets [P, B] of a batch that its updates do not change, by name; many algorithms have none.
+
+        Where they depend on target networks, a learner must have been made on this policy.
+        """
         found = [
             self.algorithm.batch_targets(stack, batch.part(stack.members, stack.recurrent_units))
             for stack in self.stacks
@@ -194,7 +197,7 @@ class Policy(Population):
 
     def places(self, stack: Stack) -> list[int]:
         """The population indices of a stack's agents."""
-        places: list[int] = torch.arange(len(self.agents))[stack.members].tolist()
+        places: list[int] = torch.arange(len(self.agents), device=self.generator.device)[stack.members].tolist()
         return places
 
     def joined(self, parts: list[Tensor]) -> Tensor:

@@ -34,7 +34,7 @@ class Population(ABC):
         """State values V(s) [P, E] of observations [P, E, ...] with recurrent state [P, E, K, N]."""
 
     @abstractmethod
-    def targets(self, batch: Batch) -> Tensors:
+    def batch_targets(self, batch: Batch) -> Tensors:
         """The learning targets [P, B] of a batch that its updates do not change, by name."""
 
     @abstractmethod

@@ -126,7 +126,7 @@ class ReceivedRollouts(Experience):
             weight /= weight.sum(-1, keepdim=True).clamp(min=1)
             due = torch.ones(len(weight), device=self._device)
             batch = Batch(_flat(observation), {}, _flat(columns), weight, due, recurrent, all_due=True)
-            batch = replace(batch, columns={**batch.columns, **self._policy.targets(batch)})
+            batch = replace(batch, columns={**batch.columns, **self._policy.batch_targets(batch)})
         yield from self._parts_of(batch)
         # Replayed rollouts are already in the statistics.
         new = sum(each.columns["valid"].shape[2] for each in waiting)

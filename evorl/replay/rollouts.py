@@ -309,7 +309,8 @@ def _divisors(number: int) -> list[int]:
 
 
 Targets = Callable[[Segment, Mapping[str, Tensor]], Tensors]
-"""Computes learning targets [T, P, E], such as advantages and returns, from a rollout and hyperparameters [P]."""
+"""Computes learning targets [T, P, E], those of `TARGETS` by name, from a rollout and hyperparameters [P]."""
+TARGETS = "advantage", "return"
 
 STORED, REWARDS, GENERATOR, STEP = "rollout.", "rewards.", "generator", "step"
 """Tensor names, or prefixes of names, and a number in a snapshot."""
@@ -331,8 +332,6 @@ class RolloutSettings:
     """Observation parts that are normalised."""
     copies: int = 1
     """Number of ranks that share each minibatch; with 1 every rank makes its own."""
-    targets: tuple[str, ...] = ("advantage", "return")
-    """Names of the targets; one must be `advantage`."""
 
 
 class RolloutExperience(Experience):
@@ -418,7 +417,7 @@ class RolloutExperience(Experience):
         if recurrent:
             columns["started"] = transition.started
         fields: dict[str, Field] = {name: (tuple(value.shape[2:]), value.dtype) for name, value in columns.items()}
-        fields |= dict.fromkeys(("next_value", *settings.targets), ((), torch.float32))
+        fields |= dict.fromkeys(("next_value", *TARGETS), ((), torch.float32))
         stacked = {name: part.frames for name, part in self._parts.items()}
         parts = {
             name: ObservationSpec("vector", tuple(value.shape[2:]), value.dtype, frames=stacked.get(name, 0))
@@ -429,7 +428,7 @@ class RolloutExperience(Experience):
         layout = RolloutLayout(settings.steps, agents, envs, parts, fields, state, settings.sequence)
         if layout != self._layout:
             self._rollout, self._layout = RolloutBuffer(layout, self._device), layout
-            self._learned = (*output.extras, *settings.targets, "valid", *(["started"] if recurrent else []))
+            self._learned = (*output.extras, *TARGETS, "valid", *(["started"] if recurrent else []))
         if self._resumed is not None:
             self._rollout.resume(self._step, *self._resumed)
             self._resumed = None

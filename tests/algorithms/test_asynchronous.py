@@ -89,7 +89,7 @@ def test_appo_values_actions_by_the_target_network_and_not_by_the_policy():
     appo = algorithm("appo")
     learner, agents = learner_of(appo)
     batch, stack, outputs = trajectories(appo, agents, learner)
-    target = stack.targets["policy"](batch.observation)
+    target = stack.target_networks["policy"](batch.observation)
     action = batch.columns["unclipped_action"]
     expected = appo.distribution.log_prob(target, None, action) - batch.columns["log_prob"]
     found = with_targets(appo, batch, stack, outputs)["log_ratio"]

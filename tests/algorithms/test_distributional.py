@@ -55,7 +55,7 @@ def test_the_loss_is_the_papers_for_each_agent(distribution, double):
     loss = dqn.loss(stack, some, torch.Generator())
     with torch.no_grad():
         now, following = some.observation, some.next_observation
-        networks = (stack.networks["q"](now), stack.networks["q"](following), stack.targets["q"](following))
+        networks = (stack.networks["q"](now), stack.networks["q"](following), stack.target_networks["q"](following))
         atoms, next_atoms, target_atoms = (outputs["q_values"].view(2, 8, 3, 6) for outputs in networks)
     support = torch.linspace(-2, 3, 6)
     for p, b in np.ndindex(2, 8):

@@ -30,7 +30,7 @@ def test_the_loss_is_the_papers_for_each_agent(double):
     stack = population(agents, dqn).policy.stacks[0]
     some = batch(agents)
     losses = (dqn.loss(stack, some, torch.Generator()).elements.detach() * some.weight).sum(-1)
-    module, target_module = stack.networks["q"], stack.targets["q"]
+    module, target_module = stack.networks["q"], stack.target_networks["q"]
     with torch.no_grad():
         now, following = some.observation, some.next_observation
         networks = (module(now), module(following), target_module(following))

@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_every_step_in_turn(parts):
     for sequence in range(SEQUENCES):
         with torch.no_grad():
             online, target = (
-                q_values(dqn, networks["q"], batch, sequence) for networks in (stack.networks, stack.targets)
+                q_values(dqn, networks["q"], batch, sequence) for networks in (stack.networks, stack.target_networks)
             )
         for time in range(LENGTH):
             index = time * SEQUENCES + sequence

@@ -157,7 +157,7 @@ def test_each_agent_smooths_by_its_own_noise():
     agents = [agent(id=id, dqn=td3, target_noise=std, target_noise_clip=5.0) for id, std in enumerate(stds)]
     (stack,) = population(agents, td3).policy.stacks
     look = seen(torch.zeros(3, 20_000, 5))
-    exact = torch.tanh(stack.targets["actor"](look)["action"])
+    exact = torch.tanh(stack.target_networks["actor"](look)["action"])
     noise = td3.target_action(stack, look, torch.Generator().manual_seed(0)) - exact
     torch.testing.assert_close(noise.std((1, 2)), torch.tensor(stds), atol=0.01, rtol=0)
 

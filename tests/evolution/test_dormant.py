@@ -96,7 +96,7 @@ def check(algorithm, before, after, network, units):
 def q_values(member, dqn):
     stack = population([member], dqn).policy.stacks[0]
     observation = torch.randn(1, 50, 5, generator=torch.Generator().manual_seed(1))
-    return [dqn.q_values(network["q"](seen(observation))) for network in (stack.networks, stack.targets)]
+    return [dqn.q_values(network["q"](seen(observation))) for network in (stack.networks, stack.target_networks)]
 
 
 @pytest.mark.parametrize("dormant", [(3, 7), (0,), (23,)])

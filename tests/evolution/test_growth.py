@@ -18,7 +18,7 @@ KINDS = list(itertools.product(ACTIVATIONS, (False, True), (False, True)))
 
 def outputs(member, dqn, seed=0):
     stack = population([member], dqn).policy.stacks[0]
-    now, target = stack.networks["q"], stack.targets["q"]
+    now, target = stack.networks["q"], stack.target_networks["q"]
     observation = torch.randn(1, 50, 5, generator=torch.Generator().manual_seed(seed))
     return dqn.q_values(now(seen(observation))), dqn.q_values(target(seen(observation)))
 

@@ -275,7 +275,7 @@ def test_a_dqn_target_is_of_an_action_that_is_allowed_next():
         stack = population([agent(dqn=algorithm)], algorithm).policy.stacks[0]
         whole = replay_batch(algorithm, [None], 0)
         following = whole.next_observation
-        q, target_q = stack.networks["q"], stack.targets["q"]
+        q, target_q = stack.networks["q"], stack.target_networks["q"]
         with torch.no_grad():
             chosen = (q(following) if double == "true" else target_q(following))["q_values"]
             ranked = chosen.argsort(-1, descending=True)

@@ -191,7 +191,7 @@ def trained(dqn, sizes=(20, 24)):
 def outputs(member, dqn):
     (stack,) = population([member], dqn).policy.stacks
     x = torch.randn(1, 50, 5, generator=generator())
-    return [dqn.q_values(networks["q"](seen(x))) for networks in (stack.networks, stack.targets)]
+    return [dqn.q_values(networks["q"](seen(x))) for networks in (stack.networks, stack.target_networks)]
 
 
 @pytest.mark.parametrize("options", [(NOISY,), (NOISY, DUELING)], ids=["shared", "dueling"])

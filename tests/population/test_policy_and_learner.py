@@ -72,7 +72,7 @@ def test_each_objective_has_its_network_its_period_and_the_generator(two):
 def test_a_periodic_target_is_the_network_of_its_last_copy(two):
     made, agents = two
     learner = population(agents, made)
-    network, target = learner.policy.stacks[0].networks["q"], learner.policy.stacks[0].targets["q"]
+    network, target = learner.policy.stacks[0].networks["q"], learner.policy.stacks[0].target_networks["q"]
     equal = []
     for seed in range(6):
         learner.update(batch(agents, seed=seed))
@@ -84,7 +84,7 @@ def test_a_periodic_target_is_the_network_of_its_last_copy(two):
 def test_only_networks_that_ask_for_a_target_have_one():
     a2c = algorithm("algorithm={name: a2c, rollout_steps: 8}")
     assert "target" not in agent(dqn=a2c).tensors["policy"]
-    assert not population([agent(dqn=a2c)], a2c).policy.stacks[0].targets
+    assert not population([agent(dqn=a2c)], a2c).policy.stacks[0].target_networks
     assert "target" in agent().tensors["q"]
 
 

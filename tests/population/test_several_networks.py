@@ -69,8 +69,10 @@ class ThreeNetworks(Algorithm):
 
     def critic_loss(self, stack, batch, generator):
         with torch.no_grad():
-            action, log_prob = sampled(stack.targets["actor"](batch.next_observation), batch.columns["noise"])
-            value = smaller(stack.targets["critics"], batch.next_observation, action) - heat(stack).exp() * log_prob
+            action, log_prob = sampled(stack.target_networks["actor"](batch.next_observation), batch.columns["noise"])
+            value = (
+                smaller(stack.target_networks["critics"], batch.next_observation, action) - heat(stack).exp() * log_prob
+            )
             reward, terminated = batch.columns["reward"], batch.columns["terminated"]
             target = td_target(reward, terminated, stack.hyperparameters["gamma"].unsqueeze(-1), value)
         outputs = stack.networks["critics"]({**batch.observation, "action": batch.columns["action"]})
@@ -142,7 +144,7 @@ def outputs(member, algorithm):
     (stack,) = population([member], algorithm).policy.stacks
     generator = torch.Generator().manual_seed(0)
     look = {name: torch.randn(1, 9, size, generator=generator) for name, size in (("observation", 5), ("action", 2))}
-    networks = [*stack.networks.values(), *stack.targets.values()]
+    networks = [*stack.networks.values(), *stack.target_networks.values()]
     return [value for network in networks for value in network(look).values()]
 
 
@@ -179,7 +181,7 @@ def test_the_actor_and_its_target_wait_for_every_second_update(algorithm):
     (stack,) = learner.policy.stacks
 
     def values():
-        copies = stack.networks | {f"{name}'s target": network for name, network in stack.targets.items()}
+        copies = stack.networks | {f"{name}'s target": network for name, network in stack.target_networks.items()}
         return {name: network.parameters.flat.clone() for name, network in copies.items()}
 
     before, always = values(), {"critics", "critics's target", "temperature"}

@@ -92,11 +92,11 @@ def test_a_network_and_its_target_read_normalised_vectors():
     dqn = algorithm("algorithm.normalize_observations=true")
     group = population([agent(id=id, dqn=dqn) for id in range(P)], dqn)
     (stack,), x = group.policy.stacks, torch.randn(P, 4, 5)
-    before = [networks["q"](seen(x))["q_values"] for networks in (stack.networks, stack.targets)]
+    before = [networks["q"](seen(x))["q_values"] for networks in (stack.networks, stack.target_networks)]
     mean, variance = np.arange(P * 5.0).reshape(P, 5), np.full((P, 5), 4.0)
     group.policy.update_observation_stats("observation", Moments(np.full(P, 100.0), mean, variance))
     moved = 2 * x + torch.from_numpy(mean).float().unsqueeze(1)
-    for networks, expected in zip((stack.networks, stack.targets), before, strict=True):
+    for networks, expected in zip((stack.networks, stack.target_networks), before, strict=True):
         torch.testing.assert_close(networks["q"](seen(moved))["q_values"], expected, rtol=1e-4, atol=1e-4)
 
 

@@ -43,7 +43,7 @@ class Policy:
         self.agents = [SimpleNamespace(state=SimpleNamespace(rewards=SimpleNamespace(count=0, mean=0, variance=0)))] * P
         self.steps, self.seen = [], []
 
-    def targets(self, batch):
+    def batch_targets(self, batch):
         return {"advantage": batch.columns["reward"] - 1}
 
     def acted(self, steps):
