@@ -53,6 +53,9 @@ def follow(agent: Agent, context: Context, generation: int, id: int, rng: np.ran
             what = f"{one.kind} of {one.target!r} after generation {generation}"
             raise UserError(f"evolution.schedule: {what} does not fit the agent: {error!r}") from error
         child.mutation = Mutation(one.kind, one.target, one.before, one.after)
+    if len({one.target for one in due}) > 1 and all(one.kind == "hyperparameters" for one in due):
+        # One record of a single setting would lose the others, as a strategy's or a migration's.
+        child.mutation = Mutation(MIGRATION, "hyperparameters")
     return child
 
 

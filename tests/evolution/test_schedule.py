@@ -37,6 +37,11 @@ def test_a_child_has_all_that_is_due_in_its_order():
     assert child.mutation == Mutation("hyperparameters", "gamma", 0.99, 0.8)
 
 
+def test_a_child_with_several_changed_settings_is_recorded_so_that_all_of_them_can_be_followed():
+    due = scheduled("hyperparameters", "gamma", 0.99, 0.9), scheduled("hyperparameters", "learning_rate", 1e-3, 2e-3)
+    assert followed(agent(), *due).mutation == Mutation("migration", "hyperparameters")
+
+
 @pytest.mark.parametrize("size", [12, 16, 40])
 def test_a_layer_gets_the_size_that_was_recorded(size):
     child = followed(agent(), scheduled("architecture", "hidden.1", 16, size))
