@@ -79,7 +79,7 @@ class Players:
         started[places, columns] = torch.from_numpy(asked.first)
         state = self.policy.initial_state(shape[1])
         state[places, columns] = self._state[asked.copies, 0]
-        output, after = self.policy.act(seen, started, state, self._deterministic)
+        output, after = self.policy.act(seen, started.to(device), state, self._deterministic)
         self._state[asked.copies, 0] = after[places, columns]
         return self._read_actions(output.action[places, columns].numpy(force=True))
 
