@@ -38,7 +38,7 @@ from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.replay.rollouts import RolloutExperience, RolloutSettings, check_rollout
 from evorl.system.console import Stopwatch
-from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
+from evorl.types import Agent, Batch, Head, Loss, Observation, RecurrentInput, Segment, Streams, Tensors, UserError
 
 
 class OnPolicyNoiseSettings(StateDependentNoiseSettings):
@@ -216,6 +216,12 @@ class A2C(Algorithm):
     def targets(self, segment: Segment, hyperparameters: Mapping[str, Tensor]) -> Tensors:
         """The `estimates` of a rollout by the agents' hyperparameters [P]."""
         return estimates(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
+
+    def adopt(self, agent: Agent) -> Agent:
+        """Begin the annealing anew: it ends with a run."""
+        if self.settings.annealing:
+            agent.state.acting["steps"] = 0.0
+        return super().adopt(agent)
 
     def learning_rate(self, stack: Stack) -> Tensor:
         """The current learning rate [P], annealed linearly to 0 if that is configured."""

@@ -22,6 +22,7 @@ from evorl.networks.stack import Architectures, NetworkSpec, Stack, TargetRule
 from evorl.replay import Experience, Pace
 from evorl.system.console import Stopwatch
 from evorl.types import (
+    Agent,
     Batch,
     Head,
     Loss,
@@ -159,6 +160,10 @@ class Algorithm(ABC):
     def initial_state(self) -> dict[str, float]:
         """A new agent's acting state by name: non-negative numbers that acting changes, such as epsilon."""
         return {"steps": 0.0}
+
+    def adopt(self, agent: Agent) -> Agent:
+        """Adapt an agent that another run has trained, in place, and return it; by default there is nothing to do."""
+        return agent
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:
         """Update the acting state by `steps` transitions over all ranks, given for each agent [P] or as one number."""

@@ -35,7 +35,7 @@ from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Periodic, Stack
 from evorl.replay import Pace
 from evorl.replay.received import ReceivedSettings
-from evorl.types import Batch, Tensors, UserError
+from evorl.types import Agent, Batch, Tensors, UserError
 
 
 class IMPALASettings(AsynchronousSettings):
@@ -161,6 +161,12 @@ class APPO(IMPALA):
                 f"take at most {sequences}"
             )
         return Pace(max(1, pace.batch // parts), pace.updates * parts, pace.steps)
+
+    def adopt(self, agent: Agent) -> Agent:
+        """Count updates from the end of a batch, since the target network is copied after whole batches only."""
+        updates = agent.state.updates["policy"]
+        agent.state.updates["policy"] = updates + -updates % (self.settings.passes * self.settings.minibatches)
+        return super().adopt(agent)
 
     def received_settings(self, placement: Placement) -> ReceivedSettings:
         return replace(super().received_settings(placement), minibatches=self.settings.minibatches)

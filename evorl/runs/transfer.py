@@ -55,7 +55,8 @@ def first_agents(config: AnyConfig, algorithm: Algorithm, ranks: Ranks, tuner: T
 def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     """Agents of a run as an initial population: in order, repeated cyclically if there are too few.
 
-    They keep their weights, optimiser states, hyperparameters and counters, such as the exploration's.
+    They keep their weights, optimiser states, hyperparameters and counters, such as the exploration's, but for what
+    counts towards the end of a run.
     """
     where = f"population.from: {run}"
     try:
@@ -63,12 +64,14 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
             found = _elite(path) if config.population.from_agents == "elite" else _newest(path)
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
+    if not found:
+        raise UserError(f"{where}: its newest checkpoint holds no agents")
     check_agents(found, algorithm, where)
     agents = []
     for id in range(config.population.size):
         origin = found[id % len(found)]
         own = {name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
-        agent = replace(origin.child(id), parent=None, fault=None)
+        agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()))
         agent.hyperparameters = own | config.first_environment_hyperparameters()
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)

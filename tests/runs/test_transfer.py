@@ -2,17 +2,20 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import gymnasium as gym
 import pytest
 import torch
+from helpers.support import agent as new_agent
 from helpers.support import algorithm, config, error_line, lines, train
 
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
-from evorl.runs.directory import load_elite
+from evorl.runs.directory import Checkpoints, load_elite
 from evorl.runs.transfer import first_agents
-from evorl.system.formats import decode_agents
+from evorl.system.files import entry
+from evorl.system.formats import decode_agents, encode_agents
 from evorl.types import UserError
 
 
@@ -104,6 +107,45 @@ def test_what_is_no_run_or_damaged_is_refused(source, capsys):
     elite.symlink_to(source / "moved")
     with pytest.raises(UserError, match=r"population.from: .*link"):
         taken(source)
+
+
+def with_agents(source, change):
+    """Write the newest checkpoint again as one with other agents, and a manifest that says so."""
+    newest = max((source / "checkpoints").glob("generation-*"))
+    checkpoints, number = Checkpoints(newest.parent, keep=9), int(newest.name[-6:])
+    payloads = {name: (newest / name).read_bytes() for name in checkpoints.files(number)}
+    there = decode_agents(payloads["agents.safetensors"], "there")
+    payloads["agents.safetensors"] = encode_agents(change(there))
+    for name, payload in payloads.items():
+        checkpoints.write(number + 1, name, payload)
+    checkpoints.complete(number + 1, {name: entry(payload) for name, payload in payloads.items()})
+
+
+def test_a_checkpoint_without_agents_is_refused(source):
+    with_agents(source, lambda agents: [])
+    with pytest.raises(UserError, match=r"^population.from: .*before: its newest checkpoint holds no agents"):
+        taken(source, "population.from_agents=population")
+
+
+def test_ranks_of_another_run_do_not_count(source):
+    with_agents(source, lambda agents: [replace(one, ranks=(0.5, 1.0)) for one in agents])
+    assert [one.ranks for one in taken(source, "population.from_agents=population", "population.size=2")] == [(), ()]
+
+
+@pytest.mark.parametrize(("annealing", "steps"), [(True, 0), (False, 1000)])
+def test_annealing_begins_anew_since_it_ends_with_a_run(annealing, steps):
+    a2c = algorithm(f"algorithm={{name: a2c, annealing: {str(annealing).lower()}}}")
+    before = new_agent(dqn=a2c)
+    before.state.acting["steps"] = 1000.0
+    assert a2c.adopt(before).state.acting["steps"] == steps
+
+
+def test_appo_goes_on_from_the_end_of_a_batch():
+    """Its target network is copied after every second batch of six updates, and a run with batches of four made 40."""
+    appo = algorithm("algorithm={name: appo, passes: 2, minibatches: 3, rollout_steps: 8}")
+    before = new_agent(dqn=appo)
+    before.state.updates["policy"] = 40.0
+    assert appo.adopt(before).state.updates["policy"] == 42
 
 
 def test_a_schedule_has_first_agents_of_its_own():
