@@ -231,6 +231,8 @@ class Environments:
         own = [own_kwargs(agent, self._kwargs) for agent in agents]
         changed = any(own) and self._vector.differ([kwargs for kwargs in own for _ in range(self.num_envs)])
         if changed or not (carry_over and hasattr(self, "observation")):
+            # Some are left of a generation that was restored in part and then refused.
+            self._steps = np.zeros(self.agents)
             self.reset(seed)
 
     def reset(self, seed: int | Sequence[int]) -> None:

@@ -136,7 +136,7 @@ class Progress:
 
 
 PROGRESS = TypeAdapter(Progress)
-SINCE = ("league", "evaluation_steps")
+SINCE = ("league", "evaluation_steps", "training_fitness")
 """Fields that checkpoints of earlier revisions lack."""
 
 
@@ -168,8 +168,6 @@ def bytes_of(tensors: Tensors) -> int:
 
 PARTS = ("policy", "learner", "experience")
 """The names of the parts, in the order in which `Run.steps` is given them."""
-RETRY = 60.0
-"""Seconds from an interim checkpoint that could not be saved to the next attempt."""
 
 
 class Part(Protocol):
@@ -308,10 +306,12 @@ class InterimCheckpoints:
         horizon: int,
         training_seconds: float,
         seconds: Mapping[str, float],
+        unsaved: str = "",
     ) -> str:
         """Save a generation that began with `agents`, after `done` of `horizon` steps on this rank.
 
-        Returns the problem, empty on success.
+        It needs the checkpoint before it, which is `unsaved` for that reason on this rank, if any. Returns the problem,
+        empty on success.
         """
         ranks, rank = self._ranks, self._ranks.rank
         self._number += 1
@@ -319,7 +319,7 @@ class InterimCheckpoints:
         if not self._environments.can_continue:
             return "episodes of these environments cannot go on in another process"
         snapshots = {name: part.snapshot() for name, part in zip(PARTS, parts, strict=True)}
-        mine = {"steps": done, "bytes": bytes_of(snapshots["experience"][0]), "problem": ""}
+        mine = {"steps": done, "bytes": bytes_of(snapshots["experience"][0]), "problem": unsaved}
         try:
             episodes = self._environments.state()
         except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
@@ -499,19 +499,20 @@ class CheckpointManager:
         generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
         again = 0
         for generation in reversed(generations):
-            replies = ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
-            problem = next((reply.decode() for reply in replies if reply), None)
-            if problem is None:
+            problem = self._first_problem(generation)
+            if not problem:
                 progress, agents = self._load(generation)
                 shortened = self._is_too_short(progress)
-                if shortened and (generation == 1 or generation - 1 in generations):
+                if shortened and (generation == 1 or not self._first_problem(generation - 1)):
                     again = generation
                     continue
                 going_on = not shortened and self.interim.find(generation, agents)
                 missing = 0 if going_on else self._load_replay(generation, progress)
                 lost = [] if going_on else self._load_environments(generation, progress)
                 if shortened:
-                    lost.append(f"generation {generation} was cut short, and the checkpoint before it is gone")
+                    lost.append(
+                        f"generation {generation} was cut short, and the checkpoint before it is gone or damaged"
+                    )
                 known = self.interim.progress if going_on else None
                 self._warn_where_inexact(known or progress, missing, lost)
                 why, elite = self._announce(again), progress.elite
@@ -519,7 +520,7 @@ class CheckpointManager:
                 return progress, agents
             if ranks.is_main:
                 self._warn_once(problem, f"{problem}; looking at the checkpoint before it")
-        if generations and not again:
+        if generations and again != 1:
             raise UserError(
                 f"run.resume: no checkpoint in {checkpoints.directory} is whole; they were left as they are, and with "
                 "another run.name training begins anew",
@@ -557,6 +558,11 @@ class CheckpointManager:
                 "and with another run.name training begins anew"
             )
         return json_bytes(generations)
+
+    def _first_problem(self, generation: int) -> str:
+        """The reason why some host cannot resume from a generation, the same on all ranks, or ""."""
+        replies = self._ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
+        return next((reply.decode() for reply in replies if reply), "")
 
     def _problem(self, generation: int) -> str:
         """The reason why this host cannot resume from a generation, or "". A host without any checkpoints is new."""

@@ -62,7 +62,7 @@ class Run:
     algorithm: Algorithm
     stopwatch: Stopwatch
     generation_length: GenerationLength
-    """The length of the current generation; `_generation` is that of a whole one."""
+    """The length of the current generation; `_whole_length` is that of a whole one."""
     progress: Progress
     """With the elite, which each generation's best agent challenges."""
     league: League | None
@@ -73,7 +73,7 @@ class Run:
     """The population to train, the same on every rank: the initial one, or that of the checkpoint that is resumed."""
     generation: int
     summary: Mapping[str, Any]
-    _generation: GenerationLength
+    _whole_length: GenerationLength
     _context: Context
     _directory: RunDirectory
     _checkpoints: CheckpointManager
@@ -111,7 +111,7 @@ class Run:
         self.algorithm, self.stopwatch, self._callbacks = algorithm, stopwatch, callbacks
         self._threads = use_threads(config.run.threads, algorithm.interface.parts, self.ranks.on_host)
         self._context = Context(config.evolution, algorithm.networks, mutations_of(config.evolution))
-        self._generation = self.generation_length = replace(
+        self._whole_length = self.generation_length = replace(
             generation_length(config, placement.copies, experience.period), continued=environments.can_continue
         )
         self._directory = directory = RunDirectory.claim_on_all_hosts(config, self.ranks)
@@ -167,7 +167,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """True if the target is reached, the steps are used up, or a callback stopped the run; same on all ranks."""
-        spent = self.progress.generation > 0 and self._generation.is_spent(self._steps_left)
+        spent = self.progress.generation > 0 and self._whole_length.is_spent(self._steps_left)
         return self.progress.solved or spent or bool(self._stopped)
 
     @property
@@ -177,7 +177,7 @@ class Run:
     @property
     def carries_over(self) -> bool:
         """True if the running episodes go on in this generation, from the one before it or from its own beginning."""
-        return self.generation_length.carries_over or self._interim.position is not None
+        return self._interim.position is not None or (self.generation_length.carries_over and self.generation > 1)
 
     def seed(self, purpose: str) -> int:
         """This rank's seed for one purpose in this generation."""
@@ -225,7 +225,7 @@ class Run:
         Sets `generation_length`, which is shorter for the last generation if fewer steps are left.
         """
         while not self.finished:
-            self.generation_length = self._generation.within(self._steps_left)
+            self.generation_length = self._whole_length.within(self._steps_left)
             self.generation = self.progress.generation + 1
             yield self.generation
 
@@ -284,7 +284,7 @@ class Run:
             return
         reason = self._pauses.reason
         with signals_wait():
-            problem = self._unsaved or self._interim.save(
+            problem = self._interim.save(
                 self._progress_now(),
                 self.agents,
                 parts,
@@ -292,6 +292,7 @@ class Run:
                 self.generation_length.steps,
                 training_seconds,
                 self.stopwatch.seconds,
+                self._unsaved,
             )
         if problem:
             what = f"generation {self.generation} could not be saved after {self._of_steps(done)}: {problem}"
@@ -374,7 +375,7 @@ class Run:
         progress = self.progress
         self._steps_within = 0
         progress.generation = self.generation
-        shortened = self.generation_length.steps < self._generation.steps
+        shortened = self.generation_length.steps < self._whole_length.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
         progress.agent_steps += int(counts.steps.mean())
         progress.global_steps += int(counts.steps.sum())
@@ -495,15 +496,15 @@ class Run:
         config, placement, interface = self.config, self.placement, self.algorithm.interface
         lines = header(config, placement, threads=self._threads, directory=self.path)
         if config.run.verbose:
-            lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._generation)
+            lines += details(config, placement, interface, self.algorithm.pace(placement.copies), self._whole_length)
         for line in lines:
             say(line)
-        if shortfall := self._generation.shortfall(config.evaluation.max_steps):
+        if shortfall := self._whole_length.shortfall(config.evaluation.max_steps):
             warnings.warn(shortfall, EvorlWarning, stacklevel=2)
         self._logger = Logger(
             config,
             self._directory,
-            self._generation,
+            self._whole_length,
             interface,
             self._warn_once,
             self._callbacks,

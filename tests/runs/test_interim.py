@@ -18,6 +18,7 @@ from robustness.chaos import differences
 from robustness.systems import CASES
 
 from evorl.commands.train import processes_for
+from evorl.envs.environments import SEEN
 from evorl.runs import checkpoint, run
 from evorl.runs.directory import Checkpoints, RunDirectory
 from evorl.runs.program import run_program
@@ -240,6 +241,22 @@ def test_a_state_that_lies_begins_the_generation_anew(change, stopped_run, monke
     rewritten(place, "state.json", changed)
     with pytest.warns(EvorlWarning, match="generation 2 begins anew"):
         assert play("b", monkeypatch=monkeypatch) == 0
+
+
+@pytest.mark.parametrize("step", [10, 30])
+def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_their_steps_do_not_count(
+    step, in_directory, stopped_run, monkeypatch
+):
+    """A generation has 20 steps, so one run is stopped in its first generation and one in its second."""
+    place = stopped_run(CASE, step)
+    name = "environments-rank-000.safetensors"
+    names = [key for key in decode_tensors((place / name).read_bytes(), "it")[0] if key.startswith(SEEN)]
+    rewritten(place, name, with_tensors(lambda tensors, _: tensors[names[0]].add_(1)))
+    with pytest.warns(EvorlWarning, match="cannot be played again in .*begins anew"):
+        assert play("b", monkeypatch=monkeypatch) == 0
+    assert play("a", monkeypatch=monkeypatch) == 0
+    steps = [[row["agent_steps"] for row in lines(Path(f"runs/{run}/metrics.jsonl"))] for run in "ab"]
+    assert steps[0] == steps[1]
 
 
 def test_another_vectorization_begins_the_generation_anew(in_directory, monkeypatch):

@@ -128,14 +128,15 @@ def test_a_generation_that_was_cut_short_is_trained_again_where_the_run_gets_mor
     assert (longer / "checkpoints" / f"shortened-generation-{generation:06d}").is_dir()
 
 
-def test_a_generation_that_was_cut_short_goes_on_where_the_checkpoint_before_it_is_gone(in_directory):
-    assert train("run.name=a", "training.max_steps=100", "checkpoint.keep=1") == 0
+@pytest.mark.parametrize("lost", [shutil.rmtree, lambda path: (path / "agents.safetensors").write_bytes(b"")])
+def test_a_generation_that_was_cut_short_goes_on_where_the_checkpoint_before_it_is_gone_or_damaged(lost, in_directory):
+    assert train("run.name=a", "training.max_steps=100", "checkpoint.keep=3") == 0
     for path in (in_directory / "runs" / "a" / "checkpoints").glob("generation-*"):
         if not path.name.endswith("3"):
-            shutil.rmtree(path)
-    with pytest.warns(EvorlWarning, match="generation 3 was cut short, and the checkpoint before it is gone"):
+            lost(path)
+    with pytest.warns(EvorlWarning, match="generation 3 was cut short, and the checkpoint before it is gone or dam"):
         assert train("run.name=a", "training.max_steps=140", "run.resume=auto") == 0
-    assert lines(in_directory / "runs" / "a" / "metrics.jsonl")[-1]["generation"] == 4
+    assert [row["generation"] for row in lines(in_directory / "runs" / "a" / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
 def test_it_stops_at_the_target_once_fresh_episodes_confirm_it(in_directory):
