@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from evorl.algorithms.a3c import Asynchronous, AsynchronousSettings, in_batch, in_time
+from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, flattened, time_major
 from evorl.algorithms.functional import (
     LossAndGradient,
     approximate_kl,
@@ -91,7 +91,7 @@ class IMPALA(Asynchronous):
         log_ratio = log_prob - batch.columns["log_prob"]
         columns = {**batch.columns, "value": value.detach(), "log_ratio": log_ratio}
         names = ("reward", "value", "terminated", "truncated", "valid")
-        in_rows = {name: in_time(columns[name], steps) for name in (*names, "next_value", "log_ratio")}
+        in_rows = {name: time_major(columns[name], steps) for name in (*names, "next_value", "log_ratio")}
         reward, terminated, ended = without_gaps(*(in_rows[name] for name in names))
         target, advantage = v_trace(
             in_rows["log_ratio"],
@@ -106,8 +106,8 @@ class IMPALA(Asynchronous):
             hparams["c_clip"],
         )
         return {
-            "advantage": self.scaled(in_batch(advantage), batch),
-            "return": in_batch(target),
+            "advantage": self.normalized_advantage(flattened(advantage), batch),
+            "return": flattened(target),
             "log_ratio": log_ratio,
         }
 

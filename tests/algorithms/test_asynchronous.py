@@ -8,7 +8,7 @@ import torch
 from helpers.kinds import made, rollout_batch
 from helpers.support import agent, population
 
-from evorl.algorithms.a3c import in_batch, in_time
+from evorl.algorithms.asynchronous import flattened, time_major
 from evorl.population.learner import compute_gradients, read_state, state_size, write_state
 from evorl.replay import Pace
 from evorl.types import Segment, UserError
@@ -58,13 +58,13 @@ def test_on_policy_impala_and_a3c_learn_what_a2c_does(trace):
     learner, agents = learner_of(impala, gae_lambda=trace)
     batch, stack, outputs = trajectories(impala, agents, learner)
     found, samples = (with_targets(chosen, batch, stack, outputs) for chosen in (impala, a3c))
-    each = {name: in_time(values, T) for name, values in batch.columns.items()}
+    each = {name: time_major(values, T) for name, values in batch.columns.items()}
     names = ("reward", "value", "next_value", "terminated", "truncated", "valid")
     segment = Segment(*(each[name] for name in names))
     expected = a2c.targets(segment, stack.hyperparameters)
     for name in ("advantage", "return"):
-        torch.testing.assert_close(samples[name], in_batch(expected[name]))
-        torch.testing.assert_close(found[name], in_batch(expected[name]))
+        torch.testing.assert_close(samples[name], flattened(expected[name]))
+        torch.testing.assert_close(found[name], flattened(expected[name]))
     nothing = ~batch.columns["valid"]
     assert found["advantage"][nothing].abs().max() < 1e-6
 
