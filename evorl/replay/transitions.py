@@ -160,7 +160,7 @@ class ReplayExperience(Experience):
         self.sampler = sampler
         self._settings = settings
         self._schedule: UpdateSchedule
-        self._steps: NDArray[np.float64]
+        self._new_steps: NDArray[np.float64]
         self._made: NDArray[np.float64]
         self._sizes: NDArray[np.int64]
         self._full = False
@@ -177,7 +177,7 @@ class ReplayExperience(Experience):
         self.storage.break_streams()
         self.windows.begin(agents)
         self._schedule = UpdateSchedule(learn_step, debt)
-        self._made = np.zeros(len(agents))
+        self._made, self._new_steps = np.zeros(len(agents)), np.zeros(len(agents))
         known = self._gather(np.array([float(self.storage.drawable), float(self.storage.full)]))
         self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
         self.sampler.begin(agents, generation, len(known))
@@ -205,9 +205,9 @@ class ReplayExperience(Experience):
         )
         if self._settings.lockstep or transition.all_valid:
             # Other ranks are not told of a step dropped here and assume the same number of steps as their own.
-            self._steps = np.full(valid.shape[0], float(valid.shape[1]))
+            self._new_steps += float(valid.shape[1])
         else:
-            self._steps = valid.sum(1).cpu().numpy().astype(np.float64)
+            self._new_steps += valid.sum(1).cpu().numpy()
         if self._settings.lockstep and not self.storage.drawable:
             when = "in the very first step" if self.storage.written == 1 else "in every step that replay.capacity keeps"
             raise UserError(f"environment.id: every environment failed {when}")
@@ -240,17 +240,18 @@ class ReplayExperience(Experience):
 
         The same exchange carries the samplers' reports. Ranks in lockstep skip the exchange and have nothing to report.
         """
+        new, self._new_steps = self._new_steps, np.zeros_like(self._new_steps)
         if self._settings.lockstep:
-            self._sizes = np.minimum(self._sizes + int(self._steps.sum()), self._capacity)
+            self._sizes = np.minimum(self._sizes + int(new.sum()), self._capacity)
             self._full = self._full or bool((self._sizes == self._capacity).all())
-            steps, reports = self._steps * len(self._sizes), np.zeros((len(self._sizes), 0))
+            steps, reports = new * len(self._sizes), np.zeros((len(self._sizes), 0))
         else:
             with self._stopwatch("sampling"):
                 report = self.sampler.report()
             with self._stopwatch("communication"):
-                known = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], self._steps, report]))
+                known = self._gather(np.concatenate([[self.storage.drawable, self.storage.full], new, report]))
             self._sizes, self._full = known[:, 0].astype(np.int64), bool(known[:, 1].all())
-            steps, reports = known[:, 2 : 2 + len(self._steps)].sum(0), known[:, 2 + len(self._steps) :]
+            steps, reports = known[:, 2 : 2 + len(new)].sum(0), known[:, 2 + len(new) :]
         self._made = self._made + steps
         with self._stopwatch("sampling"):
             self.sampler.agree(Agreement(self._sizes, self._made, reports))
@@ -340,15 +341,12 @@ class ReceivedTransitions(ReplayExperience):
         """Store an actor's rollout, with initial priorities from its errors."""
         with self._stopwatch("receiving"):
             self.storage.break_streams()
-            steps = []
-            for transition, output in _steps(slot):
+            for transition, output in _transitions_of(slot):
                 self.add(transition, output)
-                steps.append(self._steps)
-            self._steps = sum(steps[1:], steps[0])
             self.sampler.insert(slot.column(ERROR).flatten(1).double().numpy())
 
 
-def _steps(slot: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:
+def _transitions_of(slot: RolloutMemory) -> Iterator[tuple[Transition, PolicyOutput]]:
     """Yield the steps of a rollout as transitions and policy outputs."""
     names = ("action", "reward", "terminated", "truncated", "started", "valid")
     observation, columns = slot.observation(), slot.columns(names)

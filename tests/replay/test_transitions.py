@@ -81,10 +81,10 @@ def test_rollouts_are_stored_as_they_were_and_drawn_first_by_the_actors_errors(c
     received, sampler = receiving(rows)
     received.begin(learner().policy, 1)
     expected, errors = [], []
-    for _ in range(5):
+    for rollouts in range(1, 6):
         collector.collect(slot, lambda: None)
         received.extend(slot)
-        assert (received._steps == T * E).all()
+        assert (received._new_steps == rollouts * T * E).all()
         columns = slot.columns(["reward", "error"])
         expected.append(columns["reward"].transpose(0, 1).flatten())
         errors.append(columns["error"].transpose(0, 1).flatten())
