@@ -93,10 +93,6 @@ class Compiler:
         pays = device.type == "cpu" and bool(shape.hidden_sizes) and not shape.convolutions
         return self.enabled and pays and all(agent.state.updates[name] >= AUTO_UPDATES for agent in agents)
 
-    def bind(self, objective: Objective, stack: Stack) -> CompiledLoss:
-        """Bind the loss of an objective to a stack, to be compiled for each batch layout it is called with."""
-        return CompiledLoss(self, objective, stack)
-
     def function(self, objective: Objective, stack: Stack, batch: Batch) -> Function | None:
         """Compile the loss for this stack and batch, or look it up.
 

@@ -98,7 +98,7 @@ class NetworkLearner:
         """Compute an objective's loss, and its gradient into `gradient`; a compiled loss has no metrics."""
         if self._compiler is not None and not reported:
             if objective not in self._compiled:
-                self._compiled[objective] = self._compiler.bind(objective, stack)
+                self._compiled[objective] = CompiledLoss(self._compiler, objective, stack)
             loss = self._compiled[objective](batch, self.gradient)
             if loss is not None:
                 return loss
@@ -259,9 +259,11 @@ class Learner:
                 if taking is None:
                     continue
                 reported = index // objective.every % objective.report_every == 0
-                found = self._descend(objective, parts, taking, reported)
+                found, taking = self._descend(objective, parts, taking, reported)
                 errors = [one if one is not None else before for one, before in zip(found, errors, strict=True)]
-                if objective.every > 1 and self._suspicious:
+                if objective.every == 1:
+                    active = taking
+                elif self._suspicious:
                     # An agent with non-finite values in a delayed step takes no further step of this update.
                     active = [h if own is None else own * h for own, h in zip(active, self._healthy, strict=True)]
             self._count += 1
@@ -377,7 +379,7 @@ class Learner:
         An agent takes it in the first of every `every` of its own updates, as counted by the first objective.
         """
         if self._phase is not None:
-            return list(active) if self._phase % objective.every == 0 else None
+            return active if self._phase % objective.every == 0 else None
         taking: list[Tensor | None] = []
         for networks, own, health in zip(self.networks, active, self._healthy, strict=True):
             turn = torch.remainder(networks[self._counter].adam.updates - 1, objective.every) == 0
@@ -389,10 +391,11 @@ class Learner:
 
     def _descend(
         self, objective: Objective, parts: list[Batch], active: list[Tensor | None], reported: bool
-    ) -> list[Tensor | None]:
-        """Take one gradient step of an objective in every stack; return the losses' errors [P, B], for priorities.
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Take one gradient step of an objective in every stack, by its `active` agents [P].
 
-        Agents of a stack that skip the step are marked in `active`, in place. Metrics are kept only if `reported`.
+        Returns the losses' errors [P, B] for priorities, and those of the active agents that took the step. Metrics are
+        kept only if `reported`.
         """
         name, stacks = objective.network, self.policy.stacks
         networks, divergences = [own[name] for own in self.networks], self._divergences[name]
@@ -408,22 +411,22 @@ class Learner:
             self._average(flat)
         # On a CPU the sum reveals non-finite values in 4 us, where every agent's norm takes 25 to 60.
         self._suspicious = self._suspicious or flat.device.type != "cpu" or not math.isfinite(flat.sum())
-        for index, (stack, network, loss) in enumerate(zip(stacks, networks, losses, strict=True)):
+        took: list[Tensor | None] = []
+        for index, (stack, network, loss, own) in enumerate(zip(stacks, networks, losses, active, strict=True)):
             divergence, limit = divergences[index], objective.max_grad_norm
-            norms = divergence
-            if self._suspicious or limit is not None or reported:
-                norms = network.norms()
+            # Norms cost 25 to 60 us; where nothing reads them, any tensor stands in.
+            norms = network.norms() if self._suspicious or limit is not None or reported else divergence
             if self._suspicious:
-                active[index] = self._quarantine(index, active[index], norms + divergence)
+                own = self._quarantine(index, own, norms + divergence)
             if loss.limit is not None:
-                own = active[index]
-                active[index] = (self._healthy[index] if own is None else own) * (divergence <= loss.limit)
+                own = (self._healthy[index] if own is None else own) * (divergence <= loss.limit)
             clip = None if limit is None else _share_within(limit(stack), norms)
-            network.step(stack, objective.learning_rate(stack), active[index], clip)
+            network.step(stack, objective.learning_rate(stack), own, clip)
             if reported:
                 # A gradient from another worker comes with the norm that it had there.
-                self._add_metrics(index, objective, {"gradient_norm": norms, **metrics[index]}, active[index])
-        return [loss.errors for loss in losses]
+                self._add_metrics(index, objective, {"gradient_norm": norms, **metrics[index]}, own)
+            took.append(own)
+        return [loss.errors for loss in losses], took
 
     def losses(self, objective: Objective, parts: list[Batch], reported: bool = True) -> list[Loss]:
         """Compute an objective's loss for every stack, and write the gradients into its network's `gradients`."""
@@ -519,6 +522,15 @@ def write_state(learner: Learner, flat: Tensor, updates: Tensor) -> None:
     policy = learner.policy
     for room, name in zip(updates, policy.algorithm.networks, strict=True):
         room.copy_(policy.joined([own[name].adam.updates for own in learner.networks]))
+
+
+def split_states(algorithm: Algorithm, states: Tensor) -> tuple[Tensors, Tensor]:
+    """The acting states [P] by name, and behind them, where actors share parameters, the optimiser steps [N, P].
+
+    Both are views of `states`, the rows that actors receive; N networks.
+    """
+    names = algorithm.initial_state()
+    return dict(zip(names, states[: len(names)], strict=True)), states[len(names) :]
 
 
 @torch.no_grad()
