@@ -20,6 +20,7 @@ from evorl.config import validate
 from evorl.envs import Environments
 from evorl.envs.vector import for_actor
 from evorl.population import Policy
+from evorl.population.learner import split_states
 from evorl.seeding import derive_seed
 from evorl.system.console import warnings_on_one_line
 from evorl.system.formats import decode_tensors, encode_tensors
@@ -88,15 +89,15 @@ class Actor:
         """Create the environments. Raises UserError if that fails."""
         self._config = config = validate(yaml.safe_load(context["config"]), SETTINGS)
         assert config.actors is not None
-        self._actors, self._steps = config.actors, config.algorithm.sent_steps
+        self._settings, self._steps = config.actors, config.algorithm.sent_steps
         self._index, self._attempt, self._rank = index, attempt, context["rank"]
-        self._mine = range(index * self._actors.queue, (index + 1) * self._actors.queue)
-        self._board = Board(self._actors.count, SharedMemory(board), lock)
+        self._mine = range(index * self._settings.queue, (index + 1) * self._settings.queue)
+        self._board = Board(self._settings.count, SharedMemory(board), lock)
         self._memory = SharedMemory(memory)
-        environment = for_actor(config.environment, self._actors.count)
+        environment = for_actor(config.environment, self._settings.count)
         self._environments = Environments(environment, context["agents"], environment.num_envs)
         self._algorithm = make_algorithm(config, self._environments.interface)
-        copies, count = context["copies"], self._actors.count
+        copies, count = context["copies"], self._settings.count
         # Exploration varies over all actors of the same agents, on every rank that holds a copy of them.
         before = self._rank * count if copies > 1 else 0
         own = self._algorithm.actor_state(before + index, copies * count)
@@ -132,8 +133,7 @@ class Actor:
             while not self._is_up_to_date():
                 self._begin()
             acting = self._acting
-            # With shared parameters, the optimiser's step counts follow the acting states.
-            states = dict(zip(self._algorithm.initial_state(), acting.states, strict=False))
+            states, _ = split_states(self._algorithm, acting.states)
             acting.policy.set_acting_states(states | self._own_state)
             version = acting.version
             self._collector.collect(self._slots[slot], self._beat)
@@ -159,7 +159,7 @@ class Actor:
         if self._board.generation != self._generation:
             return False
         self._since_fetch += self._steps
-        if self._since_fetch < self._actors.fetch_steps + self._steps:
+        if self._since_fetch < self._settings.fetch_steps + self._steps:
             return True
         acting = self._acting
         version = self._board.fetch(acting.flat, acting.states, self._generation)

@@ -19,13 +19,13 @@ from torch import Tensor
 from evorl.actors.actor import NUMBER, RESTORE, SAVE
 from evorl.actors.collectors import KINDS, Slot, slot_size, slots
 from evorl.actors.memory import Board, Description, SharedMemory
-from evorl.actors.supervisor import Supervisor, starting
+from evorl.actors.supervisor import Supervisor, explaining_open_files
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig
 from evorl.distributed import Placement, Ranks
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
-from evorl.population.learner import read_state, state_size, write_state
+from evorl.population.learner import read_state, split_states, state_size, write_state
 from evorl.system.processes import free_memory, usable_cores
 from evorl.types import EvorlWarning, RunFailed, Tensors, UserError
 
@@ -172,7 +172,7 @@ class Actors:
         self.sent_steps: int = config.algorithm.sent_steps
         self._bound = max_staleness(config, algorithm, placement.copies)
         warn_of_cores(self._settings.count, placement.ranks)
-        with starting(self._settings.count):
+        with explaining_open_files(self._settings.count):
             self._board = Board(self._settings.count)
             self._memories = [SharedMemory() for _ in range(self._settings.count)]
         context = {
@@ -184,7 +184,7 @@ class Actors:
         }
         self._kind = KINDS[config.algorithm.sends]
         slots = [memory.descriptor for memory in self._memories]
-        with starting(self._settings.count):
+        with explaining_open_files(self._settings.count):
             self._supervisor = Supervisor(self._settings, context, self._board, slots)
         self._slots: dict[int, Any] = {}
         self._generation, self._published, self._turn = 0, 0, 0
@@ -327,7 +327,7 @@ class Actors:
         flat, states = self._board.empty()
         self._board.fetch(flat, states, self._generation)
         device = learner.policy.flat.device
-        read_state(learner, flat.to(device), states[len(learner.policy.acting_states()) :].to(device))
+        read_state(learner, flat.to(device), split_states(self._algorithm, states)[1].to(device))
 
     def _published_of(self, policy: Policy) -> tuple[Tensor, list[Tensor]]:
         """The parameters [D] of a policy and its acting states, each [P].

@@ -18,7 +18,7 @@ from evorl.config import AnyConfig
 from evorl.envs import Environments
 from evorl.envs.spaces import ObservationSpec
 from evorl.population import Learner, Policy
-from evorl.population.learner import COMMON, compute_gradients, read_state, write_state
+from evorl.population.learner import COMMON, compute_gradients, read_state, split_states, write_state
 from evorl.replay.received import GradientMemory, ReceivedRollouts, ReceivedSettings
 from evorl.replay.rollouts import RolloutLayout, RolloutMemory
 from evorl.replay.storage import Empty, Field
@@ -152,7 +152,6 @@ class UpdateCollector(GradientCollector):
     def __init__(self, acting: Acting) -> None:
         super().__init__(acting)
         self._acting = acting
-        self._names = len(acting.policy.algorithm.initial_state())
 
     def collect(self, slot: GradientMemory, beat: Callable[[], None]) -> None:
         """Fill a slot with a gradient and apply it, unless it is too stale or the generation is over."""
@@ -166,9 +165,10 @@ class UpdateCollector(GradientCollector):
             slot.behind[0], acting.version = newest - version, newest
             if newest - version > acting.max_staleness:
                 return
-            read_state(self._learner, acting.flat, acting.states[self._names :])
+            _, updates = split_states(acting.policy.algorithm, acting.states)
+            read_state(self._learner, acting.flat, updates)
             self._learner.update(batch)
-            write_state(self._learner, acting.flat, acting.states[self._names :])
+            write_state(self._learner, acting.flat, updates)
             acting.version = newest + 1
             acting.board.publish(acting.flat, list(acting.states), acting.version)
 

@@ -37,7 +37,7 @@ FILES_OF_OTHERS = 256
 
 
 @contextlib.contextmanager
-def starting(count: int) -> Iterator[None]:
+def explaining_open_files(count: int) -> Iterator[None]:
     """Raise UserError if `count` actors need too many open files, and RunFailed for any other OSError."""
     try:
         yield
@@ -147,8 +147,8 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all actors, without slots. Raises UserError if they need too many open files."""
-        with starting(self._settings.count):
-            self._actors = [self._started(index) for index in range(self._settings.count)]
+        with explaining_open_files(self._settings.count):
+            self._actors = [self._start_actor(index) for index in range(self._settings.count)]
 
     def close(self) -> None:
         """Stop all actors and the server."""
@@ -260,10 +260,12 @@ class Supervisor:
             )
         self.restarts += 1
         self._ready = deque(each for each in self._ready if each is not actor)
-        with starting(self._settings.count):
-            self._actors[actor.index] = self._started(actor.index, actor.slots, actor.attempt + 1, actor.failures + 1)
+        with explaining_open_files(self._settings.count):
+            self._actors[actor.index] = self._start_actor(
+                actor.index, actor.slots, actor.attempt + 1, actor.failures + 1
+            )
 
-    def _started(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
+    def _start_actor(self, index: int, slots: Iterable[int] = (), attempt: int = 0, failures: int = 0) -> ActorProcess:
         theirs_in, writer = os.pipe()
         reader, theirs_out = os.pipe()
         descriptors = [self._board.memory.descriptor, self._board.lock, self._slots[index], theirs_in, theirs_out]

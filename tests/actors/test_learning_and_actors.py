@@ -65,7 +65,7 @@ def test_actors_fetch_parameters_every_so_many_steps(fetch_steps, fetched):
     found = []
     board = SimpleNamespace(generation=1, fetch=lambda *_: found.append(1) or 7)
     settings = config(*SETTINGS, f"actors.fetch_steps={fetch_steps}").actors
-    actor = SimpleNamespace(_board=board, _generation=1, _since_fetch=5, _steps=5, _actors=settings)
+    actor = SimpleNamespace(_board=board, _generation=1, _since_fetch=5, _steps=5, _settings=settings)
     actor._acting = SimpleNamespace(flat=None, states=None)
     counts = [0]
     for _ in fetched:
