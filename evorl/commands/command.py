@@ -148,12 +148,13 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
     from evorl.system.console import say
     from evorl.types import UserError
 
-    named = [word for word in words if "=" not in word]
+    given = [word for word in words if re.match(r"[^/=]+=", word)]  # A folder may have "=" in its name.
+    named = [word for word in words if word not in given]
     if environment := next((word for word in named if re.fullmatch(r"\w[\w/:.-]*-v\d+", word)), None):
         raise UserError(f"{environment!r} is no algorithm or file; the environment is environment={environment}")
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
-    name, given = named[0] if named else "dqn", [word for word in words if "=" in word]
+    name = named[0] if named else "dqn"
     file = configuration_file(name, given).absolute()
     if told := substitution(name, file):
         say(told)

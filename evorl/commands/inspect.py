@@ -201,4 +201,6 @@ def clean(run: Path, delete: bool) -> str:
         remove(checkpoints)
     finally:
         lock.release()
+    if checkpoints.exists():
+        raise UserError(f"{checkpoints}: cannot be deleted; who may write to it?")
     return f"{run}: deleted {size / 1e6:,.1f} MB of checkpoints; the run can still be evaluated, but not resumed"

@@ -52,7 +52,7 @@ def train(parsed: argparse.Namespace) -> None:
         main_of(program)(arguments, ())
         return
     # Check first: otherwise every process would find the same error, and the launcher would add a traceback for each.
-    check(read_config(Path(arguments[1]), arguments[2:]))
+    check(read_config(Path(arguments[1]), arguments[2:]), ranks=parsed.processes)
     _become(launch_command([str(program), *arguments], parsed.processes))
 
 
@@ -88,8 +88,9 @@ def resume_command(
     config = read_config(run / "config.yaml", given)
     own = validate(without_removed(read_yaml(run / "config.yaml")), SETTINGS)
     refuse_code(config, allow_code or is_own(run, own), trains=True)
-    check_same_run(run, check(config))
-    return _again(run, program, config, run / "config.yaml", given, processes)
+    ranks = processes_for(run, processes)
+    check_same_run(run, check(config, ranks=ranks))
+    return _again(program, config, run / "config.yaml", given, ranks)
 
 
 def retrain(parsed: argparse.Namespace) -> None:
@@ -118,14 +119,17 @@ def retrain_command(
     refuse_code(config, allowed)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
     write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
-    again = check(read_config(path, overrides))
+    ranks = processes_for(run, processes)
+    again = check(read_config(path, overrides), ranks=ranks)
     refuse_code(again, allowed, trains=True)
     if again.run.name is None:
         overrides = [*overrides, f"run.name={json.dumps(retrained_name(run, again, constant), ensure_ascii=False)}"]
     if config.algorithm.replayed and config.replay.shared and config.population.size > 1:
         others = config.population.size - 1
         say(f"the best agent also learned from the steps of {others} other agents (replay.shared); this one does not")
-    return _again(run, program, config, path.absolute(), overrides, processes)
+    if config.population.from_ is not None:
+        say("the run began with agents of another run (population.from); this one begins with new weights")
+    return _again(program, config, path.absolute(), overrides, ranks)
 
 
 def retrained_name(run: Path, config: AnyConfig, constant: bool) -> str:
@@ -138,14 +142,12 @@ def retrained_name(run: Path, config: AnyConfig, constant: bool) -> str:
     return found
 
 
-def _again(
-    run: Path, program: Path | None, config: AnyConfig, file: Path, given: Sequence[str], processes: int | None
-) -> list[str]:
-    """Return the command that trains with `file`, by default on as many processes as the run had. Raises UserError."""
+def _again(program: Path | None, config: AnyConfig, file: Path, given: Sequence[str], ranks: int) -> list[str]:
+    """Return the command that trains with `file` on so many processes. Raises UserError."""
     program = program or (ONLINE if config.actors is None else ASYNCHRONOUS)
     if not program.is_file():
         raise UserError(f"--program: there is no file {program}; name the program that trained the run")
-    return launch_command([str(program), "--config", str(file), *given], processes_for(run, processes))
+    return launch_command([str(program), "--config", str(file), *given], ranks)
 
 
 def launch_command(arguments: Sequence[str], processes: int) -> list[str]:
@@ -206,18 +208,19 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     )
     if "seed" in (word.partition("=")[0] for word in given):
         raise UserError("seed: --seeds sets it for each run; leave one of them out")
-    config = check(read_config(file, given))
+    config = check(read_config(file, given), ranks=parsed.processes)
     plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
     name = parsed.name or config.run.name or plain
-    runs = [(number, config.run.directory / f"{name}-seed-{number}") for number in seeds]
+    names = [(number, f"{name}-seed-{number}") for number in seeds]
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
     origin = [] if config.run.origin else [f"run.origin={json.dumps(f'seed of {name}', ensure_ascii=False)}"]
     commands = [
-        (number, [*program, *origin, f"seed={number}", f"run.name={json.dumps(path.name)}", "run.resume=auto"])
-        for number, path in runs
+        (number, [*program, *origin, f"seed={number}", f"run.name={json.dumps(each)}", "run.resume=auto"])
+        for number, each in names
     ]
     codes = train_each(commands, min(parsed.jobs or 1, len(seeds)))
+    runs = [(number, config.run.directory / each) for number, each in names]
     print("\n".join(summary_lines([(number, path) for number, path in runs if (path / "config.yaml").is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")

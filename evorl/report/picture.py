@@ -53,17 +53,20 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
     ratios = {"height_ratios": (3, 1)} if hyperparameter else {}
     axes = figure.subplots(2 if hyperparameter else 1, 1, sharex=True, squeeze=False, **ratios)[:, 0]
     used = _drawn(axes[0], run, "fitness", lambda life: life.fitness)
-    best = thinned([(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None])
-    dotted = {"where": "post", "color": "k", "linewidth": THIN, "linestyle": ":", "label": "best so far"}
-    axes[0].step(*zip(*best, strict=True) if best else ([], []), **dotted)
-    target = run.setting("training.target_fitness")
-    if isinstance(target, int | float):
-        axes[0].axhline(target, color="#009e73", linestyle="--", linewidth=THIN, label=f"target {target:g}")
+    if not run.is_rated:  # The elite's mean result and the target are on another scale than ratings.
+        best = thinned(
+            [(row.agent_steps, row.elite_fitness) for row in run.generations if row.elite_fitness is not None]
+        )
+        dotted = {"where": "post", "color": "k", "linewidth": THIN, "linestyle": ":", "label": "best so far"}
+        axes[0].step(*zip(*best, strict=True) if best else ([], []), **dotted)
+        target = run.setting("training.target_fitness")
+        if isinstance(target, int | float):
+            axes[0].axhline(target, color="#009e73", linestyle="--", linewidth=THIN, label=f"target {target:g}")
     for kind in used:
         words = _plain(kind.words)
         line = THIN if run.crowd is None else 0
         axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=line, label=words)
-    axes[0].set_ylabel("mean return in evaluation")
+    axes[0].set_ylabel("rating (Elo)" if run.is_rated else "mean return in evaluation")
     if (cut := cut_off(life.fitness for life in run.lives)) is not None:
         axes[0].set_ylim(cut.fence, axes[0].dataLim.y1 + 0.06 * (axes[0].dataLim.y1 - cut.fence))
         axes[0].text(0.99, 0.01, cut.words, transform=axes[0].transAxes, fontsize=7, ha="right", va="bottom")

@@ -259,10 +259,10 @@ def launched(config: AnyConfig, bf16: bool) -> AnyConfig:
     return config.model_copy(update=update)
 
 
-def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
+def check(config: AnyConfig, trains: bool = True, ranks: int | None = None) -> AnyConfig:
     """Raise UserError unless all names are known and the algorithm fits the environment and the launch.
 
-    The check that the population is small enough to be saved is skipped unless the run `trains`.
+    What only training needs is checked if the run `trains`. Without `ranks` they are those of this launch.
     """
     check_name("network.name", config.network.name, NETWORKS)
     check_name("network.activation", config.network.activation, ACTIVATIONS)
@@ -280,14 +280,14 @@ def check(config: AnyConfig, trains: bool = True) -> AnyConfig:
     if trains and config.evolution.strategy is not None:
         load_strategy(config.evolution.strategy)
     shared_settings(config)
-    if config.tracking.video:
+    if trains and config.tracking.video:
         check_encoder("tracking.video")
     try:
-        if config.run.directory.exists() and not config.run.directory.is_dir():
+        if trains and config.run.directory.exists() and not config.run.directory.is_dir():
             raise UserError(f"run.directory: {config.run.directory} is not a directory")
     except OSError as error:
         raise UserError(f"run.directory: {error.strerror}: {config.run.directory}") from error
-    ranks, size = int(os.environ.get("WORLD_SIZE", "1")), config.population.size
+    ranks, size = ranks or int(os.environ.get("WORLD_SIZE", "1")), config.population.size
     if config.population.placement == "sharded" and size % ranks:
         raise UserError(
             f"population.size: {size} agents cannot be divided over {ranks} processes with population.placement: "

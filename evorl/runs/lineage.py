@@ -161,12 +161,12 @@ def replayed(config: AnyConfig, run: Path, stages: Sequence[Stage], constant: bo
         training["max_steps"] = _steps(run, stages)
     selection = config.evolution.selection.model_copy(update={"name": "none"})
     origin = f"{'last settings of' if constant else 'retrained from'} {on_one_line(run.resolve().name)}"
-    place = {"name": None, "origin": origin, "resume": "never", "directory": run.parent.absolute()}
+    place = {"name": None, "origin": origin, "resume": "never", "directory": run.resolve().parent}
     evolution = {"schedule": schedule, "initial": "configured", "strategy": None, "selection": selection}
     return config.model_copy(
         update={
             "run": config.run.model_copy(update=place),
-            "population": config.population.model_copy(update={"size": 1, "placement": "replicated"}),
+            "population": config.population.model_copy(update={"size": 1, "placement": "replicated", "from_": None}),
             "evolution": config.evolution.model_copy(update=evolution),
             "training": config.training.model_copy(update=training),
         }

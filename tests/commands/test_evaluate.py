@@ -1,10 +1,13 @@
 """`evorl evaluate`, beside what tests/runs/ tries of it."""
 
+import shutil
+
 import pytest
+import yaml
 
 from evorl.commands import evaluate
 from evorl.commands.command import run_command
-from evorl.config import Environment
+from evorl.config import Environment, override, read_yaml
 from evorl.envs.vector import for_evaluation
 from evorl.types import UserError
 
@@ -18,6 +21,15 @@ def test_returns_below_one_are_shown_by_their_digits(trained_run, monkeypatch, c
         "agent 3 of a: mean return 0.942 ± 0.0179 over 5 fresh episodes (standard deviation 0.04, min -0.5, max 12.3)\n"
     )
     assert capsys.readouterr().out == told
+
+
+def test_a_run_that_was_trained_elsewhere_is_evaluated(trained_run, in_directory):
+    """Its configuration has the directory of another machine, which here is a file."""
+    run = shutil.copytree(trained_run, in_directory / "runs" / "a")
+    (in_directory / "file").touch()
+    data = override(read_yaml(run / "config.yaml"), [f"run.directory={in_directory / 'file'}"])
+    (run / "config.yaml").write_text(yaml.safe_dump(data))
+    assert evaluate.evaluate_elite(run, 1, 0)["episodes"] == 1
 
 
 def test_a_class_of_the_users_is_known_to_what_only_evaluates(in_directory):

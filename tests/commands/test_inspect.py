@@ -7,6 +7,7 @@ import shutil
 import pytest
 from helpers.support import SMALL, error_line, lines, train
 
+from evorl.commands import inspect
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
 from evorl.commands.inspect import lineage_table
@@ -115,6 +116,12 @@ def test_clean_deletes_checkpoints_when_told_to_and_nothing_else(run, capsys):
     (run / "checkpoints").symlink_to(run.parent)
     assert run_program(run_command, ["clean", "runs/a", "--yes"]) == 2
     assert run.is_dir()
+
+
+def test_checkpoints_that_cannot_be_deleted_are_not_called_deleted(run, monkeypatch, capsys):
+    monkeypatch.setattr(inspect, "remove", lambda path: None)
+    assert run_program(run_command, ["clean", "runs/a", "--yes"]) == 2
+    assert "checkpoints: cannot be deleted" in capsys.readouterr().err
 
 
 def test_lineage_has_a_row_for_each_ancestor(run, capsys):

@@ -1,6 +1,7 @@
 """Several seeds of one configuration."""
 
 import json
+import shutil
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 from helpers.support import SMALL, error_line
 
 from evorl.commands import train
-from evorl.commands.command import run_command
+from evorl.commands.command import file_and_assignments, run_command
 from evorl.runs.program import run_program
 
 
@@ -88,6 +89,19 @@ def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
     assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]
     assert all(command[4:7] == ["train", "--processes", "2"] for _, command in commands)
     assert jobs == 1
+
+
+@pytest.mark.usefixtures("in_directory")
+def test_a_name_with_a_folder_is_where_each_seed_trains(monkeypatch):
+    commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "tried/x")
+    assert commands[0][1][-2] == 'run.name="tried/x-seed-1"'
+
+
+def test_a_folder_may_have_a_sign_that_settings_have(in_directory):
+    file = in_directory / "lr=0.1" / "mine.yaml"
+    file.parent.mkdir()
+    shutil.copyfile(SMALL, file)
+    assert file_and_assignments([str(file), "seed=3"]) == (file, ["seed=3"])
 
 
 @pytest.mark.parametrize(

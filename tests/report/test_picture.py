@@ -20,6 +20,14 @@ def test_a_run_is_drawn_with_its_mutations_and_its_winner(tmp_path):
         assert colour in picture, "hyperparameters, none, a kind of the user's own, the target, the winner"
 
 
+def test_ratings_are_drawn_without_the_mean_results_of_another_scale(tmp_path):
+    path = write_run(tmp_path / "a", {**CONFIG, "evolution": {"fitness": {"rating": 1.0}}})
+    run_command(["plot", str(path), "-o", str(tmp_path / "a.svg")])
+    picture = (tmp_path / "a.svg").read_text()
+    assert "<!-- rating (Elo) -->" in picture
+    assert not any(each in picture for each in ("best so far", "mean return", "target"))
+
+
 def test_a_long_run_is_drawn_as_quantiles_with_a_sample(tmp_path, monkeypatch):
     monkeypatch.setattr("evorl.report.data.MOST_LIVES", 100)
     path = write_long_run(tmp_path / "a", 30, 6)

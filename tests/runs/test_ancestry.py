@@ -89,6 +89,13 @@ def test_an_agent_that_follows_the_schedule_has_the_winners_settings_in_every_ge
     assert len(rows) == size * len(stages)
 
 
+def test_a_winner_among_agents_of_another_run_is_replayed_with_new_weights(run, capsys):
+    data = override(read_yaml(run / "config.yaml"), [f"population.from={run}"])
+    (run / "config.yaml").write_text(yaml.safe_dump(data))
+    assert follow(run, capsys, "training.max_steps=40")
+    assert "this one begins with new weights" in capsys.readouterr().err
+
+
 def test_a_constant_schedule_is_that_of_the_last_settings(run, capsys):
     rows = follow(run, capsys, constant=True)
     last = ancestry(run)[-1]
