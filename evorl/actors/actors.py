@@ -35,15 +35,20 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
-    waiting = actors.count * actors.queue
-    behind: int = math.ceil(waiting * steps * pace.updates * _most_updates(config) / pace.steps)
+    # An actor fills its queue, and between two fetches goes on with the same parameters.
+    waiting = actors.count * (actors.queue + max(0, math.ceil(actors.fetch_steps / config.algorithm.sent_steps) - 1))
+    updates = steps * pace.updates * _most_updates(config) / pace.steps
+    if config.algorithm.replayed and config.population.size > 1:
+        # Each agent is due by its own count, so some agent may be with every rollout.
+        updates = math.ceil(updates)
+    behind: int = math.ceil(waiting * updates)
     if actors.max_staleness is None:
         return 2 * behind
     if actors.max_staleness < behind:
         raise UserError(
-            f"actors.max_staleness: with {waiting} rollouts on their way (actors.count x actors.queue) parameters can "
-            f"be {behind} updates behind, and most of what actors do would be discarded; take at least {behind}, or "
-            "fewer actors"
+            f"actors.max_staleness: with {waiting} rollouts on their way (actors.count, actors.queue, "
+            f"actors.fetch_steps) parameters can be {behind} updates behind, and most of what actors do would be "
+            f"discarded; take at least {behind}, or fewer actors"
         )
     return actors.max_staleness
 

@@ -151,7 +151,8 @@ class APPO(IMPALA):
         """
         settings: APPOSettings = self.settings
         pace, parts = super().pace(copies), settings.minibatches
-        rollouts = (settings.rollouts + settings.replayed_rollouts) * self.config.environment.num_envs
+        # The first batch of a generation has no replayed rollouts yet.
+        rollouts = settings.rollouts * self.config.environment.num_envs
         unit, sequences = "steps", rollouts * settings.rollout_steps
         if self.networks["policy"].architecture.recurrent:
             unit, sequences = "rollouts of an environment", rollouts

@@ -200,8 +200,9 @@ class Replay(Section):
     prioritised: Prioritised | None = None
     """Without it all transitions are equally likely."""
     shared: bool = True
-    """All agents learn from all transitions. Without it an agent learns only from what it or an ancestor has done, and
-    `capacity` is divided among the agents."""
+    """All agents learn from all transitions. Without it an agent learns only from what it or an ancestor has done (a
+    child of another rank's agent, or of one that is gone, also from what was done in its place before), and `capacity`
+    is divided among the agents."""
 
 
 class ActorSettings(Section):
@@ -215,7 +216,7 @@ class ActorSettings(Section):
     """Steps of each environment after which an actor fetches the learner's parameters, at its next rollout."""
     max_staleness: Annotated[int, Field(ge=0, le=10**9)] | None = None
     """Updates by which a rollout's parameters may be behind when it is received; what is older is discarded. Null is
-    twice as many as full queues can cause."""
+    twice as many as full queues and `fetch_steps` can cause."""
     lockstep: bool = False
     """For tests and debugging: actors take turns with the learner and each other, so that a run can be repeated."""
     timeout: Seconds = 60.0

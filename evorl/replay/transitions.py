@@ -86,8 +86,8 @@ class ObservationStatistics:
         parts = {f"{SEEN}{name}": torch.stack([step[name] for step in self._seen]) for name in self._parts}
         return parts | {VALID: torch.stack(self._valid)}
 
-    def resume(self, tensors: Tensors) -> None:
-        """Load the output of `snapshot`. Raises UserError for an invalid one."""
+    def resume(self, tensors: Tensors, device: torch.device) -> None:
+        """Load the output of `snapshot` to the device of the observations. Raises UserError for an invalid one."""
         if not tensors:
             return
         valid = tensors.get(VALID, torch.zeros(0))
@@ -97,7 +97,8 @@ class ObservationStatistics:
             )
         expected = {f"{SEEN}{name}": ((*valid.shape, *part.shape), part.dtype) for name, part in self._parts.items()}
         check_tensors(tensors, {**expected, VALID: (tuple(valid.shape), torch.bool)}, WHERE)
-        self._seen = [{name: tensors[f"{SEEN}{name}"][step] for name in self._parts} for step in range(len(valid))]
+        seen = {name: tensors[f"{SEEN}{name}"].to(device) for name in self._parts}
+        self._seen = [{name: values[step] for name, values in seen.items()} for step in range(len(valid))]
         self._valid = list(valid)
 
     def _moments(self, samples: np.ndarray, weight: np.ndarray) -> Moments:
@@ -305,7 +306,7 @@ class ReplayExperience(Experience):
         self._full = bool(numbers[FULL])
         self.sampler.resume(_part_of("draws.", within))
         if self._statistics is not None:
-            self._statistics.resume(_part_of("statistics.", within))
+            self._statistics.resume(_part_of("statistics.", within), self.storage.device)
 
     def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}

@@ -119,6 +119,28 @@ def test_the_bound_on_staleness_is_one_that_evolution_cannot_come_to():
     assert bounds == [2 * 2 * 16 * 8 // 4] * 3
 
 
+def bound(*settings):
+    apex = config(
+        *APEX, "environment.num_envs=1", "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99}}", *settings
+    )
+    with Environments(apex.environment, 1, 1) as one:
+        return max_staleness(apex, make_algorithm(apex, one.interface), 1)
+
+
+def test_the_bound_on_staleness_counts_the_rollouts_between_two_fetches():
+    """Rollouts have 16 steps, each with as many updates."""
+    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 16}") == 2 * 2 * 16
+    assert bound("algorithm.learn_step=1", "actors={queue: 2, fetch_steps: 100}") == 2 * (2 + 6) * 16
+
+
+@pytest.mark.parametrize(("size", "updates"), [(1, 0.25), (2, 1)])
+def test_the_bound_on_staleness_counts_an_update_of_the_population_for_each_rollout_of_agents_out_of_phase(
+    size, updates
+):
+    """An agent is due once in four rollouts."""
+    assert bound("algorithm.learn_step=64", f"population.size={size}", "actors={queue: 8}") == 2 * 8 * updates
+
+
 def test_the_depth_of_the_queue_is_what_waits_in_it():
     with Learning("actors={queue: 5}") as learning:
         learning.learn(1)
