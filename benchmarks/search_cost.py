@@ -6,8 +6,8 @@ LunarLander-v3 on two cores, nothing else running, one run at a time, systems in
 unknown: learning rate (1e-4 to 1e-2), entropy coefficient, clip and batch size, with the ranges of ppo.yaml. `evorl`
 evolves 16 agents with sampled settings, and `pool` trains them without selection; both stop by their own rule,
 are scored by benchmarks/baselines/landing.py, and go on with a target 10 higher where that mean is below 200. The peers
-are in benchmarks/baselines/sb3_search.py. The clock runs from the start of a command until that script confirms a mean of 200, at
-most 20 minutes. Runs that have a line are not repeated.
+are in benchmarks/baselines/sb3_search.py. The clock runs from the start of a command until that script confirms a mean
+of 200, at most 20 minutes. Runs that have a line are not repeated.
 """
 
 from __future__ import annotations
