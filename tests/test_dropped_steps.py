@@ -40,7 +40,9 @@ def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expec
 
 def replay(lockstep=True, rows=2, gather=lambda numbers: numbers[None]):
     storage = replay_of(rows, 4, vector(1))
-    return replay_experience(storage, learning_starts=1, gather=gather, lockstep=lockstep, part=0, rank=0)
+    experience = replay_experience(storage, learning_starts=1, gather=gather, lockstep=lockstep, part=0, rank=0)
+    experience._new_steps = np.zeros(2)
+    return experience
 
 
 def add(experience, step, valid, before=((True, True), (True, True))):
@@ -77,7 +79,7 @@ def test_in_lockstep_nothing_stands_in_for_a_step_that_was_dropped_also_after_a_
     for each in (experience, resumed):
         add(each, 2, NOTHING, before=DROPS)
         assert rows(each) == [4, 6, 7]
-    assert experience._steps.tolist() == [2.0, 2.0], "other ranks count on as many steps as they make"
+    assert experience._new_steps.tolist() == [6.0, 6.0], "other ranks count on as many steps as they make"
 
 
 def test_in_lockstep_there_must_be_something_to_draw():
@@ -114,7 +116,7 @@ def test_without_lockstep_dropped_steps_are_left_out():
     add(experience, 0, NOTHING)
     add(experience, 1, [[True, False], [False, True]], before=NOTHING)
     assert rows(experience) == [4, 7]
-    assert experience._steps.tolist() == [1.0, 1.0]
+    assert experience._new_steps.tolist() == [1.0, 1.0]
 
 
 def test_a_part_from_which_nothing_can_be_drawn_gives_batches_that_weigh_nothing():

@@ -35,8 +35,9 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
-    # An actor fills its queue, and between two fetches goes on with the same parameters.
-    waiting = actors.count * (actors.queue + max(0, math.ceil(actors.fetch_steps / config.algorithm.sent_steps) - 1))
+    # An actor fills its queue, and between two fetches goes on with the same parameters unless it shares them.
+    between = 0 if KINDS[config.algorithm.sends].shared else actors.fetch_steps
+    waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
     updates = steps * pace.updates * _most_updates(config) / pace.steps
     if config.algorithm.replayed and config.population.size > 1:
         # Each agent is due by its own count, so some agent may be with every rollout.

@@ -296,7 +296,12 @@ def test_a_forked_child_that_outlives_the_lock_s_owner_does_not_keep_it(tmp_path
 def test_checkpoints_are_removed_under_the_lock(trained_run, tmp_path, monkeypatch):
     run = shutil.copytree(trained_run, tmp_path / "a")
     seen = []
-    monkeypatch.setattr("evorl.commands.inspect.remove", lambda path: seen.append((path, is_locked(run))))
+
+    def removed(path):
+        seen.append((path, is_locked(run)))
+        shutil.rmtree(path)
+
+    monkeypatch.setattr("evorl.commands.inspect.remove", removed)
     clean(run, delete=True)
     assert seen == [(run / "checkpoints", True)]
     assert not is_locked(run)
