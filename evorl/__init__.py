@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evorl.system.installation import mixed_with
+
 if TYPE_CHECKING:  # Aliases, since checkers take only these for names that `evorl` offers.
     from evorl.algorithms.a2c import A2CSettings as A2CSettings
     from evorl.algorithms.a2c import OnPolicyNoiseSettings as OnPolicyNoiseSettings
@@ -104,20 +106,7 @@ _OFFERED = {
 _PLACES = {name: module for module, names in _OFFERED.items() for name in names}
 __all__ = [*_PLACES]
 
-
-def _mixed_with(folder: Path) -> str | None:
-    """The name and version of the other project called `evorl` on PyPI, if it is installed into `folder` too."""
-    for found in sorted(folder.glob("evorl-*.dist-info")):  # This one's metadata are of evorl_accelerate.
-        try:
-            owns = any(line.startswith("evorl/") for line in (found / "RECORD").read_text("utf-8").splitlines())
-        except (OSError, UnicodeDecodeError):
-            continue
-        if owns:
-            return found.name.removesuffix(".dist-info").replace("-", " ")
-    return None
-
-
-if _other := _mixed_with(Path(__file__).parent.parent):
+if _other := mixed_with(Path(__file__).parent.parent):
     warnings.warn(
         f"{Path(__file__).parent}: holds files of two projects, evorl-accelerate and {_other}, which is another one; "
         "run `pip uninstall evorl evorl-accelerate`, and install the one that you want",

@@ -12,6 +12,7 @@ import yaml
 from helpers.support import ROOT
 
 import evorl
+from evorl.system.installation import mixed_with
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -19,8 +20,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 @pytest.fixture
 def folder(tmp_path):
     """A folder with this package, as far as its import goes, and another project's metadata."""
-    (tmp_path / "evorl").mkdir()
-    shutil.copyfile(ROOT / "evorl" / "__init__.py", tmp_path / "evorl" / "__init__.py")
+    for name in ("__init__.py", "system/__init__.py", "system/installation.py"):
+        (tmp_path / "evorl" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / "evorl" / name, tmp_path / "evorl" / name)
     other = tmp_path / "evorl-0.3.1.dist-info"
     other.mkdir()
     (other / "RECORD").write_text("evorl-0.3.1.dist-info/METADATA,,\nevorl/agents.py,sha256=x,12\n")
@@ -45,13 +47,13 @@ def test_an_import_names_another_project_that_shares_the_folder(folder):
 
 def test_metadata_that_own_no_package_of_this_name_are_no_mixture(folder):
     record = folder / "evorl-0.3.1.dist-info" / "RECORD"
-    assert evorl._mixed_with(folder) == "evorl 0.3.1"
+    assert mixed_with(folder) == "evorl 0.3.1"
     record.write_text("other/agents.py,sha256=x,12\n")
-    assert evorl._mixed_with(folder) is None
+    assert mixed_with(folder) is None
     record.write_bytes(b"\xff")
-    assert evorl._mixed_with(folder) is None
+    assert mixed_with(folder) is None
     record.unlink()
-    assert evorl._mixed_with(folder) is None
+    assert mixed_with(folder) is None
 
 
 def test_the_citation_is_of_this_version():

@@ -51,7 +51,7 @@ class WidthsTrace:
         return _optimised(self._graph, self._example)
 
     def holds(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether these inputs take the branches that trace and compilation took for the example."""
+        """True if these inputs take the branches that trace and compilation took for the example."""
         guards = self._symbols.produce_guards_expression(self._example)
         return guards is None or bool(self._symbols.evaluate_guards_expression(guards, inputs))
 
@@ -83,9 +83,9 @@ class Compiler:
         return cls(config.training.compile, speaks, any_widths=config.evolution.mutation.architecture > 0)
 
     def compiles(self, network: StackedNetwork, name: str, agents: Sequence[Agent]) -> bool:
-        """Whether to compile the losses of network `name` of these agents, until the generation ends.
+        """True if the losses of network `name` of these agents are compiled until the generation ends.
 
-        That depends on the agents alone, so a resumed run decides the same.
+        The choice depends on the agents alone, so a resumed run makes the same one.
         """
         if not self._is_auto:
             return self.enabled
