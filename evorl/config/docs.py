@@ -199,7 +199,8 @@ def page(algorithms: Mapping[str, type[AlgorithmSettings]]) -> str:
 def _algorithm(name: str, model: type[AlgorithmSettings]) -> str:
     changeable = ", ".join(f"`{each}`" for each in model.hyperparameters)
     rows = [each for each in settings_of(model, "algorithm.") if each.path != "algorithm.name"]
-    return f"### {name}\n\nEvolution may perturb {changeable}.\n\n{_table(rows)}"
+    told = textwrap.fill(f"Evolution may perturb {changeable}.", 100, break_on_hyphens=False)
+    return f"### {name}\n\n{told}\n\n{_table(rows)}"
 
 
 def _table(settings: Sequence[Setting]) -> str:
