@@ -42,13 +42,13 @@ def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str
     parts = [
         f"---\n{yaml.safe_dump(_head(run, environment, algorithm), sort_keys=False)}---",
         f"# {_plain(algorithm)} on {_plain(environment)}",
-        f"The best agent of a population, trained and evolved by evorl: a mean return of **{best}** "
+        f"The best agent of a population, trained and evolved by evorl: a {_plain(run.score_name)} of **{best}** "
         f"({_plain(state(run))}).",
     ]
     parts += [f'<video src="{name}" controls loop muted></video>' for name in files if name.endswith(".mp4")]
     parts += ["## Use", _use(name, environment, files)]
     parts.append("## How it came about")
-    parts += [f"![Returns of all agents, and the winner's path through them]({PICTURE})"] if PICTURE in files else []
+    parts += [f"![Fitness of all agents, and the winner's path through them]({PICTURE})"] if PICTURE in files else []
     steps = [[row["generation"], row["agent"], row["fitness"], row["changed"]] for row in path_rows(run)]
     parts.append(_table(("generation", "agent", "fitness", "what changed"), [row for row in steps if row[3]][-30:]))
     found = effect_rows(effects(run))
@@ -75,7 +75,8 @@ def _head(run: Drawn, environment: str, algorithm: str) -> dict[str, Any]:
     if last.elite_fitness is not None:
         task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
         # By convention +/- is the standard deviation of returns here: the Hub's leaderboards rank by it.
-        metric = {"type": "mean_reward", "value": f"{last.elite_fitness:.2f} +/- {last.elite_std or 0:.2f}"}
+        kind = "mean_reward" if run.score_name == "mean return" else run.score_name.replace(" ", "_")
+        metric = {"type": kind, "value": f"{last.elite_fitness:.2f} +/- {last.elite_std or 0:.2f}"}
         result = {"task": task, "dataset": {"name": environment, "type": environment}, "metrics": [metric]}
         head["model-index"] = [{"name": f"{algorithm}-{environment}", "results": [result]}]
     return head
@@ -90,7 +91,7 @@ def evaluation_results(run: Drawn, benchmark: str) -> list[dict[str, Any]]:
     if run.best is None:
         raise UserError("--benchmark: the run has no best agent yet")
     task = {"id": benchmark, "task_id": str(run.setting("environment.id"))}
-    return [{"dataset": task, "value": run.best.mean, "notes": f"mean return: {run.described_best}"}]
+    return [{"dataset": task, "value": run.best.mean, "notes": f"{run.score_name}: {run.described_best}"}]
 
 
 def extras_of(environment: str) -> list[str]:

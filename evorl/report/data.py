@@ -503,6 +503,24 @@ class Drawn:
         return self.setting(f"evolution.fitness.{RATING}") is not None
 
     @property
+    def score_name(self) -> str:
+        """What the best agent's score is, such as `mean return`; of a weighted sum `mean fitness`."""
+        terms = self.setting("evolution.fitness")
+        if self.is_rated:
+            return "mean result"
+        if not isinstance(terms, dict):
+            return "mean return"
+        return f"mean {on_one_line(str(next(iter(terms))), 40) if list(terms.values()) == [1.0] else 'fitness'}"
+
+    @property
+    def fitness_name(self) -> str:
+        """What selection went by, such as `mean return in evaluation`."""
+        if self.is_rated:
+            return "rating (Elo)"
+        by = "training" if self.setting("evaluation.fitness") == "training" else "evaluation"
+        return f"{self.score_name} in {by}"
+
+    @property
     def steps(self) -> dict[int, int]:
         """Environment steps per agent at the end of each generation, by generation."""
         return {row.generation: row.agent_steps for row in self.generations}

@@ -95,8 +95,8 @@ def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:
             "colour": look(effect.kind).colour,
             "indented": bool(effect.target),
             "count": effect.interval.number,
-            "mean": f"{effect.interval.mean:+.1f}",
-            "interval": ends(effect.interval),
+            "mean": change(effect.interval.mean),
+            "interval": ends(effect.interval, change),
             "improved": f"{100 * effect.improved:.0f} %",
         }
         for effect in found
@@ -117,7 +117,7 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 "label": group.label,
                 "seeds": ", ".join(str(run.setting("seed")) for run in group.runs),
                 "best": "–" if mean is None else digits(mean.mean),
-                "interval": "–" if mean is None else ends(mean, digits),
+                "interval": "–" if mean is None else ends(mean),
                 "names": ", ".join(run.name for run in group.runs),
                 "each": ", ".join("–" if value is None else digits(value) for value in best),
                 "steps": ", ".join(compact(run.generations[-1].agent_steps) for run in group.runs),
@@ -127,7 +127,12 @@ def compared(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def ends(mean: Interval, shown: Callable[[float], str] = "{:+.1f}".format) -> str:
+def change(value: float) -> str:
+    """Format a change of fitness with its sign, also where it is far below 1."""
+    return f"+{digits(value)}" if value >= 0 else digits(value)
+
+
+def ends(mean: Interval, shown: Callable[[float], str] = digits) -> str:
     """Format a confidence interval as "low to high"."""
     return f"n < {FEWEST}" if mean.low is None or mean.high is None else f"{shown(mean.low)} to {shown(mean.high)}"
 

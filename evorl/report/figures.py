@@ -76,11 +76,11 @@ def returns(run: Drawn) -> Figure:
     traces = _agents(run, "fitness", lambda life: life.fitness)
     traces.append(_winner(run, lambda life: life.fitness))
     if run.is_rated:
-        return {"data": traces, "layout": _axes(STEPS, "rating (Elo)")}
+        return {"data": traces, "layout": _axes(STEPS, run.fitness_name)}
     traces.append(_elite(run))
     target = run.setting("training.target_fitness")
     shapes = [_level(float(target))] if isinstance(target, int | float) else []
-    layout = {**_axes(STEPS, "mean return in evaluation"), "shapes": shapes}
+    layout = {**_axes(STEPS, html.escape(run.fitness_name)), "shapes": shapes}
     if (cut := cut_off(life.fitness for life in run.lives)) is not None:
         shown = [life.fitness for life in run.lives if life.fitness is not None and life.fitness >= cut.fence]
         _, top = extent([*shown, *(float(shape["y0"]) for shape in shapes)]) or (None, None)
@@ -285,7 +285,7 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
                 "x": (drawn := _some(effect.changes)),
                 "y": [name] * len(drawn),
                 "marker": {"color": kind.colour, "size": 7, "opacity": 0.5, "symbol": kind.symbol},
-                "hovertemplate": "%{x:+.1f}<extra></extra>",
+                "hovertemplate": "%{x:+.4~r}<extra></extra>",
             }
         )
         spread = None if mean.high is None else mean.high - mean.mean
@@ -303,7 +303,7 @@ def effects_figure(found: Sequence[Effect]) -> Figure | None:
                     "thickness": 1.5,
                     "visible": spread is not None,
                 },
-                "hovertemplate": "mean %{x:+.1f}<extra></extra>",
+                "hovertemplate": "mean %{x:+.4~r}<extra></extra>",
             }
         )
     layout = _axes("change of fitness from parent to child", "")

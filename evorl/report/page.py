@@ -74,7 +74,7 @@ def _words(run: Drawn) -> dict[str, Any]:
     return {
         "name": run.name,
         "subtitle": f"{run.setting('algorithm.name')} on {run.setting('environment.id')}",
-        "rated": run.is_rated,
+        "fitness_name": run.fitness_name,
         "badges": badges(run),
         "facts": run_facts(run),
         "versions": environment_facts(run),

@@ -66,7 +66,7 @@ def _agents(figure: Any, run: Drawn, hyperparameter: str | None) -> None:
         words = _plain(kind.words)
         line = THIN if run.crowd is None else 0
         axes[0].plot([], [], color=kind.colour, marker=kind.marker, markersize=4, linewidth=line, label=words)
-    axes[0].set_ylabel("rating (Elo)" if run.is_rated else "mean return in evaluation")
+    axes[0].set_ylabel(_plain(run.fitness_name))
     if (cut := cut_off(life.fitness for life in run.lives)) is not None:
         axes[0].set_ylim(cut.fence, axes[0].dataLim.y1 + 0.06 * (axes[0].dataLim.y1 - cut.fence))
         axes[0].text(0.99, 0.01, cut.words, transform=axes[0].transAxes, fontsize=7, ha="right", va="bottom")

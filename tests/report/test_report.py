@@ -19,7 +19,7 @@ from evorl.evolution.selection import Candidates, tournament
 from evorl.league.standings import Standings
 from evorl.report import figures
 from evorl.report.data import Drawn, load, load_several
-from evorl.report.facts import compared, ends, path_heading, path_rows, run_facts
+from evorl.report.facts import compared, effect_rows, ends, path_heading, path_rows, run_facts
 from evorl.report.page import HERE, embedded, page
 from evorl.report.statistics import Effect, effects, groups, interval, quantile, result_interval
 from evorl.runs.lineage import Stage
@@ -141,6 +141,11 @@ def test_effects_compare_children_with_their_parents_before(run):
         ("architecture", ""): (-5.0,),
     }
     assert next(iter(found)) == ("none", ""), "what the others are compared with comes first"
+
+
+def test_small_changes_of_fitness_keep_their_digits():
+    rows = effect_rows([Effect("activation", "", (0.01, 0.02, 0.02, 0.03)), Effect("none", "", (-0.04, 123.46))])
+    assert [(row["mean"], row["interval"]) for row in rows] == [("+0.02", "+0.00701 to +0.033"), ("+61.7", "n < 4")]
 
 
 def test_a_mutation_without_effect_shows_none():
@@ -408,6 +413,7 @@ class Elements(HTMLParser):
 
 def test_what_a_stranger_wrote_is_shown_and_not_run(tmp_path):
     config = {**CONFIG, "environment": {"id": EVIL}, "algorithm": {"name": EVIL, EVIL: EVIL}}
+    config["evolution"] = {"fitness": {EVIL: 1.0}}
     lives = [(*life[:4], EVIL, EVIL, EVIL, EVIL, life[8]) if life[4] != "initial" else life for life in LIVES]
     run = load(write_run(tmp_path / "a", config, lives, ended=EVIL))
     text = page([run, run])
@@ -534,6 +540,23 @@ def test_a_league_is_drawn_by_rating_with_the_points_of_each_pair(run):
     assert trace["z"] == [[None, 0.625, 0.75], [0.375, None, None], [0.25, None, None]]
     assert trace["text"][0] == ["", "2.5 of 4", "3 of 4"]
     assert figures.payoff(run) is None
+
+
+@pytest.mark.parametrize(
+    ("fitness", "by", "score", "name"),
+    [
+        (None, "evaluation", "mean return", "mean return in evaluation"),
+        ({"return": 1.0}, "training", "mean return", "mean return in training"),
+        ({"info.success": 1.0}, "evaluation", "mean info.success", "mean info.success in evaluation"),
+        ({"return": 1.0, "info.success": 100.0}, "evaluation", "mean fitness", "mean fitness in evaluation"),
+        ({"rating": 1.0}, "evaluation", "mean result", "rating (Elo)"),
+    ],
+)
+def test_fitness_is_named_for_what_it_is(run, fitness, by, score, name):
+    config = run.config | {"evolution": {"fitness": fitness}, "evaluation": {"fitness": by}}
+    own = replace(run, config=config)
+    assert (own.score_name, own.fitness_name) == (score, name)
+    assert figures.returns(own)["layout"]["yaxis"]["title"]["text"] == name
 
 
 def test_ratings_and_results_are_drawn_apart(run):
