@@ -550,14 +550,8 @@ class CheckpointManager:
         return "shortened" if again else "damaged"
 
     def _listed(self) -> bytes:
-        """The generations with checkpoints, as JSON. Raises UserError if a trained run has lost them all."""
-        directory, generations = self._directory, self._checkpoints.generations()
-        if not generations and any(row["generation"] > 1 for row in directory.metrics.rows()):
-            raise UserError(
-                f"run.resume: {directory.path} has been trained before, but has no checkpoint; it was left as it is, "
-                "and with another run.name training begins anew"
-            )
-        return json_bytes(generations)
+        """The generations with checkpoints, as JSON."""
+        return json_bytes(self._checkpoints.generations())
 
     def _first_problem(self, generation: int) -> str:
         """The reason why some host cannot resume from a generation, the same on all ranks, or ""."""

@@ -21,7 +21,7 @@ from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
-from evorl.runs.directory import is_own, names_code
+from evorl.runs.directory import FINISHED, STOPPED, is_own, names_code
 from evorl.system.console import compact, digits, say
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16
@@ -35,8 +35,6 @@ UNCHANGED = ("initial", "none")
 MOST = 3
 """Mutations that a line lists; the rest are only counted."""
 SLOW = "network.bf16: this machine has no units for bfloat16, so updates take longer than with mixed_precision: 'no'"
-STOPPED = "stopped"
-"""The value of `ended` for a run stopped by a callback."""
 
 
 def announce(config: AnyConfig, ranks: Ranks) -> None:
@@ -173,7 +171,7 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     asks = names_code(config) and not is_own(directory, config)
     where = f"{from_here(directory)}{' --allow-code' if asks else ''}"
     next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
-    if summary["ended"] != "finished":
+    if summary["ended"] != FINISHED:
         how = f"{_broken_off(summary)} after generation {summary['generations']}"
         next_steps.append(f"`evorl resume {where}` to go on")
     elif summary["solved"]:
@@ -274,7 +272,7 @@ def summary_of(progress: Progress, config: AnyConfig, ranks: int, ended: str, be
 def end_of(error: BaseException | None, unsaved: str, stopped: str = "") -> str:
     """The end of a run: `finished`, `stopped`, `unsaved`, or the name of the signal or exception."""
     if error is None:
-        return "unsaved" if unsaved else STOPPED if stopped else "finished"
+        return "unsaved" if unsaved else STOPPED if stopped else FINISHED
     if isinstance(error, KeyboardInterrupt):
         return "SIGINT"
     return error.name if isinstance(error, Interrupted) else type(error).__name__

@@ -409,6 +409,10 @@ def replay_file(rank: int) -> str:
     return f"replay-rank-{rank:03d}.safetensors"
 
 
+SUMMARY = "summary.json"
+"""The file that says how the run ended."""
+FINISHED, STOPPED = "finished", "stopped"
+"""The ends of a run that has its last checkpoint: at its target or its last step, and by a callback."""
 INTERFACE = "environment.json"
 """The file that describes the observation and action spaces."""
 RESUMES = "resumes.json"
@@ -546,12 +550,29 @@ class RunDirectory:
                     f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
                 )
             check_same_run(self.path, config)
+            self._check_checkpoints()
         elif any(not name.startswith(".") for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         write_atomically(self.path / "config.yaml", config.to_yaml().encode())
         sign_code(self.path, config)
-        (self.path / "summary.json").unlink(missing_ok=True)
+        (self.path / SUMMARY).unlink(missing_ok=True)
         self.checkpoints.discard()
+
+    def _check_checkpoints(self) -> None:
+        """Raise UserError if a run has lost its checkpoints: to begin anew would cost it its elite, too.
+
+        A run that was killed before its first checkpoint also has a generation, but has not finished.
+        """
+        if self.checkpoints.generations():
+            return
+        has_finished = False
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, UserError):
+            has_finished = parse_json(read_bounded(self.path / SUMMARY))["ended"] in (FINISHED, STOPPED)
+        if any(row["generation"] > 1 or has_finished for row in self.metrics.rows()):
+            raise UserError(
+                f"run.resume: {self.path} has been trained before, but has no checkpoint; it was left as it is, and "
+                "with another run.name training begins anew"
+            )
 
     def note_resume(self, generation: int) -> None:
         """Record that the run was resumed after `generation`. Raises OSError."""
@@ -652,8 +673,8 @@ class RunDirectory:
         write_json(self.path / INTERFACE, interface)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`, which says how the run ended."""
-        write_json(self.path / "summary.json", summary)
+        """Write how the run ended."""
+        write_json(self.path / SUMMARY, summary)
 
 
 def load_elite(path: Path) -> tuple[dict[str, Any], Agent]:

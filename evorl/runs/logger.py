@@ -16,8 +16,8 @@ from evorl.envs.interface import interface_to_json
 from evorl.envs.spaces import EnvSpec
 from evorl.runs.callbacks import LOGGED, Callback, Stop, call_each
 from evorl.runs.checkpoint import Progress
-from evorl.runs.console import STOPPED, closing_lines, generation_line
-from evorl.runs.directory import JsonLines, RunDirectory
+from evorl.runs.console import closing_lines, generation_line
+from evorl.runs.directory import FINISHED, STOPPED, JsonLines, RunDirectory
 from evorl.runs.fitness import Fitness
 from evorl.runs.metrics import (
     Counts,
@@ -190,7 +190,7 @@ class Logger(NullLogger):
         except OSError as error:
             problem = reason(error, self._directory.path)
         self._trackers.finish(summary, self._directory.lineage.newest(MOST_LINES))
-        if summary["ended"] in ("finished", STOPPED, *Signals.__members__):
+        if summary["ended"] in (FINISHED, STOPPED, *Signals.__members__):
             has_elite = bool(self._written_elite)
             for line in closing_lines(summary, self._config, self._directory.path, has_elite=has_elite):
                 say(line)

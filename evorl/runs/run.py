@@ -523,6 +523,8 @@ class Run:
         what = f"the last {steps:,} steps of each agent are not kept"
         if self._within:
             return f"{what}: a resumed run goes on {self._within}"
+        if not self._saved_steps and self.progress.generation > 1:
+            return f"{what}: no checkpoint could be written, so the run cannot be resumed"
         if not self._saved_steps:
             return f"{what}: there is no checkpoint yet, and a resumed run begins anew"
         return f"{what}: a resumed run trains them again from its last checkpoint"

@@ -428,14 +428,15 @@ def test_a_run_whose_reader_has_left_goes_on(tmp_path):
     assert json.loads((tmp_path / "runs" / "a" / "summary.json").read_text())["ended"] == "finished"
 
 
-def test_a_run_without_its_checkpoints_is_not_begun_anew(in_directory, capsys):
-    assert train("run.name=a", "training.max_steps=108") == 0
+@pytest.mark.parametrize("steps", [36, 108], ids=["one generation", "several"])
+def test_a_run_without_its_checkpoints_is_not_begun_anew(steps, in_directory, capsys):
+    assert train("run.name=a", f"training.max_steps={steps}") == 0
     run = in_directory / "runs" / "a"
     shutil.rmtree(run / "checkpoints")
-    before = (run / "metrics.jsonl").read_bytes(), (run / "elite" / "agent.safetensors").read_bytes()
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert train("run.name=a", "training.max_steps=200", "run.resume=auto") == 2
     assert "has been trained before, but has no checkpoint" in capsys.readouterr().err
-    assert ((run / "metrics.jsonl").read_bytes(), (run / "elite" / "agent.safetensors").read_bytes()) == before
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_resume_goes_on_as_the_run_was_begun(in_directory, tmp_path):

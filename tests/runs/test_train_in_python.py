@@ -1,5 +1,6 @@
 """`evorl.train` and callbacks: the same training as from the command line, seen and stopped by functions."""
 
+import errno
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from evorl.runs.callbacks import Generation
 from evorl.runs.metrics import record_of
 from evorl.runs.program import run_program
 from evorl.runs.train import assignments
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
 SHORT = {"max_steps": 70}
 
@@ -303,6 +304,26 @@ def test_ctrl_c_ends_in_order_and_is_pythons_own(last, lost, in_directory, capsy
     told = capsys.readouterr().err
     assert "ended by SIGINT" in told
     assert f"the last 38 steps of each agent are not kept: {lost}" in told
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+def test_a_run_without_any_checkpoint_says_that_it_cannot_be_resumed(in_directory, monkeypatch, capsys):
+    def full_disk(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device", "some/file")
+
+    def interrupt(generation):
+        if generation.number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("evorl.runs.directory.Checkpoints.write", full_disk)
+    with (
+        pytest.warns(EvorlWarning, match="generation 1 has no checkpoint"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        evorl.train(SMALL, callbacks=[interrupt], run={"name": "a"})
+    assert "no checkpoint could be written, so the run cannot be resumed" in capsys.readouterr().err
+    with pytest.raises(UserError, match="has been trained before, but has no checkpoint"):
+        evorl.train(SMALL, run={"name": "a", "resume": "auto"})
 
 
 def test_at_a_prompt_ctrl_c_is_left_to_the_prompt(in_directory, monkeypatch):
