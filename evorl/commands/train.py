@@ -27,6 +27,7 @@ from evorl.runs.directory import Checkpoints, check_run, check_same_run, is_own,
 from evorl.runs.launch import check, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
+from evorl.runs.opponents import with_copy
 from evorl.runs.read import read_overview
 from evorl.runs.train import ASYNCHRONOUS, ONLINE, main_of, program_for
 from evorl.system.console import aligned, digits, say
@@ -118,7 +119,7 @@ def retrain_command(
     allowed = allow_code or is_own(run, config)
     refuse_code(config, allowed)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
-    write_atomically(path, replayed(config, run, ancestry(run), constant).to_yaml().encode())
+    write_atomically(path, with_copy(replayed(config, run, ancestry(run), constant), run).to_yaml().encode())
     ranks = processes_for(run, processes)
     again = check(read_config(path, overrides), ranks=ranks)
     refuse_code(again, allowed, trains=True)

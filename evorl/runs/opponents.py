@@ -234,6 +234,15 @@ def kept_benchmark(config: AnyConfig, run: Path, task: Task, allow_code: bool = 
     return opponent_of(name, BENCHMARK, task, allow_code)
 
 
+def with_copy(config: AnyConfig, run: Path) -> AnyConfig:
+    """A run's configuration, with the path of the copy of its benchmark that its directory `run` keeps, if any."""
+    copy = run / COPY
+    if config.league is None or not copy.is_dir():
+        return config
+    league = config.league.model_copy(update={"benchmark": str(copy.resolve())})
+    return config.model_copy(update={"league": league})
+
+
 def _benchmark(config: AnyConfig) -> str:
     return RANDOM if config.league is None else config.league.benchmark
 

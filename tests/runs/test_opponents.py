@@ -11,8 +11,10 @@ import pytest
 from helpers.support import error_line, lines, steps_until, train
 
 from evorl.commands.command import run_command
+from evorl.commands.train import retrain_command
 from evorl.envs.games import Asked, RandomPlayers, is_allowed, make_game
 from evorl.league.exported import ExportedPlayers
+from evorl.runs.launch import read_config
 from evorl.runs.loaded import load
 from evorl.runs.opponents import COPY, Task, agent_opponent, opponent_of
 from evorl.runs.program import run_program
@@ -211,6 +213,14 @@ def test_the_score_is_against_the_runs_agent(a, in_directory, capsys):
         run_command(["evaluate", "runs/b", "--json", "--episodes", "200"])
         results[benchmark] = json.loads(capsys.readouterr().out)["returns"]
     assert results["runs/a"] != results["random"]
+
+
+def test_a_retrained_run_faces_the_copy_from_any_directory(a, in_directory, tmp_path, monkeypatch):
+    assert train(*AGAINST, "run.name=b", "league.benchmark=runs/a") == 0
+    run = in_directory / "runs" / "b"
+    monkeypatch.chdir(tmp_path)
+    retrain_command(run, (), None, 1, constant=False)
+    assert read_config(run / "retrain.yaml", ()).league.benchmark == str(run / COPY)
 
 
 def test_a_damaged_copy_is_refused_in_one_line(a, in_directory, capsys):
