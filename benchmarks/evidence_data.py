@@ -12,11 +12,16 @@ from score_statistics import Array
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data"
+CARTPOLE, ACROBOT, LUNAR_LANDER = (22.14, 475.0), (-499.62, -100.0), (-181.37, 200.0)
 ENDS = {
-    "cartpole": (22.14, 475.0),
-    "acrobot": (-499.62, -100.0),
-    "lunar_lander": (-181.37, 200.0),
-    "cartpole_dqn": (22.14, 475.0),
+    "cartpole": CARTPOLE,
+    "cartpole_dqn": CARTPOLE,
+    "acrobot": ACROBOT,
+    "acrobot_wide": ACROBOT,
+    "acrobot_wider": ACROBOT,
+    "lunar_lander": LUNAR_LANDER,
+    "lunar_lander_wide": LUNAR_LANDER,
+    "lunar_lander_less_wide": LUNAR_LANDER,
 }
 """The mean returns of a random policy and of a solved task, which define the scores 0 and 1."""
 Line = Mapping[str, Any]

@@ -61,6 +61,12 @@ def tested(pairs: Pairs) -> float:
     return sign_flip_test(differences(pairs), np.random.default_rng(0))
 
 
+def without_pilots(arms: Mapping[str, Sequence[Line]]) -> dict[str, Sequence[Line]]:
+    """Leave out the pools whose founders no other arm has: those of pilots."""
+    paired = {line["seed"] for arm, lines in arms.items() if arm != "pool" for line in lines}
+    return {arm: [line for line in lines if line["seed"] in paired] for arm, lines in arms.items()}
+
+
 def comparisons(arms: Mapping[str, Sequence[Line]]) -> dict[tuple[str, str], Pairs]:
     """Return the pairs of each comparison for which there are at least two."""
     found = {}
@@ -138,8 +144,10 @@ def main() -> None:
         raise SystemExit(f"{parsed.data}: there is no such file; benchmarks/evidence.py --plan selection writes it")
     runs = read(parsed.data)
     for task in sorted({task for task, _ in runs}):
+        arms = without_pilots({arm: lines for (of, arm), lines in runs.items() if of == task})
+        if not any(arms.values()):
+            continue
         print(f"{task}\n")
-        arms = {arm: lines for (of, arm), lines in runs.items() if of == task}
         print("\n".join(analysis(arms, np.random.default_rng(0))))
 
 

@@ -18,6 +18,7 @@ from paired_evidence import (
     paired_improvement,
     pairs_of,
     unpaired_improvement,
+    without_pilots,
 )
 from score_tests import sign_flip_test
 
@@ -125,3 +126,9 @@ def test_the_command_prints_all_tables_or_names_the_missing_file(tmp_path, monke
     assert "| 0.2500 | 0.5000 |" in printed
     assert "| `pbt_late` | `pool` | 2 |" in printed
     assert "| arm | runs | mean score | worth in random trials |" in printed
+
+
+def test_pools_of_pilots_take_no_part():
+    runs = without_pilots(arms(pool=[0.5, 0.75, 1.0], pbt_late=[1.0, 0.75]))
+    assert [len(lines) for lines in runs.values()] == [2, 2]
+    assert not any(without_pilots(arms(pool=[0.5, 0.75])).values())
