@@ -58,6 +58,10 @@ def _shown(value: float | str) -> str:
 INITIAL = Mutation("initial")
 RESTORED = Mutation("none", "archive")
 """The mutation record of an archived elite restored to the population unchanged."""
+MIGRATED = Mutation("none", "migration")
+"""The mutation record of a migrant that kept its hyperparameters."""
+NO_BASELINE = (RESTORED, MIGRATED)
+"""Records of unmutated children whose parents were not selected as those of mutated ones are."""
 
 
 Shape = tuple[int, ...]

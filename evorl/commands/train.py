@@ -120,7 +120,11 @@ def retrain_command(
     refuse_code(config, allowed)
     path = run / ("retrain-constant.yaml" if constant else "retrain.yaml")
     write_atomically(path, with_copy(replayed(config, run, ancestry(run), constant), run).to_yaml().encode())
-    ranks = processes_for(run, processes)
+    # An agent of a sharded run trained on one process, whatever the number of these.
+    is_sharded = config.population.placement == "sharded"
+    ranks = processes_for(run, 1 if is_sharded and processes is None else processes)
+    if is_sharded and ranks > 1:
+        say(f"the best agent trained on one process (population.placement sharded); this one shares {ranks}")
     again = check(read_config(path, overrides), ranks=ranks)
     refuse_code(again, allowed, trains=True)
     if again.run.name is None:

@@ -58,7 +58,10 @@ RATING = "rating"
 
 
 def _weights(given: Any) -> Any:
-    return {given: 1.0} if isinstance(given, str) else given
+    """The weights by name: of a bare name 1, and of `{info: {KEY: ...}}`, as an override is read, by `info.KEY`."""
+    if isinstance(given, str):
+        return {given: 1.0}
+    return leaves(given) if isinstance(given, Mapping) else given
 
 
 def _are_terms(weights: dict[str, float]) -> dict[str, float]:

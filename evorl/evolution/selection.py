@@ -25,7 +25,7 @@ from evorl.evolution.mutation import (
     remove_residual_layer,
     reset_dormant,
 )
-from evorl.types import RESTORED, Agent, Mutation, UserError
+from evorl.types import MIGRATED, RESTORED, Agent, Mutation, UserError
 
 Redo = Callable[[Agent, ScheduledMutation, Context, np.random.Generator], None]
 """Applies the recorded mutation to the agent in place."""
@@ -128,17 +128,29 @@ class Candidates(NamedTuple):
     """The parents to select from after `generation`, by their fitness [N].
 
     The first `archived` are from the archive; they do not count towards the population size. The others are the
-    population in the order of its places. The fitness of an agent that has none is NaN.
+    population in the order of its places. The fitness of an agent that has none is NaN. Among equals the one with the
+    highest of `ids` [N] comes first, the newest; without ids the last.
     """
 
     fitness: NDArray[np.float64]
     archived: int = 0
     generation: int = 1
+    ids: Sequence[int] | None = None
 
     @property
     def places(self) -> range:
         """The indices of the population."""
         return range(self.archived, len(self.fitness))
+
+    def order(self) -> list[int]:
+        """The indices of all candidates from best to worst."""
+        ids = range(len(self.fitness)) if self.ids is None else self.ids
+        order: list[int] = np.lexsort((-np.asarray(ids), -_ranked(self.fitness))).tolist()
+        return order
+
+    def best_first(self) -> list[int]:
+        """The indices of the population from best to worst."""
+        return [index for index in self.order() if index >= self.archived]
 
 
 Select = Callable[[Candidates, Selection, np.random.Generator], list[Offspring]]
@@ -152,18 +164,18 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
     places, train on untouched, and are the candidates, together with the archive. If all agents are to be replaced,
     all compete, and only the elite survives, in the first place (with `elitism`): generational selection.
     """
-    fitness, size = candidates.fitness, len(candidates.places)
+    order, size = candidates.order(), len(candidates.places)
     count = max(1, round(settings.replace * size))
 
     def winner(competing: Sequence[int]) -> Offspring:
-        entrants = np.sort(rng.choice(competing, size=min(settings.size, len(competing)), replace=False))
-        return Offspring(int(entrants[elite(fitness[entrants])]), child=True)
+        entrants = rng.choice(competing, size=min(settings.size, len(competing)), replace=False)
+        return Offspring(int(min(entrants, key=order.index)), child=True)
 
     if count >= size:
-        first = [Offspring(elite(fitness), child=False)] if settings.elitism else []
-        return first + [winner(range(len(fitness))) for _ in range(size - len(first))]
-    replaced = set(_best_first(candidates)[size - count :])
-    surviving = [index for index in range(len(fitness)) if index not in replaced]
+        first = [Offspring(order[0], child=False)] if settings.elitism else []
+        return first + [winner(range(len(order))) for _ in range(size - len(first))]
+    replaced = set(candidates.best_first()[size - count :])
+    surviving = [index for index in range(len(order)) if index not in replaced]
     return [winner(surviving) if place in replaced else Offspring(place, child=False) for place in candidates.places]
 
 
@@ -174,8 +186,8 @@ def truncation(candidates: Candidates, settings: Selection, rng: np.random.Gener
     """
     size = len(candidates.places)
     count = min(max(1, round(settings.replace * size)), size // 2)
-    survivors = [Offspring(index, child=False) for index in _best_first(candidates)[: size - count]]
-    parents = _order(candidates.fitness)[: max(1, count)]
+    survivors = [Offspring(index, child=False) for index in candidates.best_first()[: size - count]]
+    parents = candidates.order()[: max(1, count)]
     return survivors + [Offspring(int(rng.choice(parents)), child=True) for _ in range(count)]
 
 
@@ -191,7 +203,7 @@ def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.
     fitness, first = _ranked(candidates.fitness), candidates.archived
     places = [Offspring(index, child=False) for index in candidates.places]
     size = len(places) // len(settings.periods)
-    quarter, order = size // 4, _best_first(candidates)
+    quarter, order = size // 4, candidates.best_first()
 
     def period_of(index: int) -> int:
         return settings.periods[(index - first) // size]
@@ -210,23 +222,6 @@ def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.
                 settings_of = members[0] if period_of(migrant) < period else None
                 places[weaker - first] = Offspring(migrant, child=True, migrant=True, settings_of=settings_of)
     return places
-
-
-def elite(fitness: NDArray[np.float64]) -> int:
-    """Index of the best candidate; ties go to the last, which is the newest."""
-    ranked = _ranked(fitness)
-    return int(len(ranked) - 1 - np.argmax(ranked[::-1]))
-
-
-def _best_first(candidates: Candidates) -> list[int]:
-    """The indices of the population from best to worst."""
-    return [index for index in _order(candidates.fitness) if index >= candidates.archived]
-
-
-def _order(fitness: NDArray[np.float64]) -> list[int]:
-    """Indices from best to worst; among equals the newest comes first."""
-    order: list[int] = np.lexsort((-np.arange(len(fitness)), -_ranked(fitness))).tolist()
-    return order
 
 
 def _ranked(fitness: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -277,6 +272,11 @@ def rank_correlation(agents: Sequence[Agent]) -> float | None:
     return float(np.corrcoef(last.T)[0, 1])
 
 
+def selects(settings: Evolution, agents: int) -> bool:
+    """True if a population of so many agents is selected from at all."""
+    return agents > 1 and settings.schedule is None and settings.selection.name != "none"
+
+
 def begins(settings: Evolution, generation: int, correlation: float | None, share_spent: float) -> bool:
     """True if selection begins after `generation`, of which the agents' ranks have this `correlation` with the last.
 
@@ -310,9 +310,22 @@ def _scores(candidates: Sequence[Agent], archived: int, memory: int) -> NDArray[
 def _settle(migrant: Agent, other: Agent | None) -> Mutation:
     """Give a migrant the hyperparameters of the other agent, if there is one, and return the record of it."""
     if other is None or migrant.hyperparameters == other.hyperparameters:
-        return Mutation("none", MIGRATION)
+        return MIGRATED
     migrant.hyperparameters = dict(other.hyperparameters)
     return Mutation(MIGRATION, "hyperparameters")
+
+
+def _following(
+    agents: Sequence[Agent], context: Context, next_id: int, rng: np.random.Generator, generation: int
+) -> list[Agent]:
+    """The agents after the mutations scheduled for all of them; a child of the best replaces one with a fault."""
+    best = Candidates(_fitness_of(agents), ids=[agent.id for agent in agents]).order()[0]
+    followed = []
+    for id, agent in enumerate(agents, next_id):
+        parent = agents[best] if agent.fault else agent
+        child = follow(parent, context, generation, id, rng)
+        followed.append(child.child(id, generation) if agent.fault and child is parent else child)
+    return followed
 
 
 def evolve(
@@ -336,15 +349,18 @@ def evolve(
     and the archive would reset it to its own past.
     """
     if context.settings.schedule is not None:
-        return [follow(agent, context, generation, next_id + place, rng) for place, agent in enumerate(agents)]
+        return _following(agents, context, next_id, rng, generation)
     candidates = [*archive, *agents]
     selection = context.settings.selection
     scores = _scores(candidates, len(archive), selection.memory)
+    # An archived agent is older than those of the population, also than the one with its id that trained on.
+    ids = [*range(-len(archive), 0), *(agent.id for agent in agents)]
+    competing = Candidates(scores, len(archive), generation, ids)
     evolved = []
     name = selection.name if selects and len(agents) > 1 else "none"
-    for offspring in SELECTIONS[name](Candidates(scores, len(archive), generation), selection, rng):
+    for offspring in SELECTIONS[name](competing, selection, rng):
         if candidates[offspring.parent].fault:
-            offspring = Offspring(elite(scores), child=True)
+            offspring = Offspring(competing.order()[0], child=True)
         agent = candidates[offspring.parent]
         if offspring.child or offspring.parent < len(archive):
             agent = agent.child(next_id, archived if offspring.parent < len(archive) else generation)

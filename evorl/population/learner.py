@@ -128,13 +128,13 @@ class NetworkLearner:
         `clip` [P] is a factor for the gradient.
         """
         parameters, gradient = self.network.parameters, self.gradient
+        if clip is not None:
+            self.scale(clip)
         if active is not None:
-            # Gradients of inactive agents may be infinite, and 0 times infinity is NaN.
+            # Last, and not by a product: gradients of inactive agents and their factors may be infinite or NaN.
             stopped = (active == 0).unsqueeze(-1)
             for row in self._rows:
                 row.masked_fill_(stopped, 0.0)
-        if clip is not None:
-            self.scale(clip)
         self.adam.step(parameters.flat, gradient, rate, active)
         if self.target is not None and self.rule is not None:
             if active is not None or self.rule.changes or not len(self._pull):
@@ -490,7 +490,7 @@ def _given_loss(batch: Batch) -> Loss:
 def compute_gradients(learner: Learner, batch: Batch) -> Batch:
     """Compute the gradients of a batch, as a batch for another learner; the algorithm must have one objective.
 
-    They are clipped here, before the receiving learner weights them, so that clipping does not cancel its weights.
+    They are clipped here, each batch by itself, before the receiving learner takes their mean.
     """
     policy = learner.policy
     (objective,) = policy.algorithm.objectives

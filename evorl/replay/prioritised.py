@@ -136,7 +136,8 @@ class PrioritySettings:
 
     The importance-sampling exponent is annealed linearly from `importance_start` to `importance_end` over
     `importance_steps` environment steps of an agent; a generation has `generation_steps`. Unless the replay is
-    `shared`, an agent draws only its own or an ancestor's transitions.
+    `shared`, an agent draws only its own or an ancestor's transitions; a child of an agent that is not here draws all
+    that was done in its place.
     """
 
     exponent: float

@@ -31,7 +31,7 @@ from evorl.runs.directory import STATE, Checkpoints, JsonLines, Row
 from evorl.runs.lineage import LINE, SAME, Stage, reader_of
 from evorl.runs.read import read_overview
 from evorl.system.files import reason
-from evorl.types import RESTORED, Architecture, Measured, Mutation, UserError
+from evorl.types import NO_BASELINE, Architecture, Measured, Mutation, UserError
 
 MOST_LIVES = 4_000
 """The maximum number of lives (agents over all generations) drawn individually; beyond it a `Crowd` is drawn."""
@@ -472,7 +472,7 @@ def _effects(lives: Lives) -> dict[tuple[str, str], Floats]:
     found: dict[tuple[str, str], list[Floats]] = defaultdict(list)
     for code, (kind, target) in enumerate(lives.mutations):
         own = change[by_code == code]
-        if own.size and (kind, target) != (RESTORED.kind, RESTORED.target):
+        if own.size and Mutation(kind, target) not in NO_BASELINE:
             found[kind, ""].append(own)
             if kind == "hyperparameters":
                 found[kind, target].append(own)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from evorl.config.fields import leaves
 from evorl.report.data import Drawn, Floats, Generation
-from evorl.types import RESTORED
+from evorl.types import NO_BASELINE
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t quantiles of 0.975 for 1 to 10 degrees of freedom (Abramowitz & Stegun 1964, table 26.10)."""
@@ -175,7 +175,7 @@ def effects(run: Drawn) -> list[Effect]:
         parent = parents.get((life.generation, life.id))
         if parent is None or parent.fitness is None or life.fitness is None:
             continue
-        if parent.id == life.id or life.mutation == RESTORED:
+        if parent.id == life.id or life.mutation in NO_BASELINE:
             continue
         kind, change = life.mutation.kind, life.fitness - parent.fitness
         found[kind, ""].append(change)

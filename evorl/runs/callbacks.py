@@ -52,7 +52,7 @@ class Generation:
         """
         try:
             number = float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UserError(f"callbacks: {name} is logged as {shown(value)}, which is no number") from error
         self._logged[name] = number if math.isfinite(number) else None
 
@@ -78,9 +78,11 @@ def call_each(
     for callback in callbacks:
         generation = Generation(row, agents)
         answer: object = callback(generation)
+        name = getattr(callback, "__name__", type(callback).__name__)
         if not isinstance(answer, Stop | None):
-            name = getattr(callback, "__name__", type(callback).__name__)
             raise UserError(f"callbacks: {name} returned {shown(answer)}; return evorl.Stop(reason), or nothing")
+        if answer is not None and not isinstance(answer.reason, str):
+            raise UserError(f"callbacks: {name} stops because of {shown(answer.reason)}, which is no text")
         logged |= generation.logged
         stop = stop or answer
     return logged, stop

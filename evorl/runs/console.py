@@ -17,6 +17,7 @@ from evorl.config.task import TARGET
 from evorl.distributed import Placement, Ranks
 from evorl.envs.generation import GenerationLength
 from evorl.envs.spaces import EnvSpec
+from evorl.evolution.selection import TRUSTED_CORRELATION
 from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
@@ -157,7 +158,8 @@ def generation_line(row: Row, born: Sequence[Row], config: AnyConfig) -> str:
         parts.append("mutated: " + ", ".join(mutated[:MOST]) + more)
     if config.evolution.burn_in == "auto" and row["selection_began"] == number:
         known = row["rank_correlation"]
-        because = "a third of the steps is spent" if known is None else f"ranks correlate by {known:.2f}"
+        trusted = known is not None and known >= TRUSTED_CORRELATION
+        because = f"ranks correlate by {known:.2f}" if trusted else "a third of the steps is spent"
         parts.append(f"selection begins ({because})")
     return " | ".join([*parts, f"{row['wall_clock_seconds']:.0f} s"])
 

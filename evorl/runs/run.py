@@ -24,7 +24,7 @@ from evorl.envs import Environments
 from evorl.envs.continuation import Continued
 from evorl.envs.generation import GenerationLength, generation_length
 from evorl.evolution import Context, evolve
-from evorl.evolution.selection import begins, rank_correlation
+from evorl.evolution.selection import begins, rank_correlation, selects
 from evorl.evolution.strategy import Tuner, mutations_of
 from evorl.league import League, league_of
 from evorl.population import Learner, Policy
@@ -384,8 +384,11 @@ class Run:
         progress.wall_clock_seconds = self._wall_clock_seconds()
         progress.rank_correlation = rank_correlation(trained)
         spent = progress.agent_steps / self.config.training.max_steps
-        if progress.selection_began is None and begins(
-            self.config.evolution, self.generation, progress.rank_correlation, spent
+        evolution = self.config.evolution
+        if (
+            progress.selection_began is None
+            and selects(evolution, len(trained))
+            and begins(evolution, self.generation, progress.rank_correlation, spent)
         ):
             progress.selection_began = self.generation
         seconds = {"training": self._training_seconds, **self.stopwatch.seconds}

@@ -72,6 +72,16 @@ def test_a_gentle_tournament_replaces_the_worst_and_leaves_the_others_in_their_p
     )
 
 
+def test_of_equal_agents_gentle_tournaments_replace_the_oldest():
+    """Children take the places of the worst, so that places do not tell ages."""
+    population, here = agents([500.0] * 4), context("evolution.selection.replace=0.25")
+    for generation in range(3):
+        population = evolve(population, here, next_id=4 + generation, rng=np.random.default_rng(0))
+        for member in population:
+            member.fitness = 500.0
+        assert sorted(member.id for member in population) == list(range(generation + 1, generation + 5))
+
+
 def test_the_archive_takes_part_in_gentle_tournaments_and_has_no_place():
     fitness = np.array([100.0, 1.0, 2.0, 3.0, 4.0])
     places = SELECTIONS["tournament"](

@@ -7,7 +7,7 @@ import pytest
 from helpers.support import agent, algorithm, check_tensors, context
 
 from evorl.config import Schedule, ScheduledMutation
-from evorl.evolution.selection import follow
+from evorl.evolution.selection import evolve, follow
 from evorl.types import Mutation, UserError
 
 
@@ -26,6 +26,20 @@ def scheduled(kind, target="", before=None, after=None, generation=2):
 def test_an_agent_for_which_nothing_is_due_stays_itself():
     member = agent()
     assert followed(member, scheduled("none", generation=1), scheduled("none", generation=3)) is member
+
+
+def test_of_several_on_a_schedule_one_with_a_fault_is_replaced_by_a_child_of_the_best():
+    here = context()
+    schedule = Schedule(hyperparameters={}, architectures={}, mutations=())
+    here = replace(here, settings=here.settings.model_copy(update={"schedule": schedule}))
+    members = [agent(id=index) for index in range(3)]
+    members[0].fitness, members[1].fault, members[2].fitness = 1.0, "the loss of q was not finite", 2.0
+    evolved = evolve(members, here, next_id=3, rng=np.random.default_rng(0))
+    assert [(member.id, member.parent, member.fault) for member in evolved] == [
+        (0, None, None),
+        (4, 2, None),
+        (2, None, None),
+    ]
 
 
 def test_a_child_has_all_that_is_due_in_its_order():

@@ -23,7 +23,7 @@ from evorl.report.facts import compared, effect_rows, ends, path_heading, path_r
 from evorl.report.page import HERE, embedded, page
 from evorl.report.statistics import Effect, effects, groups, interval, quantile, result_interval
 from evorl.runs.lineage import Stage
-from evorl.types import INITIAL, Mutation, UserError
+from evorl.types import INITIAL, NO_BASELINE, Mutation, UserError
 
 pytest.importorskip("jinja2")
 pytest.importorskip("plotly")
@@ -146,6 +146,15 @@ def test_effects_compare_children_with_their_parents_before(run):
 def test_small_changes_of_fitness_keep_their_digits():
     rows = effect_rows([Effect("activation", "", (0.01, 0.02, 0.02, 0.03)), Effect("none", "", (-0.04, 123.46))])
     assert [(row["mean"], row["interval"]) for row in rows] == [("+0.02", "+0.00701 to +0.033"), ("+61.7", "n < 4")]
+
+
+def test_migrants_and_restored_agents_are_no_baseline(run):
+    *others, last = run.lives
+    spoiled = [replace(life, mutation=kind) for life, kind in zip(others[-2:], NO_BASELINE, strict=True)]
+    kept = [life for life in others if life not in others[-2:]]
+    found = {effect.kind: len(effect.changes) for effect in effects(replace(run, lives=[*kept, *spoiled, last]))}
+    without = {effect.kind: len(effect.changes) for effect in effects(replace(run, lives=[*kept, last]))}
+    assert found == without
 
 
 def test_a_mutation_without_effect_shows_none():

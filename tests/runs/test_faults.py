@@ -37,11 +37,12 @@ def spoiled(agents, how):
     return some
 
 
+@pytest.mark.parametrize("is_clipped", [False, True])
 @pytest.mark.parametrize("how", ["reward", "parameters", "gradient"])
-def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice(how):
-    agents = [agent(id=index) for index in range(3)]
+def test_an_agent_that_diverges_is_quarantined_and_its_stack_mates_do_not_notice(how, is_clipped):
+    dqn = algorithm("algorithm.max_grad_norm=0.5" if is_clipped else "algorithm.max_grad_norm=null")
+    agents = [agent(id=index, dqn=dqn) for index in range(3)]
     some = spoiled(agents, how)
-    dqn = algorithm()
     together, alone = population(agents, dqn), [population([one], dqn) for one in agents]
     before = together.policy.stacks[0].networks["q"].parameters.flat.clone()
     for _ in range(3):

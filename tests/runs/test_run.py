@@ -289,6 +289,13 @@ def test_selection_waits_for_ranks_that_can_be_trusted_and_says_when_it_begins(i
     assert min(born) == first + 1
 
 
+@pytest.mark.parametrize("without", ["population.size=1", "evolution.selection.name=none"])
+def test_a_run_without_selection_does_not_say_that_it_begins(without, in_directory, capsys):
+    assert train("run.name=a", "evolution.burn_in=auto", without) == 0
+    assert "selection begins" not in "".join(capsys.readouterr())
+    assert {row["selection_began"] for row in lines(in_directory / "runs" / "a" / "metrics.jsonl")} == {None}
+
+
 @pytest.mark.parametrize("selection", ["{name: truncation}", "{name: multi_frequency, periods: [1]}"])
 def test_other_selections_and_linear_ranges_train_too(selection, in_directory):
     overrides = [

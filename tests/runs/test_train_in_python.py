@@ -12,7 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.support import ROOT, SMALL, error_line, free_port, lines
+from helpers.support import ROOT, SMALL, config, error_line, free_port, lines
 from helpers.support import train as train_demo
 
 import evorl
@@ -255,12 +255,23 @@ def test_a_callback_stops_the_run_in_order(in_directory, capsys):
     assert without_times(resumed.path) == without_times(evorl.train(SMALL, run={"name": "b"}).path)
 
 
+def test_terms_of_fitness_are_given_as_in_a_file():
+    terms = {"return": 1.0, "info.success": 100.0}
+    for given in ({"fitness": terms}, evorl.Evolution(fitness=terms)):
+        overrides = assignments({"evolution": given})
+        assert config(*overrides).evolution.fitness == terms
+
+
 def test_what_a_callback_may_not_do_is_said(in_directory):
     def yes(generation):
         return True
 
     with pytest.raises(UserError, match=r"callbacks: yes returned True; return evorl\.Stop"):
         evorl.train(SMALL, callbacks=[yes], run={"name": "a"})
+    with pytest.raises(UserError, match="callbacks: <lambda> stops because of 3, which is no text"):
+        evorl.train(SMALL, callbacks=[lambda generation: evorl.Stop(3)], run={"name": "d"})
+    with pytest.raises(UserError, match="x is logged as 1000.*, which is no number"):
+        evorl.train(SMALL, callbacks=[lambda generation: generation.log("x", 10**400)], run={"name": "e"})
     with pytest.raises(UserError, match="x is logged as 'much', which is no number"):
         Generation({"generation": 1}, []).log("x", "much")
 
