@@ -294,10 +294,12 @@ class ActionMasks:
     def read(self, info: dict[str, Any]) -> NDArray[np.bool_]:
         """Read the masks [N, A] of allowed actions. Raises UserError for a wrong size, or if no action is allowed."""
         copies, actions = self._copies.count, sum(self._sizes)
-        mask = np.array(info.get(MASK, np.ones((copies, 1))), dtype=bool).reshape(copies, -1)
-        given = info.get(f"_{MASK}", np.ones(copies, dtype=bool)) if MASK in info else np.zeros(copies, dtype=bool)
-        mask = np.broadcast_to(mask, (copies, actions)) if mask.shape[1] == 1 else mask
-        mask = mask | ~given[:, None]
+        if MASK not in info:
+            return np.ones((copies, actions), dtype=bool)
+        if np.asarray(info[MASK]).dtype == object:
+            raise UserError(f"environment.id: {self._copies.id} gives info['{MASK}'] as objects; give one array")
+        mask = np.array(info[MASK], dtype=bool).reshape(copies, -1)
+        mask = mask | ~info.get(f"_{MASK}", np.ones(copies, dtype=bool))[:, None]
         if mask.shape[1] != actions:
             raise UserError(
                 f"environment.id: {self._copies.id} gives masks of {mask.shape[1]} actions; its space has {actions}"

@@ -39,7 +39,7 @@ from evorl.envs.diagnosis import (
 )
 from evorl.envs.faults import FAILURES, FAULT, FIRST, PLACE, fault, restart
 from evorl.envs.games import GameVector, is_game
-from evorl.envs.spaces import Copies
+from evorl.envs.spaces import MASK, Copies
 from evorl.envs.suites import ATARI, register_suite
 from evorl.system.console import say
 from evorl.system.plugins import SCRIPT, defined_in, described, import_from_here, place, without_place
@@ -208,6 +208,26 @@ class RecoveringVector:
         return start
 
 
+def batchable(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of an info as floats, and the action mask as one flat array; nothing reads the rest.
+
+    Gymnasium gives the array of a key the type that the first copy reports. That cuts 0.7 down to 0 beside an int,
+    raises beside a text or an array of another length, and puts a mask that is no array into one of objects.
+    """
+    found: dict[str, Any] = {}
+    for key, value in info.items():
+        if key == MASK:
+            parts = value if isinstance(value, list | tuple) else [value]
+            found[key] = np.concatenate([np.ravel(part) for part in parts]).astype(bool)
+        elif isinstance(value, Mapping):
+            found[key] = batchable(value)
+        elif isinstance(value, int | float | np.bool_ | np.number):
+            found[key] = float(value)
+        elif isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
+            found[key] = float(value.item())
+    return found
+
+
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper that recreates an environment by `make` when it raises, and starts a new episode.
 
@@ -233,8 +253,8 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
             result = self.env.step(action)
-            if not self._has_stepped:
-                result = self._checked_step(result)
+            finding = None if self._has_stepped else self._checked_step(result)
+            result = (*result[:4], batchable(result[4]) | ({FINDING: finding} if finding else {}))
             self._shown = result[0]
         except UserError:
             raise
@@ -255,7 +275,9 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         _renew_world(inner)
         try:
             start = self.env.reset(seed=seed, options=options)
-            observation, info = start if self._has_reset else self._checked_start(start)
+            finding = None if self._has_reset else self._checked_start(start)
+            observation, info = start
+            info = batchable(info) | ({FINDING: finding} if finding else {})
         except UserError:
             raise
         except Exception as error:
@@ -266,16 +288,15 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._shown = observation
         return observation, info
 
-    def _checked_start(self, start: Start) -> Start:
-        """The result of the first reset, with a finding if it needs one. Raises UserError if it cannot be used."""
+    def _checked_start(self, start: Start) -> str:
+        """A finding about the result of the first reset, or "". Raises UserError if it cannot be used."""
         finding = check_start(start, self.observation_space, self._name)
         self._has_reset = True
-        return (start[0], {**start[1], FINDING: finding}) if finding else start
+        return finding
 
-    def _checked_step(self, result: Any) -> Any:
-        """The result of the first step, with a finding if it needs one. Raises UserError if it cannot be used."""
-        finding = check_step(result, self.observation_space, self._name, self._shown)
-        return (*result[:4], {**result[4], FINDING: finding}) if finding else result
+    def _checked_step(self, result: Any) -> str:
+        """A finding about the result of the first step, or "". Raises UserError if it cannot be used."""
+        return check_step(result, self.observation_space, self._name, self._shown)
 
     def close(self) -> None:
         """Close the environment. An exception or a hang is reported in one line."""
@@ -291,7 +312,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._is_open = True
         self._generator = None
         self._shown, info = self.env.reset(seed=seed)
-        return self._shown, info
+        return self._shown, batchable(info)
 
     def _is_raised_again(self, error: Exception, action: Any = None) -> bool:
         """True if a new environment raises the same error at the same line, on reset or on this action."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from evorl.config import Environment
 from evorl.envs.environments import Resets
+from evorl.envs.faults import FAULT, PLACE
 from evorl.envs.vector import close_vector, for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
@@ -65,6 +66,7 @@ def play(
         for seed in seeds:
             seeded: Any = np.array([seed]) if frames else [seed]
             observation, info = vector.reset(seed=seeded)
+            _refuse_fault(info, settings.id)
             resets.restart(info)
             state, total, steps, ended = None, 0.0, 0, False
             yield sees(vector, observation), None, rate
@@ -73,11 +75,18 @@ def play(
                 action, state = agent.predict(observation, state, action_mask=mask)
                 resets.serve(action)
                 observation, reward, terminated, truncated, info = vector.step(action)
+                _refuse_fault(info, settings.id)
                 total, steps = total + float(reward[0]), steps + 1
                 ended = bool(resets.step(terminated, truncated, None, info).over[0]) or steps == most
                 yield sees(vector, observation), total if ended else None, rate
     finally:
         close_vector(vector, settings.id)
+
+
+def _refuse_fault(info: Mapping[str, Any], id: str) -> None:
+    """Raise UserError if the environment has raised: it would begin new episodes for ever."""
+    if FAULT in info:
+        raise UserError(f"environment.id: {id} raised {info[FAULT][0]}{info[PLACE][0]}")
 
 
 def write_video(path: Path, images: Iterator[tuple[Image, float]]) -> int:

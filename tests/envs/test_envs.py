@@ -2,7 +2,10 @@
 
 import copy
 import itertools
+from functools import partial
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from helpers import probes  # noqa: F401
@@ -10,6 +13,8 @@ from helpers.support import agent
 
 from evorl.config import Environment
 from evorl.envs import Environments
+from evorl.envs.spaces import MASK, ActionMasks, Copies
+from evorl.envs.vector import Guard
 from evorl.types import UserError
 
 P, E = 2, 3
@@ -20,6 +25,22 @@ def transitions(settings, steps, action=0):
     environments.reset(7)
     made = [environments.step(torch.full((P, E), action)) for _ in range(steps)]
     return environments, made
+
+
+class Tells(gym.Env):
+    """An environment that gives the infos [steps + 1] one after another, the last one again."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,))
+
+    def __init__(self, space, infos):
+        self.action_space, self.infos = space, infos
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), dict(self.infos[0])
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, dict(self.infos[-1])
 
 
 @pytest.mark.parametrize("vectorization", ["auto", "sync", "async"])
@@ -115,6 +136,38 @@ def test_an_environment_that_gives_no_mask_allows_everything_also_at_the_end_of_
     transition = environments.step(torch.zeros(1, 2, dtype=torch.int64))
     assert transition.truncated.all()
     assert transition.next_observation["action_mask"].tolist() == [[[False, False, True], [True, True, True]]]
+
+
+@pytest.mark.parametrize(
+    ("space", "mask"),
+    [
+        (gym.spaces.Discrete(3), [0, 1, 0]),
+        (gym.spaces.Discrete(3), (False, True, False)),
+        (gym.spaces.Discrete(3), np.array([0, 1, 0], np.int8)),
+        (gym.spaces.MultiDiscrete([2, 3]), (np.array([1, 0]), np.array([0, 1, 0]))),
+    ],
+)
+def test_a_mask_counts_whatever_it_is_given_as(space, mask):
+    expected = np.concatenate([np.ravel(part) for part in mask]).astype(bool).tolist()
+    vector = gym.vector.SyncVectorEnv([lambda: Guard(Tells(space, [{MASK: mask}]), None, 0, "x")] * 2)
+    read = ActionMasks(space, Copies("x", 2, 1)).read
+    assert read(vector.reset()[1]).tolist() == [expected] * 2
+    with pytest.raises(UserError, match=r"gives info\['action_mask'\] as objects"):
+        read({MASK: np.array([mask, None], dtype=object)})
+
+
+def test_numbers_in_info_are_told_apart_whatever_types_the_copies_report():
+    """Gymnasium takes the type from the first copy; texts, and arrays of several lengths, would raise."""
+    told = [{"x": 1, "winner": 1, "moves": np.ones(2)}, {"x": 0.7, "winner": None, "moves": np.ones(3)}]
+    told.append({"x": True, "winner": "white", "inner": {"y": np.float32(0.5)}})
+    space = gym.spaces.Discrete(2)
+    makers = [partial(lambda own: Guard(Tells(space, [own]), None, 0, "x"), own) for own in told]
+    vector = gym.vector.SyncVectorEnv(makers)
+    for info in (vector.reset()[1], vector.step(np.zeros(3, dtype=int))[-1]):
+        assert info["x"].tolist() == [1.0, 0.7, 1.0]
+        assert info["winner"].tolist() == [1.0, 0.0, 0.0]
+        assert info["inner"]["y"].tolist() == [0.0, 0.0, 0.5]
+        assert "moves" not in info
 
 
 @pytest.mark.parametrize("length", [1, 5])

@@ -270,7 +270,7 @@ def test_what_a_callback_may_not_do_is_said(in_directory):
         evorl.train(SMALL, callbacks=[yes], run={"name": "a"})
     with pytest.raises(UserError, match="callbacks: <lambda> stops because of 3, which is no text"):
         evorl.train(SMALL, callbacks=[lambda generation: evorl.Stop(3)], run={"name": "d"})
-    with pytest.raises(UserError, match="x is logged as 1000.*, which is no number"):
+    with pytest.raises(UserError, match=r"x is logged as 1000.*, which is no number"):
         evorl.train(SMALL, callbacks=[lambda generation: generation.log("x", 10**400)], run={"name": "e"})
     with pytest.raises(UserError, match="x is logged as 'much', which is no number"):
         Generation({"generation": 1}, []).log("x", "much")
