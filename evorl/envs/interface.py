@@ -61,8 +61,14 @@ def space_from_json(data: Any) -> gym.Space[Any]:
 def _box(data: Any) -> gym.Space[Any]:
     shape = _shape(data["shape"])
     dtype = np.dtype(str(data["dtype"])).type
-    low, high = (_bounds(data[end], shape).astype(dtype) for end in ("low", "high"))
-    return gym.spaces.Box(low, high, shape, dtype)
+    low, high = (_bounds(data[end], shape) for end in ("low", "high"))
+    if np.issubdtype(dtype, np.integer):
+        # As a float the largest int64 is one too many.
+        most = np.iinfo(dtype).max
+        low, high = (
+            np.array([min(int(value), most) for value in end.flat], dtype).reshape(shape) for end in (low, high)
+        )
+    return gym.spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype)
 
 
 def _shape(values: Any) -> tuple[int, ...]:

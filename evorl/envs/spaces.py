@@ -110,6 +110,8 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
     """
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts: dict[str, ObservationSpec] = {}
+        if isinstance(space, gym.spaces.Dict) and any(not isinstance(child, str) for child in space.spaces):
+            raise UserError(f"{key}: {space} has keys that are no text; name its parts by text")
         for child, inner in _children(space):
             found = observation_specs(inner, key, f"{name}.{child}" if name else child)
             if twice := parts.keys() & found.keys():
@@ -370,9 +372,13 @@ def _choice_reader(space: Any, num_envs: int) -> ActionReader:
     return read
 
 
+RESERVED = (ACTION, MASK, "state", "next_state")
+"""Names of an exported network's other inputs and its outputs."""
+
+
 def input_name(part: str) -> str:
-    """Return the name of a part as an ONNX input, which cannot begin with a digit, as those of tuple spaces do."""
-    return f"{WHOLE}.{part}" if part[:1].isdigit() else part
+    """Return the name of a part as an ONNX input, which is not `RESERVED` and begins with no digit, as tuples' do."""
+    return f"{WHOLE}.{part}" if part[:1].isdigit() or part in RESERVED else part
 
 
 def flattened(observation: Any, name: str = "") -> dict[str, Any]:

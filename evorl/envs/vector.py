@@ -393,10 +393,11 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
         with warnings.catch_warnings(), signals_wait():
             warnings.simplefilter("ignore")
             mode = _mode(settings, name)
+            _check_limit(settings)
             if settings.life_loss_ends and not (name.startswith(ATARI) and mode == "native"):
                 raise UserError(f"environment.life_loss_ends: only Atari's images tell of lives, not {settings.id}")
             if mode == "native":
-                options = _atari_options(settings) if name.startswith(ATARI) else settings.kwargs
+                options = _atari_options(settings) if name.startswith(ATARI) else _native_options(settings)
                 return gym.make_vec(name, copies, vectorization_mode="vector_entry_point", **options)
             return _guarded_vector(settings, name, mode, differing or [{}] * copies)
     except (gym.error.Error, ImportError) as error:
@@ -407,6 +408,27 @@ def make_vector(settings: Environment, copies: int, differing: Sequence[Mapping[
         raise
     except Exception as error:
         raise UserError(f"environment.id: cannot make {settings.id!r}: {described(error)}") from error
+
+
+LIMIT = "max_episode_steps"
+
+
+def _check_limit(settings: Environment) -> None:
+    """Raise UserError for a limit on episode steps that Gymnasium does not have; native environments check none."""
+    limit = settings.kwargs.get(LIMIT)
+    if limit is not None and not (
+        isinstance(limit, int) and not isinstance(limit, bool) and (limit > 0 or limit == -1)
+    ):
+        raise UserError(
+            f"environment.kwargs.{LIMIT}: {shown(limit)} is no number of steps; give a whole number above 0, or -1 for "
+            "no limit"
+        )
+
+
+def _native_options(settings: Environment) -> dict[str, Any]:
+    """The keyword arguments of a native vector environment, which does not know null and -1 as `make` does."""
+    options = {name: value for name, value in settings.kwargs.items() if name != LIMIT or value is not None}
+    return options | ({LIMIT: 2**31 - 1} if options.get(LIMIT) == -1 else {})
 
 
 def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:

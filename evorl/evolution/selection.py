@@ -165,7 +165,7 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
     all compete, and only the elite survives, in the first place (with `elitism`): generational selection.
     """
     order, size = candidates.order(), len(candidates.places)
-    count = max(1, round(settings.replace * size))
+    count = size if settings.replace == 1 else min(max(1, round(settings.replace * size)), size - 1)
 
     def winner(competing: Sequence[int]) -> Offspring:
         entrants = rng.choice(competing, size=min(settings.size, len(competing)), replace=False)
@@ -368,9 +368,9 @@ def evolve(
             if offspring.migrant:
                 other = None if offspring.settings_of is None else candidates[offspring.settings_of]
                 agent.mutation = _settle(agent, other)
-            elif offspring.child:
-                mutate(agent, context, rng)
-            else:
+            elif not offspring.child:
                 agent.mutation = RESTORED
+            elif name != "none":
+                mutate(agent, context, rng)
         evolved.append(agent)
     return evolved

@@ -210,12 +210,16 @@ class Group:
         """Return steps [N] and the confidence interval over seeds at each, up to the end of the shortest run.
 
         Values are interpolated linearly between generations. A run that ended because it was solved keeps its best
-        agent, so for `best` the curve extends to the end of the longest run.
+        agent, so for `best` only the others bound the curve.
         """
         curves = [points(run, measure) for run in self.runs]
         first = max(steps[0] for steps, _ in curves)
-        longest = max if measure == "best" else min
-        last = longest(steps[-1] for steps, _ in curves)
+        going_on = [
+            steps[-1]
+            for run, (steps, _) in zip(self.runs, curves, strict=True)
+            if measure != "best" or run.summary.get("solved") is not True
+        ]
+        last = min(going_on) if going_on else max(steps[-1] for steps, _ in curves)
         grid = np.unique(np.concatenate([steps for steps, _ in curves]))
         grid = grid[(grid >= first) & (grid <= last)]
         rows = np.stack([np.interp(grid, steps, values) for steps, values in curves])

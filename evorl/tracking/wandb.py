@@ -80,6 +80,8 @@ class WeightsAndBiases(Tracker):
                 raise
             # Compute nodes of clusters often have a key, and no way out.
             print(f"W&B: no connection to {_address()}, {upload}")
+            # Its helper process still holds the run by this id.
+            wandb.teardown()
             self._run = self._begun(directory, "offline")
         self._directory = directory
         self._tables = AgentTables()

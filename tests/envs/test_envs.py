@@ -170,6 +170,22 @@ def test_numbers_in_info_are_told_apart_whatever_types_the_copies_report():
         assert "moves" not in info
 
 
+@pytest.mark.parametrize(("limit", "ended"), [(-1, 0), (5, 4), (None, 0)])
+@pytest.mark.parametrize("vectorization", ["native", "sync"])
+def test_a_limit_on_steps_means_the_same_in_native_environments(limit, ended, vectorization):
+    settings = Environment(id="CartPole-v1", vectorization=vectorization, kwargs={"max_episode_steps": limit})
+    _, made = transitions(settings, 6)
+    assert sum(int((now.truncated & now.valid).any()) for now in made[:5]) == (ended > 0)
+
+
+@pytest.mark.parametrize("limit", [0, -2, "much", True, 2.5])
+@pytest.mark.parametrize("vectorization", ["native", "sync"])
+def test_a_limit_that_is_none_is_refused(limit, vectorization):
+    settings = Environment(id="CartPole-v1", vectorization=vectorization, kwargs={"max_episode_steps": limit})
+    with pytest.raises(UserError, match=r"environment\.kwargs\.max_episode_steps: .* is no number of steps"):
+        Environments(settings, P, E)
+
+
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_mask_that_only_steps_give_is_refused(length):
     environments = Environments(Environment(id="helpers.probes:LateMask-v0", kwargs={"length": length}), 1, 2)

@@ -9,7 +9,8 @@ from helpers.support import agent, algorithm, population
 
 from evorl.config import Environment
 from evorl.envs import Environments
-from evorl.envs.spaces import MASK, EnvSpec, as_numbers, observation_specs
+from evorl.envs.interface import space_from_json, space_to_json
+from evorl.envs.spaces import MASK, EnvSpec, as_numbers, input_name, observation_specs
 from evorl.types import UserError
 
 
@@ -121,3 +122,23 @@ def test_a_mask_is_a_part_of_its_own_with_an_entry_for_each_action_of_each_choic
     assert masked.with_mask()[MASK].shape == (masked.mask_size,) == (5,)
     assert masked.with_mask()[MASK].dtype == torch.bool
     assert (free.with_mask(), free.mask_size) == (parts, 0)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int32, np.float32])
+def test_unbounded_spaces_of_every_type_are_read_again(dtype):
+    space = gym.spaces.Box(0, np.inf if dtype != np.uint8 else 255, (2,), dtype)
+    assert space_from_json(space_to_json(space)) == space
+
+
+def test_keys_that_are_no_text_are_refused():
+    with pytest.raises(UserError, match=r"environment\.id: Dict.* has keys that are no text"):
+        observation_specs(gym.spaces.Dict({0: gym.spaces.Discrete(2), 1: gym.spaces.Discrete(3)}))
+
+
+def test_inputs_of_exported_networks_have_names_of_their_own():
+    assert [input_name(part) for part in ("camera", "0", "action", "next_state")] == [
+        "camera",
+        "observation.0",
+        "observation.action",
+        "observation.next_state",
+    ]

@@ -14,9 +14,9 @@ from evorl.config import Selection
 from evorl.config.fields import HyperparameterRange
 from evorl.evolution import MUTATIONS, SELECTIONS, Context, evolve, mutation
 from evorl.evolution.mutation import mutate, mutate_hyperparameter, perturbed, sample_hyperparameters
-from evorl.evolution.selection import Candidates, Offspring, begins, note_ranks, rank_correlation, ranks
+from evorl.evolution.selection import Candidates, Offspring, begins, note_ranks, rank_correlation, ranks, tournament
 from evorl.population import initial_population
-from evorl.types import Agent, Architecture, Convolution, UserError
+from evorl.types import Agent, Architecture, Convolution, Mutation, UserError
 
 
 def agents(fitness):
@@ -80,6 +80,21 @@ def test_of_equal_agents_gentle_tournaments_replace_the_oldest():
         for member in population:
             member.fitness = 500.0
         assert sorted(member.id for member in population) == list(range(generation + 1, generation + 5))
+
+
+@pytest.mark.parametrize(("size", "share"), [(2, 0.75), (4, 0.9), (16, 0.97)])
+def test_only_a_share_of_one_replaces_all(size, share):
+    settings = Selection(replace=share, elitism=False)
+    places = tournament(Candidates(np.arange(float(size))), settings, np.random.default_rng(0))
+    assert [place.child for place in places] == [True] * (size - 1) + [False]
+
+
+def test_a_fault_is_replaced_without_mutation_where_nothing_is_selected():
+    members = agents([1.0, None, 3.0, 2.0])
+    members[1].fault = "not finite"
+    evolved = evolve(members, context(*EVERY_MUTATION), 4, np.random.default_rng(0), selects=False)
+    assert [(member.id, member.parent) for member in evolved] == [(0, None), (4, 2), (2, None), (3, None)]
+    assert evolved[1].mutation == Mutation("none")
 
 
 def test_the_archive_takes_part_in_gentle_tournaments_and_has_no_place():

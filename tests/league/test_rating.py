@@ -98,3 +98,30 @@ def test_no_power_leaves_an_agent_without_opponents(power):
     chances = opponent_probabilities(pool, LeagueSettings(power=power))
     assert chances.sum() == pytest.approx(1)
     assert chances.argmax() == 1
+
+
+def test_ratings_of_a_strict_order_are_those_of_the_maximum():
+    """Each entrant wins all games against those below: at the maximum the expected points are the points."""
+    count = 32
+    games = np.full((count, count), 8.0)
+    np.fill_diagonal(games, 0.0)
+    elo, _ = ratings(games * np.tri(count, k=-1), games, anchor=0)
+    strength = elo / ELO
+    # The imagined draw of each against strength 1 fixes the level, which an anchor of 0 takes away.
+    chance = 1 / (1 + np.exp(strength - strength[:, None]))
+    missing = (games * (np.tri(count, k=-1) - chance)).sum(1)
+    assert np.abs(missing).max() < 0.5
+    assert abs(missing.sum()) < 1e-6
+    assert (np.diff(elo) > 0).all()
+
+
+def test_equal_points_are_equal_ratings():
+    rng = np.random.default_rng(0)
+    games = np.full((8, 8), 8.0)
+    np.fill_diagonal(games, 0.0)
+    for _ in range(20):
+        upper = np.triu(rng.integers(0, 17, (8, 8)) / 2, 1)
+        points = upper + np.tril(8.0 - upper.T, -1)
+        elo, _ = ratings(points, games, anchor=0)
+        totals = points.sum(1)
+        assert all((elo[i] == elo[j]) == (totals[i] == totals[j]) for i in range(8) for j in range(8))

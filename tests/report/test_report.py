@@ -279,9 +279,12 @@ def test_a_run_of_one_generation_has_a_marker(tmp_path):
 
 def test_a_curve_of_the_best_goes_on_where_a_run_has_ended_and_that_of_the_mean_does_not(tmp_path):
     short, long = write_run(tmp_path / "a", lives=LIVES[:4]), write_run(tmp_path / "b", {**CONFIG, "seed": 2})
-    (group,) = groups([load(short), load(long)])
+    stopped, solved = (replace(load(short), summary={"solved": each}) for each in (False, True))
+    (group,) = groups([solved, load(long)])
     steps, means = group.curve("best")
     assert (steps[-1], means[-1].mean) == (400, (40 + 60) / 2)
+    (others,) = groups([stopped, load(long)])
+    assert others.curve("best")[0].tolist() == [100, 200], "it may have become better"
     assert group.curve("mean")[0].tolist() == [100, 200]
 
 

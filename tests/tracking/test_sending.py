@@ -69,8 +69,9 @@ def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsy
 
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr(wandb, "init", unreachable)
+    monkeypatch.setattr(wandb, "teardown", lambda: modes.append("torn down"))
     WeightsAndBiases(config("tracking.backends=[wandb]"), tmp_path)
-    assert modes == ["online", "offline"]
+    assert modes == ["online", "torn down", "offline"], "its helper process holds the run by its id"
     assert "so the run is recorded offline; upload it with `wandb sync" in capsys.readouterr().out
     with pytest.raises(wandb.errors.CommError):
         WeightsAndBiases(config("tracking.backends=[wandb]", "tracking.mode=online"), tmp_path)
