@@ -184,3 +184,13 @@ def test_a_migration_is_followed_setting_by_setting():
         "gamma",
         0.99,
     )
+
+
+def test_an_agent_of_a_sharded_run_is_retrained_on_one_process(in_directory, monkeypatch, capsys):
+    assert train("run.name=a", "population.placement=sharded") == 0
+    monkeypatch.setattr("evorl.commands.train._ranks_of", lambda run: 2)
+    run = in_directory / "runs" / "a"
+    assert "--num_processes" not in retrain_command(run, (), None, None, constant=False)
+    capsys.readouterr()
+    assert "--num_processes" in retrain_command(run, (), None, 2, constant=False)
+    assert "the best agent trained on one process (population.placement sharded)" in capsys.readouterr().err
