@@ -30,6 +30,18 @@ def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
     assert frames[0].std() > 0
 
 
+@pytest.mark.parametrize("call", ["step", "reset"])
+def test_a_film_ends_where_the_environment_raises(call, run, monkeypatch, capsys):
+    pytest.importorskip("av")
+
+    def fails(self, *arguments, **options):
+        raise RuntimeError("the pole broke")
+
+    monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.CartPoleEnv.{call}", fails)
+    assert run_program(run_command, ["watch", "runs/a", "--video", "best.mp4"]) == 2
+    assert "environment.id: CartPole-v1 raised RuntimeError: the pole broke" in error_line(capsys)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
