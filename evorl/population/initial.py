@@ -176,6 +176,11 @@ def check_description(agent: Agent, algorithm: Algorithm, where: str) -> None:
         shape = agent.architectures[name]
         if shape.activation is not None:
             check_name(f"{where}: activation", shape.activation, ACTIVATIONS)
+        if len(shape.residual_layers) != len(shape.hidden_sizes):
+            raise UserError(
+                f"{where}: {name} has {len(shape.hidden_sizes)} hidden_sizes and {len(shape.residual_layers)} "
+                "residual_layers; give one of these for each hidden layer, 0 for none"
+            )
         if _kind(shape) != _kind(spec.architecture):
             raise UserError(f"{where}: {name} is of another kind than the configuration asks for")
     for name, value in own.items():

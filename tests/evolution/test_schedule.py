@@ -8,6 +8,7 @@ from helpers.support import agent, algorithm, check_tensors, context
 
 from evorl.config import Schedule, ScheduledMutation
 from evorl.evolution.selection import evolve, follow
+from evorl.population.initial import check_description
 from evorl.types import Mutation, UserError
 
 
@@ -84,3 +85,10 @@ def test_activations_and_noise_come_again():
 def test_what_does_not_fit_is_named_with_its_generation(wrong):
     with pytest.raises(UserError, match=f"^evolution.schedule: {wrong.kind} of '{wrong.target}' after generation 2 do"):
         followed(agent(), wrong)
+
+
+def test_each_hidden_layer_of_a_schedule_needs_its_number_of_residual_layers():
+    member = agent()
+    member.architectures["q"] = replace(member.architectures["q"], residual_layers=())
+    with pytest.raises(UserError, match=r"^evolution\.schedule: q has 2 hidden_sizes and 0 residual_layers"):
+        check_description(member, algorithm(), "evolution.schedule")
