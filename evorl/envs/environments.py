@@ -308,7 +308,8 @@ class Environments:
                     known = [key for key in source if not key.startswith("_") and _has(source, key, copy)]
                     more = nearest(name, known) if known else "; it reports nothing"
                     raise UserError(
-                        f"evolution.fitness: {self._id} reports no {name!r} in the last step of an episode{more}"
+                        f"evolution.fitness: {self._id} reports no number under {name!r} in the last step of an "
+                        f"episode{more}"
                     )
                 reports[row, column] = _number(source[name][copy], name, self._id)
         return reports

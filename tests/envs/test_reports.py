@@ -23,7 +23,9 @@ def test_what_is_reported_without_a_mask_is_reported_by_all_copies():
 def test_a_copy_that_a_mask_leaves_out_reports_nothing():
     info = {"x": np.array([3.0, 0.0]), "_x": FIRST, "y": np.array([1.0, 2.0]), "_y": BOTH}
     assert read(info, "x", [0]) == [[3.0]]
-    with pytest.raises(UserError, match=r"^evolution.fitness: Some-v0 reports no 'x' in the last step .*; known: y"):
+    with pytest.raises(
+        UserError, match=r"^evolution.fitness: Some-v0 reports no number under 'x' in the last step .*; known: y"
+    ):
         read(info, "x", [1])
 
 

@@ -49,7 +49,7 @@ def test_results_have_what_the_last_step_reports_and_not_the_reset_after_it(vect
 def test_an_episode_that_evaluation_cuts_off_has_what_its_last_step_reports():
     results = evaluate(Alternating(), environments(), (1, 2), 3, ["others"])
     assert results.reports["others"].tolist() == [[3, 3], [1, 1]]
-    with pytest.raises(UserError, match="reports no 'done'"):
+    with pytest.raises(UserError, match="reports no number under 'done'"):
         evaluate(Alternating(), environments(), (1, 2), 3, ["done"])
 
 
@@ -58,9 +58,9 @@ def test_an_episode_that_evaluation_cuts_off_has_what_its_last_step_reports():
     [
         (
             "other",
-            r"^evolution.fitness: [^ ]*Reporting-v0 reports no 'other' in .* did you mean 'others'\?$",
+            r"^evolution.fitness: [^ ]*Reporting-v0 reports no number under 'other' in .* did you mean 'others'\?$",
         ),
-        ("text", r"^evolution.fitness: helpers.reporting:Reporting-v0 reports 'later' for 'text', which is no finite"),
+        ("text", r"^evolution.fitness: helpers.reporting:Reporting-v0 reports no number under 'text' in"),
     ],
 )
 def test_what_is_not_reported_is_told_with_the_environment_and_the_key(key, said):
@@ -95,7 +95,7 @@ def test_terms_are_weighted_and_resumed(in_directory):
 
 def test_a_run_ends_with_one_line_where_nothing_of_that_name_is_reported(in_directory, capsys):
     assert train(*REPORTING, "evolution.fitness=info.success") == 2
-    assert "Reporting-v0 reports no 'success'" in capsys.readouterr().err.splitlines()[-1]
+    assert "Reporting-v0 reports no number under 'success'" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
