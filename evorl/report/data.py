@@ -504,7 +504,7 @@ class Drawn:
 
     @property
     def score_name(self) -> str:
-        """What the best agent's score is, such as `mean return`; of a weighted sum `mean fitness`."""
+        """The label of the best agent's score, such as `mean return`; `mean fitness` for a weighted sum."""
         terms = self.setting("evolution.fitness")
         if self.is_rated:
             return "mean result"
@@ -514,7 +514,7 @@ class Drawn:
 
     @property
     def fitness_name(self) -> str:
-        """What selection went by, such as `mean return in evaluation`."""
+        """The label of the agents' fitness, such as `mean return in evaluation`."""
         if self.is_rated:
             return "rating (Elo)"
         by = "training" if self.setting("evaluation.fitness") == "training" else "evaluation"
