@@ -97,7 +97,7 @@ class Network(ABC):
         """Remove hidden layer `index`, which must not be the last, from one agent's `tensors` of one role.
 
         Also return a mapping from each new tensor to the tensor of the next layer that it replaces, by name. Raises
-        ValueError if there are no hidden layers.
+        ValueError if there is no next one.
         """
         raise ValueError("this network has no hidden layers to remove")
 

@@ -146,6 +146,8 @@ class StandardNetwork(Network):
 
         Only the activation between them is lost.
         """
+        if index + 1 >= len(architecture.hidden_sizes):
+            raise ValueError(f"there is no hidden layer after hidden.{index} that could take its weights")
         gone, follower = f"hidden.{index}", f"hidden.{index + 1}"
         kept = {name: value for name, value in tensors.items() if not name.startswith(f"{gone}.")}
         new: Tensors = {}

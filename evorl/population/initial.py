@@ -7,17 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from evorl.algorithms import Algorithm
 from evorl.config import AnyConfig, Evolution, check_name
 from evorl.config.fields import ENVIRONMENT
 from evorl.evolution.mutation import (
     MAX_CONVOLUTIONS,
+    Context,
     sample_hyperparameters,
     sample_hyperparameters_near,
     sample_sizes,
     sample_sizes_near,
 )
+from evorl.evolution.selection import follow
 from evorl.networks import ACTIVATIONS
 from evorl.networks.stack import check_network, new_tensors
 from evorl.seeding import numpy_generator, torch_generator
@@ -33,6 +36,7 @@ STATISTICS = "normal."
 """Name prefix of the observation normalisation statistics of networks: count, mean and variance."""
 
 
+ARCHITECTURE = TypeAdapter(Architecture)
 EXPLORES = 4
 """Every `EXPLORES`-th initial agent ignores the earlier runs, so that a population can leave settings that mislead."""
 
@@ -80,7 +84,28 @@ def initial_population(
                 _sample(agent, evolution, rng)
         new_tensors(algorithm.networks, agent, generator)
         agents.append(agent)
+    check_schedule(agents[0], config, algorithm)
     return agents
+
+
+def check_schedule(agent: Agent, config: AnyConfig, algorithm: Algorithm) -> None:
+    """Raise UserError unless the mutations of `evolution.schedule` fit an initial agent; it is left as it is."""
+    if config.evolution.schedule is None:
+        return
+    context, rng = Context(config.evolution, algorithm.networks), np.random.default_rng(0)
+    for generation in sorted({mutation.generation for mutation in config.evolution.schedule.mutations}):
+        agent = follow(agent, context, generation, agent.id, rng)
+        where = f"evolution.schedule: after the mutations of generation {generation}"
+        try:
+            for shape in agent.architectures.values():
+                ARCHITECTURE.validate_python(shape.to_json())
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise UserError(f"{where}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
+        check_description(agent, algorithm, where)
+        check_environment_hyperparameters([agent], config, where)
+        for name, spec in algorithm.networks.items():
+            check_network(agent, name, spec, where)
 
 
 def _sample(agent: Agent, evolution: Evolution, rng: np.random.Generator) -> None:

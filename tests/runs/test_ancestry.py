@@ -11,6 +11,7 @@ from helpers.support import SMALL, lines, train
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
 from evorl.config import override, read_yaml
+from evorl.evolution.mutation import MERGED
 from evorl.runs.lineage import SAME, Stage, ancestry, constant_schedule_of, schedule_of
 from evorl.types import INITIAL, Mutation, UserError
 
@@ -159,19 +160,26 @@ MISFITS = {
     "a hyperparameter that is not there": ({"kind": "hyperparameters", "target": "magic", "after": 1}, "'magic'"),
     "a kind that is not there": ({"kind": "wishes"}, "wishes"),
     "no number": ({"kind": "parameters", "target": "noise"}, "parameters"),
+    "a rate below zero": ({"kind": "hyperparameters", "target": "learning_rate", "after": -1e-3}, "learning_rate"),
+    "a layer of no width": ({"kind": "architecture", "target": "hidden.0", "before": 16, "after": 0}, "hidden_sizes.0"),
+    "an unknown activation": ({"kind": "activation", "target": "activation", "after": "relo"}, "relo"),
+    "the last layer merged": ({"kind": "architecture", "target": "hidden.1", "after": MERGED}, "hidden.1"),
 }
 
 
 @pytest.mark.parametrize(("record", "named"), MISFITS.values(), ids=MISFITS)
 def test_a_schedule_that_does_not_fit_ends_in_one_line(record, named, run, capsys):
     schedule = schedule_of(ancestry(run)).model_dump(mode="json")
-    schedule["mutations"] = [{"generation": 1, **record}]
+    schedule["mutations"] = [{"generation": 99, **record}]
     data = override(read_yaml(SMALL), ["run.name=b"])
     data.setdefault("evolution", {})["schedule"] = schedule
     (run / "x.yaml").write_text(json.dumps(data))
     capsys.readouterr()
     assert train(configuration=run / "x.yaml") == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
+    # Before training, not in generation 99.
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "evolution.schedule: " in message
+    assert named in message
 
 
 def test_a_migration_is_followed_setting_by_setting():
