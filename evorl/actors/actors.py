@@ -98,7 +98,7 @@ class Counters:
 
     def __init__(self, actors: int, agents: int) -> None:
         self._counts = np.zeros((len(Collected._fields), agents))
-        # Episodes since the last call of `recent`: the sum of returns, their number, the sum of lengths.
+        # Over the episodes since the last call of `recent`: their number, the sums of returns and of lengths.
         self._lately = np.zeros(3)
         self._steps = np.zeros(actors)
         self.restarts = 0
@@ -115,8 +115,9 @@ class Counters:
     def received(self, actor: int, counts: Floats, staleness: int, waiting: int) -> None:
         """Record a slot's counters [C, P], its staleness in updates, and how many other messages are waiting."""
         self._counts += counts
-        self._lately += counts[[1, 2, 4]].sum(1)
-        self._steps[actor] += counts[0].sum()
+        collected = Collected(*counts.sum(1))
+        self._lately += collected.episodes, collected.returns, collected.lengths
+        self._steps[actor] += collected.steps
         self._staleness.append(staleness)
         self._depths.append(waiting)
 
@@ -132,9 +133,8 @@ class Counters:
 
     def recent(self) -> Recent | None:
         """The mean return and length of the episodes received since the last call, or None without any."""
-        total, count, length = self._lately
-        self._lately = np.zeros(3)
-        return Recent(float(total / count), float(length / count)) if count else None
+        sums, self._lately = self._lately, np.zeros(3)
+        return Recent.of(sums)
 
     def pop(self, placement: Placement) -> dict[str, float]:
         """All other metrics over all ranks, which are reset; actors are numbered rank after rank."""

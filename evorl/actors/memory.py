@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,24 @@ def _new() -> int:
     return descriptor
 
 
-NUMBERS = ("generation", "begun", "done", "version 0", "version 1", "values", "agents", "states", "description")
-"""The header. `generation` is 0 while a new one is written; `begun` and `done` count its buffer writes."""
+class Header(IntEnum):
+    """The places of the numbers of a board's header."""
+
+    GENERATION = 0
+    """The published generation, or 0 while a new one is written."""
+    BEGUN = 1
+    """The writes to this generation's buffers that have begun."""
+    DONE = 2
+    """Those that are complete."""
+    FIRST_VERSION = 3
+    SECOND_VERSION = 4
+    """The versions of the parameters in the two buffers."""
+    VALUES = 5
+    """The number D of all parameters."""
+    AGENTS = 6
+    STATES = 7
+    DESCRIPTION = 8
+    """The length of the description in bytes."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,7 @@ class Board:
         """
         self.memory.grow(PAGE + 8 * actors)
         arena = self.memory.arena()
-        self._numbers = arena.empty((len(NUMBERS),), torch.int64).numpy()
+        self._numbers = arena.empty((len(Header),), torch.int64).numpy()
         self.beats = arena.empty((actors,), torch.float64).numpy()
         """Time of each actor's last step, in seconds of the machine's monotonic clock."""
         self._offset = -(-arena.used // PAGE) * PAGE
@@ -123,13 +140,14 @@ class Board:
     @property
     def generation(self) -> int:
         """The published generation, or 0 while there is none."""
-        return int(self._numbers[0])
+        return int(self._numbers[Header.GENERATION])
 
     def describe(self, description: Description, values: int, states: int) -> None:
         """Begin a generation whose agents have `values` parameters in total (D) and `states` acting states each (S)."""
         text = json.dumps([agent.describe() for agent in description.agents]).encode()
-        self._numbers[0] = 0
-        self._numbers[1:] = (0, 0, 0, 0, values, len(description.agents), states, len(text) + 1)
+        self._numbers[Header.GENERATION] = 0
+        self._numbers[Header.BEGUN : Header.VALUES] = 0
+        self._numbers[Header.VALUES :] = values, len(description.agents), states, len(text) + 1
         counted = Arena(offset=self._offset)
         self._place(counted, self._numbers)
         self.memory.grow(counted.used)
@@ -139,23 +157,23 @@ class Board:
 
     def publish(self, flat: Tensor, states: Sequence[Tensor], version: int) -> None:
         """Publish parameters [D] and acting states, each [P], as `version`."""
-        count = int(self._numbers[2]) + 1
-        self._numbers[1] = count
+        count = int(self._numbers[Header.DONE]) + 1
+        self._numbers[Header.BEGUN] = count
         buffer = count % 2
         self._flats[buffer].copy_(flat)
         for room, values in zip(self._states[buffer], states, strict=True):
             room.copy_(values)
-        self._numbers[3 + buffer] = version
-        self._numbers[2] = count
+        self._numbers[Header.FIRST_VERSION + buffer] = version
+        self._numbers[Header.DONE] = count
         if self._next:
             # Actors may begin a generation only once its first parameters are written.
-            self._numbers[0], self._next = self._next, 0
+            self._numbers[Header.GENERATION], self._next = self._next, 0
 
     def read_description(self) -> Description:
         """Wait for a published generation, map its buffers and return its description."""
         while True:
             numbers = self._numbers.copy()
-            generation = int(numbers[0])
+            generation = int(numbers[Header.GENERATION])
             if generation and generation == self.generation:
                 text = self._place(self.memory.arena(self._offset), numbers).numpy().tobytes()
                 if generation == self.generation:
@@ -201,19 +219,19 @@ class Board:
         Return None if `generation` is over; the outputs may then be partly overwritten.
         """
         while True:
-            done = int(self._numbers[2])
+            done = int(self._numbers[Header.DONE])
             buffer = done % 2
             if generation != self.generation:
                 return None
             flat.copy_(self._flats[buffer])
             states.copy_(self._states[buffer])
-            version = int(self._numbers[3 + buffer])
-            if self._numbers[1] <= done + 1 and generation == self.generation:
+            version = int(self._numbers[Header.FIRST_VERSION + buffer])
+            if self._numbers[Header.BEGUN] <= done + 1 and generation == self.generation:
                 return version
 
     def _place(self, arena: Arena, numbers: NDArray[np.int64]) -> Tensor:
         """Lay out both buffers and then the description in an arena; return the description's bytes."""
-        values, agents, states, description = map(int, numbers[5:9])
+        values, agents, states, description = map(int, numbers[Header.VALUES :])
         self._states = [arena.empty((states, agents), torch.float64) for _ in range(2)]
         self._flats = [arena.empty((values,), torch.float32) for _ in range(2)]
         return arena.empty((description,), torch.uint8)

@@ -34,6 +34,12 @@ class Recent(NamedTuple):
     episodic_return: float
     episodic_length: float
 
+    @classmethod
+    def of(cls, sums: Floats) -> Recent | None:
+        """The means, from the number of episodes and the sums of their returns and lengths [3]; None without any."""
+        count, total, length = sums
+        return cls(float(total / count), float(length / count)) if count else None
+
 
 class Episodes:
     """Episode statistics of P agents in N environment copies, `num_envs` copies per agent.
@@ -121,9 +127,8 @@ class Episodes:
         These are available earlier than those of `pop`, but biased towards short episodes.
         """
         self._settle()
-        count, total, length = self._lately
-        self._lately = np.zeros(3)
-        return Recent(float(total / count), float(length / count)) if count else None
+        sums, self._lately = self._lately, np.zeros(3)
+        return Recent.of(sums)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The state for a resume, as arrays by name; `waiting` is [4, episodes]."""

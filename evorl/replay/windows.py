@@ -67,7 +67,11 @@ class Windows:
         """Start a generation with these agents."""
 
     def batches(self, draws: Draws) -> Gathered:
-        """The batches of draws [U, P, D]."""
+        """The batches of draws [U, P, D]: one transition of each, unless a subclass makes more of them."""
+        return Gathered(*self.gather(draws.slots), draws.weight, draws.share)
+
+    def gather(self, slots: Tensor) -> Found:
+        """The transitions [U, P, B] of draws at `slots` [U, P, B]."""
         raise NotImplementedError
 
     def errors(self, errors: Tensor, batch: Batch) -> Tensor:
@@ -78,11 +82,7 @@ class Windows:
 class OneStep(Windows):
     """One-step transitions as stored; each loss applies its own discount."""
 
-    def batches(self, draws: Draws) -> Gathered:
-        return Gathered(*self.gather(draws.slots), draws.weight, draws.share)
-
     def gather(self, slots: Tensor) -> Found:
-        """Transitions [U, P, B] at `slots` [U, P, B]."""
         return self.storage.gather(slots)
 
 
@@ -113,9 +113,6 @@ class NStep(Windows):
         """Read each agent's discount gamma."""
         gamma = [agent.hyperparameters["gamma"] for agent in agents]
         self._gamma = torch.tensor(gamma, device=self.storage.device)
-
-    def batches(self, draws: Draws) -> Gathered:
-        return Gathered(*self.gather(draws.slots), draws.weight, draws.share)
 
     def gather(self, slots: Tensor) -> Found:
         """N-step transitions [U, P, B] that begin at `slots` [U, P, B]."""
