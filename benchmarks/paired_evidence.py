@@ -1,6 +1,6 @@
 """Print the analysis of the paired experiment of docs/selection.md from the data of benchmarks/evidence.py.
 
-    python benchmarks/paired_evidence.py [--data benchmarks/data/selection.jsonl]
+    python benchmarks/paired_evidence.py [--data benchmarks/data/selection.jsonl] [--figure docs/selection.png]
 
 Runs of two arms with the same seed have the same founders and form a pair. The primary comparisons have a sign-flip
 test of the mean paired difference, with Holm's correction; the others are secondary and have none. Arms and pairs may
@@ -13,8 +13,12 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import matplotlib
 import numpy as np
-from evidence_data import DATA, Line, read, score, scores_of, trials_of
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from evidence_data import DATA, Line, normalised, read, score, scores_of, trials_of
 from score_statistics import Array, Estimate, bootstrap, probability_of_improvement, worth_in_trials
 from score_tests import holm, sign_flip_power, sign_flip_test
 
@@ -61,9 +65,9 @@ def tested(pairs: Pairs) -> float:
     return sign_flip_test(differences(pairs), np.random.default_rng(0))
 
 
-def without_pilots(arms: Mapping[str, Sequence[Line]]) -> dict[str, Sequence[Line]]:
+def without_pilots(arms: Mapping[str, Sequence[Line]], pool: str = "pool") -> dict[str, Sequence[Line]]:
     """Leave out the pools whose founders no other arm has: those of pilots."""
-    paired = {line["seed"] for arm, lines in arms.items() if arm != "pool" for line in lines}
+    paired = {line["seed"] for arm, lines in arms.items() if arm != pool for line in lines}
     return {arm: [line for line in lines if line["seed"] in paired] for arm, lines in arms.items()}
 
 
@@ -124,6 +128,53 @@ def worth_table(arms: Mapping[str, Sequence[Line]], rng: np.random.Generator) ->
             yield f"| `{arm}` | {len(lines)} | {scores_of(lines).mean():.2f} | {cells} |"
 
 
+FIGURE = (
+    ("evidence", "cartpole", "low", "low_pool", 8, "CartPole, founders with a tenth of the learning rate"),
+    ("wide", "lunar_lander_less_wide", "pbt_late", "pool", 40, "LunarLander, seven wide ranges"),
+    ("selection", "lunar_lander", "pbt_late", "pool", 40, "LunarLander, four ranges"),
+    ("wide", "acrobot_wider", "pbt_late", "pool", 40, "Acrobot, seven wide ranges"),
+)
+"""The points of the figure: the file of the runs, the task, both arms, the pairs of its protocol, and the label. A
+point that lacks pairs is left out."""
+
+
+def success_share(pools: Sequence[Line]) -> float:
+    """Return the share of the agents of pools that solve the task.
+
+    Where agents were not scored one by one, the pool's best must have failed, and so have all.
+    """
+    shares = []
+    for line in pools:
+        scores = normalised(line["members"], line["task"]) if "members" in line else np.array([score(line)])
+        if "members" not in line and scores[0] >= 1:
+            raise ValueError(f"pool {line['seed']} of {line['task']} succeeded, and its other agents have no scores")
+        shares.append(np.mean(scores >= 1))
+    return float(np.mean(shares))
+
+
+def draw(path: Path, rng: np.random.Generator) -> None:
+    """Draw the probability of improvement over random search against the share of random trials that succeed."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for index, (file, task, arm, over, count, label) in enumerate(FIGURE):
+        runs = read(DATA / f"{file}.jsonl")
+        arms = without_pilots({name: runs.get((task, name), ()) for name in (arm, over)}, over)
+        pairs = pairs_of(arms[arm], arms[over])
+        if len(pairs) < count:
+            continue
+        paired, share = over_pairs(paired_improvement, pairs, rng), success_share(arms[over])
+        label = f"{label} ({len(pairs)} pairs)"
+        errors = [[paired.value - paired.low], [paired.high - paired.value]]
+        axes.errorbar(100 * share, paired.value, errors, fmt="o", capsize=3, color=f"C{index}", label=label)
+    axes.axhline(0.5, color="0.7", linewidth=1)
+    axes.set(
+        xlabel="random trials that solve the task (%)", ylabel="probability of improvement\nover random search, paired"
+    )
+    axes.set_ylim(0.3, 1.03)
+    axes.legend(loc="lower left", fontsize="small", frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
 def shown(estimate: Estimate) -> str:
     return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
@@ -139,7 +190,11 @@ def analysis(arms: Mapping[str, Sequence[Line]], rng: np.random.Generator) -> It
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA / "selection.jsonl")
+    parser.add_argument("--figure", type=Path, help="draw all experiments to this file instead of printing one")
     parsed = parser.parse_args()
+    if parsed.figure:
+        draw(parsed.figure, np.random.default_rng(0))
+        return
     if not parsed.data.is_file():
         raise SystemExit(f"{parsed.data}: there is no such file; benchmarks/evidence.py --plan selection writes it")
     runs = read(parsed.data)
