@@ -13,11 +13,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from evidence_data import DATA, Line, normalised, read, score, scores_of, trials_of
 from score_statistics import Array, Estimate, bootstrap, probability_of_improvement, worth_in_trials
 from score_tests import holm, sign_flip_power, sign_flip_test
@@ -154,7 +150,10 @@ def success_share(pools: Sequence[Line]) -> float:
 
 def draw(path: Path, rng: np.random.Generator) -> None:
     """Draw the probability of improvement over random search against the share of random trials that succeed."""
-    figure, axes = plt.subplots(figsize=(7, 4))
+    from matplotlib.figure import Figure  # The tables need no matplotlib.
+
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots()
     for index, (file, task, arm, over, count, label) in enumerate(FIGURE):
         runs = read(DATA / f"{file}.jsonl")
         arms = without_pilots({name: runs.get((task, name), ()) for name in (arm, over)}, over)

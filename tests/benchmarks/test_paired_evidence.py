@@ -17,6 +17,7 @@ from paired_evidence import (
     mean_difference,
     paired_improvement,
     pairs_of,
+    success_share,
     unpaired_improvement,
     without_pilots,
 )
@@ -132,3 +133,16 @@ def test_pools_of_pilots_take_no_part():
     runs = without_pilots(arms(pool=[0.5, 0.75, 1.0], pbt_late=[1.0, 0.75]))
     assert [len(lines) for lines in runs.values()] == [2, 2]
     assert not any(without_pilots(arms(pool=[0.5, 0.75])).values())
+
+
+def test_the_share_of_trials_that_succeed_is_over_the_agents_of_all_pools():
+    assert success_share([line("pool", 101, 1.1, [0.0, 200.0, 199.0, 250.0]), line("pool", 102, 0, [0.0] * 4)]) == 0.25
+    assert success_share([line("pool", 101, 0.9)]) == 0
+    with pytest.raises(ValueError, match="pool 101 of lunar_lander succeeded"):
+        success_share([line("pool", 101, 1.1)])
+
+
+def test_the_figure_is_drawn_from_the_data_of_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["paired_evidence.py", "--figure", str(tmp_path / "selection.png")])
+    paired_evidence.main()
+    assert (tmp_path / "selection.png").read_bytes().startswith(b"\x89PNG")
