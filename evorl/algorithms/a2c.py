@@ -27,6 +27,7 @@ from evorl.algorithms.state_dependent import (
     InitialLogScale,
     StateDependentDistribution,
     StateDependentNoiseSettings,
+    keep_scales,
     state_dependent_noise,
 )
 from evorl.config import Config
@@ -217,11 +218,12 @@ class A2C(Algorithm):
         """The `estimates` of a rollout by the agents' hyperparameters [P]."""
         return estimates(segment, self.discount(hyperparameters["gamma"]), hyperparameters["gae_lambda"])
 
-    def adopt(self, agent: Agent) -> Agent:
-        """Begin the annealing anew: it ends with a run."""
+    def adopt(self, agent: Agent, origin: Any) -> Agent:
+        """Begin the annealing anew, which ends with a run, and keep the scales of state-dependent noise."""
         if self.settings.annealing:
             agent.state.acting["steps"] = 0.0
-        return super().adopt(agent)
+        keep_scales(agent, "policy", origin.state_dependent_noise, self.settings.state_dependent_noise)
+        return super().adopt(agent, origin)
 
     def learning_rate(self, stack: Stack) -> Tensor:
         """The current learning rate [P], annealed linearly to 0 if that is configured."""

@@ -161,8 +161,11 @@ class Algorithm(ABC):
         """A new agent's acting state by name: non-negative numbers that acting changes, such as epsilon."""
         return {"steps": 0.0}
 
-    def adopt(self, agent: Agent) -> Agent:
-        """Adapt an agent that another run has trained, in place, and return it; by default there is nothing to do."""
+    def adopt(self, agent: Agent, origin: Any) -> Agent:
+        """Adapt an agent that another run with the settings `origin` has trained, in place, and return it.
+
+        By default there is nothing to do.
+        """
         return agent
 
     def after_acting(self, stack: Stack, steps: Tensor | float) -> None:

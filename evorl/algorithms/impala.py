@@ -163,11 +163,11 @@ class APPO(IMPALA):
             )
         return Pace(max(1, pace.batch // parts), pace.updates * parts, pace.steps)
 
-    def adopt(self, agent: Agent) -> Agent:
+    def adopt(self, agent: Agent, origin: Any) -> Agent:
         """Count updates from the end of a batch, since the target network is copied after whole batches only."""
         updates = agent.state.updates["policy"]
         agent.state.updates["policy"] = updates + -updates % (self.settings.passes * self.settings.minibatches)
-        return super().adopt(agent)
+        return super().adopt(agent, origin)
 
     def received_settings(self, placement: Placement) -> ReceivedSettings:
         return replace(super().received_settings(placement), minibatches=self.settings.minibatches)

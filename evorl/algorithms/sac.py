@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium as gym
 import torch
@@ -30,6 +30,7 @@ from evorl.algorithms.off_policy import (
 from evorl.algorithms.state_dependent import (
     StateDependentNoise,
     StateDependentNoiseSettings,
+    keep_scales,
     state_dependent_noise,
 )
 from evorl.config import Config
@@ -39,7 +40,7 @@ from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.stack import Architectures, NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.networks.standard import StandardNetwork
 from evorl.replay.storage import Field as StoredField
-from evorl.types import Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
+from evorl.types import Agent, Architecture, Batch, Head, Loss, Observation, RecurrentInput, Tensors, UserError
 
 TAKES = "a Box between bounds, Discrete"
 """The supported action spaces, for error messages."""
@@ -288,6 +289,17 @@ class SAC(OffPolicy):
             self.objective("actor", self.actor_loss, actor_learning_rate),
             self.objective("temperature", self.temperature_loss, rate),
         ]
+
+    def adopt(self, agent: Agent, origin: Any) -> Agent:
+        """Keep the temperature, and the scales of state-dependent noise: agents hold them relative to the first ones.
+
+        Both are logarithms, so they move by the difference between the settings of the two runs.
+        """
+        parameters = agent.tensors["temperature"]["parameters"]
+        factor = origin.initial_temperature / self.settings.initial_temperature
+        parameters["log_temperature.bias"] = parameters["log_temperature.bias"] + math.log(factor)
+        keep_scales(agent, "actor", origin.state_dependent_noise, self.settings.state_dependent_noise)
+        return super().adopt(agent, origin)
 
     def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
         return self.actions.noise_shape(architectures["actor"])

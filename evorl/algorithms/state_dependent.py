@@ -23,7 +23,7 @@ from evorl.config import AnyConfig
 from evorl.config.fields import Section, Size
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Gaussian, Likelihood, SquashedGaussian
-from evorl.types import FEATURES, Architecture, Head, RecurrentInput, Tensors, UserError
+from evorl.types import FEATURES, Agent, Architecture, Head, RecurrentInput, Tensors, UserError
 
 KEY = "algorithm.state_dependent_noise"
 NOISE = "noise_log_scale"
@@ -149,6 +149,23 @@ class StateDependentDistribution:
 
     def to_environment(self, unclipped_action: Tensor) -> Tensor:
         return self.base.to_environment(unclipped_action)
+
+
+def keep_scales(
+    agent: Agent,
+    network: str,
+    origin: StateDependentNoiseSettings | None,
+    own: StateDependentNoiseSettings | None,
+) -> None:
+    """Keep the sigma that an agent learned in a run with the settings `origin`, in one whose settings are `own`.
+
+    Its tensors hold log sigma less the first one of the run, which may be another one.
+    """
+    if origin is None or own is None:
+        return
+    for role in ("parameters", "target"):
+        if (name := f"{NOISE}.weight") in (tensors := agent.tensors[network].get(role, {})):
+            tensors[name] = tensors[name] + (origin.initial_log_scale - own.initial_log_scale)
 
 
 def state_dependent_noise(config: AnyConfig, interface: EnvSpec, *, learned: bool) -> StateDependentNoise | None:

@@ -62,6 +62,7 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     try:
         with local_run(run) as path:
             found = _elite(path) if config.population.from_agents == "elite" else _newest(path)
+            theirs = _config_of(path)
     except UserError as error:
         raise UserError(f"population.from: {error}") from error
     if not found:
@@ -71,7 +72,7 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
     for id in range(config.population.size):
         origin = found[id % len(found)]
         own = {name: value for name, value in origin.hyperparameters.items() if not name.startswith(ENVIRONMENT)}
-        agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()))
+        agent = algorithm.adopt(replace(origin.child(id), parent=None, fault=None, ranks=()), theirs.algorithm)
         agent.hyperparameters = own | config.first_environment_hyperparameters()
         agent.mutation = replace(INITIAL, target=f"agent {origin.id} of {run.name}")
         agents.append(agent)
@@ -114,11 +115,7 @@ def read_predecessors(config: AnyConfig, algorithm: Algorithm, runs: Sequence[Pa
 
 def _check_task(config: AnyConfig, run: Path) -> None:
     """Raise UserError unless the run trained in the same environment with the same algorithm."""
-    data = read_config(run)
-    try:
-        theirs = validate(without_removed(data), SETTINGS)
-    except UserError as error:
-        raise UserError(f"{run / CONFIG}: {error}") from error
+    theirs = _config_of(run)
     names = {
         "environment.id": (theirs.environment.id, config.environment.id),
         "algorithm.name": (theirs.algorithm.name, config.algorithm.name),
@@ -126,6 +123,15 @@ def _check_task(config: AnyConfig, run: Path) -> None:
     for key, (their, own) in names.items():
         if their != own:
             raise UserError(f"{run / CONFIG}: {key} is {shown(their)}; list runs in which it is {shown(own)}, as here")
+
+
+def _config_of(run: Path) -> AnyConfig:
+    """The configuration of another run. Raises UserError if it cannot be read."""
+    data = read_config(run)
+    try:
+        return validate(without_removed(data), SETTINGS)
+    except UserError as error:
+        raise UserError(f"{run / CONFIG}: {error}") from error
 
 
 def _of(run: Path, config: AnyConfig, algorithm: Algorithm) -> list[Predecessor]:

@@ -12,6 +12,7 @@ from helpers.support import algorithm, config, error_line, lines, train
 
 from evorl.commands.command import run_command
 from evorl.distributed import Ranks
+from evorl.population import Policy
 from evorl.runs.directory import Checkpoints, load_elite
 from evorl.runs.transfer import first_agents
 from evorl.system.files import entry
@@ -137,7 +138,7 @@ def test_annealing_begins_anew_since_it_ends_with_a_run(annealing, steps):
     a2c = algorithm(f"algorithm={{name: a2c, annealing: {str(annealing).lower()}}}")
     before = new_agent(dqn=a2c)
     before.state.acting["steps"] = 1000.0
-    assert a2c.adopt(before).state.acting["steps"] == steps
+    assert a2c.adopt(before, a2c.settings).state.acting["steps"] == steps
 
 
 def test_appo_goes_on_from_the_end_of_a_batch():
@@ -145,10 +146,38 @@ def test_appo_goes_on_from_the_end_of_a_batch():
     appo = algorithm("algorithm={name: appo, passes: 2, minibatches: 3, rollout_steps: 8}")
     before = new_agent(dqn=appo)
     before.state.updates["policy"] = 40.0
-    assert appo.adopt(before).state.updates["policy"] == 42
+    assert appo.adopt(before, appo.settings).state.updates["policy"] == 42
 
 
 def test_a_schedule_has_first_agents_of_its_own():
     schedule = "evolution.schedule={hyperparameters: {}, architectures: {}}"
     with pytest.raises(UserError, match=r"population.from: an agent that follows evolution.schedule"):
         config("population.from=runs/x", schedule)
+
+
+BOX = {"observations": gym.spaces.Box(-1.0, 1.0, (3,)), "actions": gym.spaces.Box(-1.0, 1.0, (2,))}
+
+
+def on_the_box(name, settings):
+    return algorithm(f"algorithm={{name: {name}, {settings}}}", "network.hidden_sizes=[8]", **BOX)
+
+
+def temperature(agent, sac):
+    (stack,) = Policy([agent], sac, torch.Generator()).stacks
+    return sac.log_temperature(stack).exp().item()
+
+
+def test_sac_keeps_its_temperature_where_the_first_one_is_another():
+    theirs, own = (on_the_box("sac", f"initial_temperature: {first}") for first in (0.02, 0.5))
+    agent = new_agent(dqn=theirs)
+    learned = temperature(agent, theirs)
+    assert temperature(own.adopt(agent, theirs.settings), own) == pytest.approx(learned)
+
+
+@pytest.mark.parametrize(("name", "network"), [("sac", "actor"), ("ppo", "policy")])
+def test_scales_of_state_dependent_noise_are_kept_where_the_first_one_is_another(name, network):
+    theirs, own = (on_the_box(name, f"state_dependent_noise: {{initial_log_scale: {first}}}") for first in (-3.0, -1.0))
+    agent = new_agent(dqn=theirs)
+    before = agent.tensors[network]["parameters"]["noise_log_scale.weight"].clone()
+    adopted = own.adopt(agent, theirs.settings).tensors[network]["parameters"]["noise_log_scale.weight"]
+    torch.testing.assert_close(adopted - 1.0, before - 3.0)
