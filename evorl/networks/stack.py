@@ -117,7 +117,7 @@ class TargetRule(Protocol):
 class Polyak:
     """Polyak averaging (arXiv 1509.02971, section 3), with the per-agent coefficient `hyperparameter`.
 
-    With `every` above 1, only at every `every`-th update of the agent.
+    With `every` above 1, only in the first of every `every` updates of the agent, in which delayed steps are taken.
     """
 
     hyperparameter: str
@@ -129,7 +129,7 @@ class Polyak:
 
     def rate(self, hyperparameters: Mapping[str, Tensor], updates: Tensor) -> Tensor:
         rate = hyperparameters[self.hyperparameter]
-        return rate if self.every == 1 else rate * (torch.remainder(updates, self.every) == 0)
+        return rate if self.every == 1 else rate * (torch.remainder(updates - 1, self.every) == 0)
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,8 @@ def test_an_agent_learns_as_the_paper_says():
         expected = ((first - target).abs() + (second - target).abs()) / 2
         torch.testing.assert_close(errors[0], expected.detach(), rtol=1e-4, atol=1e-5)
         plain.descend("critics", (first - target).square().mean() + (second - target).square().mean())
-        if update % 3 == 0:
+        if update % 3 == 1:  # The first update of a generation is one of the actor and of all targets.
             plain.follow("critics")
-        if update % 3 == 1:  # The first update of a generation is one of the actor.
             action = torch.tanh(perceptron(plain.p["actor"], {"observation": seen}, "action"))
             plain.descend("actor", -values(plain.p["critics"], seen, action)[0].mean())
             plain.follow("actor")
