@@ -98,7 +98,7 @@ class Logger(NullLogger):
         self._length = length
         self._warn_once = warn_once
         self._callbacks = callbacks
-        self._written_elite = elite
+        self._elite = self._written_elite = elite
         self._varying = perturbed(config)
         try:
             directory.write_interface(interface_to_json(interface))
@@ -186,6 +186,7 @@ class Logger(NullLogger):
         self._bar.close()
         try:
             self._directory.flush()
+            self._write_elite()
             self._directory.write_summary(summary)
         except OSError as error:
             problem = reason(error, self._directory.path)
@@ -200,12 +201,10 @@ class Logger(NullLogger):
         """Write a generation's lines, then the elite if it is new; then update the trackers and the bar."""
         self._directory.metrics.add([row])
         self._directory.lineage.add(lineage)
-        is_new = False
+        self._elite, is_new = elite, False
         try:
             self._directory.flush()
-            if elite != self._written_elite:
-                self._directory.write_elite(elite)
-                self._written_elite, is_new = elite, True
+            is_new = self._write_elite()
             self._warn_once.reset("lines")
         except OSError as error:
             self._warn_once(
@@ -225,6 +224,14 @@ class Logger(NullLogger):
         self._bar.n = row["agent_steps"]
         self._speed = _speed(row["env_steps_per_second"])
         self._tell(generation_line(row, born, self._config))
+
+    def _write_elite(self) -> bool:
+        """Write the newest elite unless that is done, and tell whether it was to be done. Raises OSError."""
+        if self._elite == self._written_elite:
+            return False
+        self._directory.write_elite(self._elite)
+        self._written_elite = self._elite
+        return True
 
     def _film(self, row: Row) -> None:
         """Record a video of the new elite for the trackers; a rendering error does not stop training."""

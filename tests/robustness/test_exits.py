@@ -189,6 +189,34 @@ def test_a_summary_that_cannot_be_written_is_no_success(in_directory, monkeypatc
     assert "summary.json: No space left on device" in errors_of(capsys)[0]
 
 
+@pytest.mark.parametrize(("healed", "code"), [(True, 0), (False, 1)])
+def test_an_elite_that_cannot_be_written_is_tried_again_at_the_end(healed, code, in_directory, monkeypatch, capsys):
+    from evorl.runs.directory import RunDirectory
+    from evorl.runs.logger import Logger
+
+    write, close, is_full = RunDirectory.write_elite, Logger.close, []
+
+    def full(self, payload):
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device", "elite")
+        write(self, payload)
+        is_full.append(True)  # from the second elite on
+
+    def closing(self, summary):
+        if healed:
+            is_full.clear()
+        return close(self, summary)
+
+    monkeypatch.setattr(RunDirectory, "write_elite", full)
+    monkeypatch.setattr(Logger, "close", closing)
+    with pytest.warns(EvorlWarning, match="elite: No space left on device; training goes on, and this is tried again"):
+        assert train("run.name=a", "training.max_steps=400", "evolution.selection.archive=0") == code
+    newest = max((in_directory / "runs" / "a" / "checkpoints").glob("generation-*")) / "elite.safetensors"
+    written = (in_directory / "runs" / "a" / "elite" / "agent.safetensors").read_bytes()
+    assert (written == newest.read_bytes()) == healed
+    assert healed or "was not saved: " in errors_of(capsys)[0]
+
+
 def test_a_directory_that_is_deleted_meanwhile_is_no_success(in_directory, monkeypatch, capsys):
     from evorl.runs.run import Run
 
