@@ -127,7 +127,7 @@ class Heartbeat:
             for rank, beat in after.items():
                 if beat["last_words"]:
                     words.append(f"rank {rank} on {beat['host']} ended: {beat['last_words']}")
-                elif beat == before[rank]:
+                elif beat == before.get(rank):
                     words.append(f"rank {rank} on {beat['host']} has sent no heartbeat for {SILENT:g} s or more")
                     if beat["processes"] == self._processes:
                         atexit.register(end_sibling, beat["pid"], beat["started_at"])
