@@ -544,8 +544,8 @@ class CheckpointManager:
         if again and self._ranks.is_main:
             aside = self._checkpoints.path(again).name
             say(
-                f"generation {again} was cut short by training.max_steps: it is trained again with all its steps, as "
-                f"if the run had had them from the start; what it came to is in checkpoints/shortened-{aside}"
+                f"generation {again} was cut short by training.max_steps: it is trained again with all its steps; what "
+                f"it came to is in checkpoints/shortened-{aside}"
             )
         return "shortened" if again else "damaged"
 
