@@ -410,6 +410,8 @@ def replay_file(rank: int) -> str:
 
 
 SUMMARY = "summary.json"
+BENCHMARK_COPY = "benchmark"
+"""The subdirectory of a run that holds the copy of its `league.benchmark`, made when training begins."""
 """The file that says how the run ended."""
 FINISHED, STOPPED = "finished", "stopped"
 """The ends of a run that has its last checkpoint: at its target or its last step, and by a callback."""
@@ -551,12 +553,28 @@ class RunDirectory:
                 )
             check_same_run(self.path, config)
             self._check_checkpoints()
-        elif any(not name.startswith(".") for name in there):
+        elif any(not name.startswith(".") and name != BENCHMARK_COPY for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
-        write_atomically(self.path / "config.yaml", config.to_yaml().encode())
-        sign_code(self.path, config)
-        (self.path / SUMMARY).unlink(missing_ok=True)
+        else:
+            remove(self.path / BENCHMARK_COPY)  # Of a start that failed.
         self.checkpoints.discard()
+
+    def begin(self, config: AnyConfig, ranks: Ranks) -> None:
+        """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.
+
+        A start or a resume that fails before that leaves a run as it was, and a new directory free.
+        """
+
+        def write() -> bytes:
+            try:
+                write_atomically(self.path / CONFIG, config.to_yaml().encode())
+                sign_code(self.path, config)
+                (self.path / SUMMARY).unlink(missing_ok=True)
+            except OSError as error:
+                raise UserError(f"run.directory: cannot write to {reason(error, self.path)}") from error
+            return b""
+
+        ranks.from_main(write, "the run's configuration")
 
     def _check_checkpoints(self) -> None:
         """Raise UserError if a run has lost its checkpoints: to begin anew would cost it its elite, too.

@@ -25,7 +25,7 @@ from evorl.league.exported import ExportedAgent, ExportedPlayers
 from evorl.league.players import Players
 from evorl.population import Policy
 from evorl.population.evaluation import RANDOM
-from evorl.runs.directory import CONFIG, RunDirectory, is_own, read_config, sign_code
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, RunDirectory, is_own, read_config, sign_code
 from evorl.runs.hub import FILES, is_on_hub, local_run
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import torch_generator
@@ -37,8 +37,6 @@ FORMS = "random, package.module:player, the directory of a run, or an exported a
 ONNX = ".onnx"
 EXPORTED = "agent.onnx"
 """The exported agent in a directory that is no run."""
-COPY = "benchmark"
-"""The subdirectory of a run that holds the copy of its benchmark, made when training begins."""
 
 
 class Task(NamedTuple):
@@ -201,7 +199,7 @@ def keep_benchmark(config: AnyConfig, directory: RunDirectory, ranks: Ranks, tas
     on since, or be gone. Raises UserError on all ranks.
     """
     name = _benchmark(config)
-    copy = directory.path / COPY
+    copy = directory.path / BENCHMARK_COPY
 
     def files() -> bytes:
         if not copy.is_dir() and (read := kind_of(name, BENCHMARK).files) is not None:
@@ -228,7 +226,7 @@ def keep_benchmark(config: AnyConfig, directory: RunDirectory, ranks: Ranks, tas
 
 def kept_benchmark(config: AnyConfig, run: Path, task: Task, allow_code: bool = False) -> Opponent:
     """The benchmark of the run in directory `run`, by its copy if it has one. Raises UserError."""
-    name, copy = _benchmark(config), run / COPY
+    name, copy = _benchmark(config), run / BENCHMARK_COPY
     if copy.is_dir() and name != RANDOM:
         return opponent_of(str(copy), BENCHMARK, task, allow_code)._replace(name=name)
     return opponent_of(name, BENCHMARK, task, allow_code)
@@ -236,7 +234,7 @@ def kept_benchmark(config: AnyConfig, run: Path, task: Task, allow_code: bool = 
 
 def with_copy(config: AnyConfig, run: Path) -> AnyConfig:
     """A run's configuration, with the path of the copy of its benchmark that its directory `run` keeps, if any."""
-    copy = run / COPY
+    copy = run / BENCHMARK_COPY
     if config.league is None or not copy.is_dir():
         return config
     league = config.league.model_copy(update={"benchmark": str(copy.resolve())})
@@ -257,7 +255,7 @@ def _own_config(run: Path) -> AnyConfig | None:
 
 def _write_copy(copy: Path, files: Mapping[str, bytes], own: AnyConfig | None) -> None:
     """Write a benchmark's files, all or none, and the proof that the code of an `own` run is the user's."""
-    new = copy.with_name(f".{COPY}")
+    new = copy.with_name(f".{BENCHMARK_COPY}")
     try:
         remove(new)
         _write(new, files)

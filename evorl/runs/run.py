@@ -114,7 +114,18 @@ class Run:
         self._whole_length = self.generation_length = replace(
             generation_length(config, placement.copies, experience.period), continued=environments.can_continue
         )
-        self._directory = directory = RunDirectory.claim_on_all_hosts(config, self.ranks)
+        self.league = None
+        self._directory = RunDirectory.claim_on_all_hosts(config, self.ranks)
+        try:
+            self._prepare(experience, environments)
+        except BaseException:
+            # An interactive session keeps the error, and with it this object: the directory must not stay locked.
+            self._let_go()
+            raise
+
+    def _prepare(self, experience: Experience, environments: Continued) -> None:
+        """Restore the newest checkpoint of the claimed directory, or make the first agents."""
+        config, placement, algorithm, directory = self.config, self.placement, self.algorithm, self._directory
         self._warn_once = WarnOnce(speaks=self.ranks.is_main or not directory.is_shared)
         self._checkpoints = CheckpointManager(
             config,
@@ -148,6 +159,7 @@ class Run:
                 self._note_resume()
             self._on_main(self._catch_up)
             self.progress.solved = self.progress.is_solved(config)
+        directory.begin(config, self.ranks)
         self.generation = self.progress.generation + 1
         self.progress.note_setup(config, placement)
         self._recorded = self.progress.copy()
@@ -189,9 +201,19 @@ class Run:
         return torch_generator(self.config.seed, generation=self.generation, rank=rank, purpose=purpose, device=device)
 
     def __enter__(self) -> Self:
-        if self.ranks.is_main:
-            self._open_logger()
+        try:
+            if self.ranks.is_main:
+                self._open_logger()
+        except BaseException:
+            self._let_go()
+            raise
         return self
+
+    def _let_go(self) -> None:
+        """Release all that outlives a run that has failed before its first generation."""
+        if self.league is not None:
+            self.league.close()
+        self._directory.release()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -336,6 +358,9 @@ class Run:
 
         The run is solved if the elite then reaches the target on fresh episodes.
         """
+        if not self.placement.is_sharded and trained is not policy.agents:
+            # Replicas have drifted apart: those that this rank trained are not the agents that are kept.
+            policy = Policy(trained, self.algorithm, self.generator("evaluation"))
         if self._benchmark is not None:
             evaluator.face(self._benchmark.seat)
         rated = self._rate(trained)
@@ -373,11 +398,15 @@ class Run:
         evolution appear in the next generation's line. Raises UserError on all ranks if a callback misbehaves.
         """
         progress = self.progress
+        counted = int(counts.steps.mean())
+        if self._within:
+            # An interim checkpoint has steps as they were made; those of resets do not count from here on.
+            self._saved_steps += counted - self._steps_within
         self._steps_within = 0
         progress.generation = self.generation
         shortened = self.generation_length.steps < self._whole_length.steps
         progress.shortened_by = self.config.training.max_steps if shortened else None
-        progress.agent_steps += int(counts.steps.mean())
+        progress.agent_steps += counted
         progress.global_steps += int(counts.steps.sum())
         if progress.evaluation_steps is not None:
             progress.evaluation_steps += progress.elite.evaluation_steps

@@ -191,17 +191,24 @@ def test_a_launcher_that_starts_one_process_of_two_is_an_error(tmp_path):
 DRIFTING = """
 import os
 from evorl.population import Learner
+from evorl.runs.run import Run
 
-to_agents = Learner.to_agents
+to_agents, assign_fitness = Learner.to_agents, Run.assign_fitness
 
 def rounded(self):
-    agents = to_agents(self)
     if os.environ["RANK"] == "1":
-        for agent in agents:
-            agent.tensors["q"]["parameters"]["hidden.0.bias"] += 1e-7
-    return agents
+        self.policy.flat.data.neg_()  # more than rounding, so that it shows in the fitness
+    return to_agents(self)
 
-Learner.to_agents = rounded
+def checked(self, trained, policy, counts, evaluator):
+    fitness = assign_fitness(self, trained, policy, counts, evaluator)
+    episodes = self.config.evaluation.episodes
+    for agent, returns in zip(trained, fitness.evaluated):
+        (again,) = evaluator.remeasure([agent], self.generation, "generation", 0, episodes)
+        assert again.tolist() == returns.tolist(), "the fitness is that of another agent"
+    return fitness
+
+Learner.to_agents, Run.assign_fitness = rounded, checked
 """
 
 

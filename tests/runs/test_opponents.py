@@ -14,9 +14,10 @@ from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
 from evorl.envs.games import Asked, RandomPlayers, is_allowed, make_game
 from evorl.league.exported import ExportedPlayers
+from evorl.runs.directory import BENCHMARK_COPY
 from evorl.runs.launch import read_config
 from evorl.runs.loaded import load
-from evorl.runs.opponents import COPY, Task, agent_opponent, opponent_of
+from evorl.runs.opponents import Task, agent_opponent, opponent_of
 from evorl.runs.program import run_program
 from evorl.types import UserError
 
@@ -220,12 +221,12 @@ def test_a_retrained_run_faces_the_copy_from_any_directory(a, in_directory, tmp_
     run = in_directory / "runs" / "b"
     monkeypatch.chdir(tmp_path)
     retrain_command(run, (), None, 1, constant=False)
-    assert read_config(run / "retrain.yaml", ()).league.benchmark == str(run / COPY)
+    assert read_config(run / "retrain.yaml", ()).league.benchmark == str(run / BENCHMARK_COPY)
 
 
 def test_a_damaged_copy_is_refused_in_one_line(a, in_directory, capsys):
     assert train(*AGAINST, "run.name=b", "league.benchmark=runs/a") == 0
-    (in_directory / "runs" / "b" / COPY / "elite" / "agent.safetensors").write_bytes(b"broken")
+    (in_directory / "runs" / "b" / BENCHMARK_COPY / "elite" / "agent.safetensors").write_bytes(b"broken")
     capsys.readouterr()
     assert train(*AGAINST, "training.max_steps=160", "league.benchmark=runs/a", "run.name=b", "run.resume=auto") == 2
     assert "runs/b/benchmark/elite" in error_line(capsys)

@@ -174,6 +174,23 @@ def test_every_shipped_configuration_runs(path, in_directory):
     assert all(values[0] is not None for values in losses), "it is meant to have learned"
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was(in_directory, capsys):
+    assert train("run.name=a", "training.max_steps=40") == 0
+    run = in_directory / "runs" / "a"
+    (agents,) = run.glob("checkpoints/generation-*/agents.safetensors")
+    agents.write_bytes(agents.read_bytes() + b"x")
+    before = {name: (run / name).read_bytes() for name in ("config.yaml", "summary.json")}
+    capsys.readouterr()
+    with pytest.warns(EvorlWarning, match="damaged"):
+        assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 2
+    assert "is whole; they were left as they are" in error_line(capsys)
+    assert {name: (run / name).read_bytes() for name in before} == before
+    # Its summary still says that the run has finished, so that it does not begin anew.
+    shutil.rmtree(agents.parent)
+    assert train("run.name=a", "run.resume=auto", "training.max_steps=80") == 2
+    assert "has been trained before, but has no checkpoint" in error_line(capsys)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

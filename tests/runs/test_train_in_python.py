@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ from evorl.commands.command import run_command
 from evorl.config import read_yaml
 from evorl.runs import train
 from evorl.runs.callbacks import Generation
+from evorl.runs.directory import LOCK_PATIENCE
 from evorl.runs.metrics import record_of
 from evorl.runs.program import run_program
 from evorl.runs.train import assignments
@@ -291,6 +293,28 @@ def _ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("mistake", [{"population": {"from": "runs/none"}}, {"evolution": {"initial": ["runs/none"]}}])
+def test_a_start_that_fails_leaves_its_name_free_and_its_lock_open(mistake, in_directory):
+    with pytest.raises(UserError, match="there is no run here") as kept:
+        evorl.train(SMALL, run={"name": "a"}, **mistake)
+    assert not (in_directory / "runs" / "a" / "config.yaml").exists()
+    began = time.monotonic()
+    evorl.train(SMALL, run={"name": "a"}, training=SHORT)
+    assert time.monotonic() - began < LOCK_PATIENCE
+    assert kept.tb, "an interactive session keeps the error, and all that its frames refer to"
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+def test_after_a_generation_that_an_interim_checkpoint_has_whole_nothing_is_lost(in_directory, capsys):
+    def interrupt(generation):
+        if generation.number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        evorl.train(SMALL, callbacks=[interrupt], checkpoint={"minutes": 1e-9}, run={"name": "a"})
+    assert "saved within generation 2 after 40 of 40 steps of each agent" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_ctrl_c")
