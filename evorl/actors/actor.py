@@ -31,7 +31,7 @@ NUMBER = struct.Struct("<q")
 MESSAGE = struct.Struct("<3q")
 """Wire format of (filled slot, generation, parameter version). It is small enough that a pipe never splits it."""
 FAILED = -1
-"""Sent in place of a slot number: the message of a UserError follows."""
+"""Sent in place of a slot number: the message of a UserError follows, whose size stands in place of a generation."""
 SAVE, RESTORE = -2, -3
 """Sent in place of a slot number. SAVE requests the running episodes; RESTORE is followed by their size, a seed and the
 episodes. The answer has the size of its payload in place of a generation."""
@@ -52,7 +52,8 @@ def run(context: Mapping[str, Any], index: int, attempt: int, descriptors: Seque
         ):
             actor.work(reader, writer)
     except UserError as error:
-        os.write(writer, MESSAGE.pack(FAILED, 0, 0) + str(error).encode())
+        text = str(error).encode()
+        write_all(writer, MESSAGE.pack(FAILED, len(text), 0) + text)
     except (BrokenPipeError, _Leave):  # The learner is gone, or no longer wants this actor.
         return
 

@@ -177,7 +177,7 @@ class Supervisor:
             if waiting.select(max(self._settings.timeout, STARTING)) and (head := read_all(actor.reader, MESSAGE.size)):
                 answered, size, _ = MESSAGE.unpack(head)
                 if answered == FAILED:
-                    raise UserError(f"{_rest(actor.reader)} (in actor {index})")
+                    raise _mistake(actor, size)
                 return read_all(actor.reader, size)
         raise RunFailed(f"actor {index} has ended, or hangs, and does not go on with its episodes")
 
@@ -191,7 +191,7 @@ class Supervisor:
                 continue
             slot, generation, version = MESSAGE.unpack(message)
             if slot == FAILED:
-                raise UserError(f"{_rest(actor.reader)} (in actor {actor.index})")
+                raise _mistake(actor, generation)
             actor.slots.discard(slot)
             actor.failures = self._server_failures = 0
             return Message(actor.index, slot, generation, version)
@@ -303,9 +303,7 @@ def _unread(reader: int) -> int:
     return int(count)
 
 
-def _rest(reader: int) -> str:
-    """Read a pipe to its end, as text."""
-    parts: list[bytes] = []
-    while part := os.read(reader, 4096):
-        parts.append(part)
-    return b"".join(parts).decode(errors="replace")
+def _mistake(actor: ActorProcess, size: int) -> UserError:
+    """The mistake that an actor reports in `size` bytes."""
+    # The pipe may never end: processes that the actor's environments forked hold it, too.
+    return UserError(f"{read_all(actor.reader, size).decode(errors='replace')} (in actor {actor.index})")

@@ -190,6 +190,16 @@ def test_mistakes_are_told_in_one_line(error, overrides, message):
         learning.learn(1)
 
 
+HELPED = "environment={id: 'helpers.faults:Helped-v0', num_envs: 2, vectorization: sync, max_restarts: 1"
+
+
+@pytest.mark.timeout(30)
+def test_mistakes_are_told_though_helpers_of_the_environments_live_on():
+    """They hold the pipe through which the actor tells of the mistake."""
+    with Learning(HELPED + ", kwargs: {at: 7}}") as learning, pytest.raises(UserError, match=r"\(in actor 0\)"):
+        learning.learn(1000)
+
+
 def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):
     assert train(*SETTINGS, "actors={queue: 4, max_staleness: 2}", "run.name=a") == 2
     assert "take at least 4, or fewer actors" in error_line(capsys)

@@ -1,5 +1,6 @@
 """Environments that fail in known ways."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -203,6 +204,27 @@ class Recorded(gym.Env):
         return info["reward"]
 
 
+class Helped(gym.Env):
+    """Forks a helper that it never ends, and raises from its step `at` on. Its spaces are those of CartPole."""
+
+    observation_space = gym.spaces.Box(-1, 1, (4,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, at=None):
+        self.at, self.steps = at, 0
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.at is not None and self.steps >= self.at:
+            raise RuntimeError("the wheel came off")
+        return np.zeros(4, np.float32), 1.0, False, False, {}
+
+
 def still_open(file):
     """How many recorded environments were made and not closed; each must have been closed only once."""
     notes = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
@@ -211,6 +233,7 @@ def still_open(file):
     return len(made) - len(closed)
 
 
+gym.register("Helped-v0", entry_point=Helped)
 gym.register("Hanging-v0", entry_point=Hanging)
 gym.register("Empty-v0", entry_point=Empty)
 gym.register("Failing-v0", entry_point=Failing)
