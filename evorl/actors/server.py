@@ -171,10 +171,20 @@ def _let_go(actors: Collection[int], leave: int) -> None:
             os.kill(process, leave)
     deadline = time.monotonic() + CLOSING
     while living and time.monotonic() < deadline:
-        living = {process for process in living if os.waitpid(process, os.WNOHANG) == (0, 0)}
+        living = {process for process in living if not _has_left(process)}
         time.sleep(0.01)
     for process in living:
         _end(process)
+
+
+def _has_left(process: int) -> bool:
+    """True once an actor has exited; what its environments left running is killed then."""
+    if os.waitpid(process, os.WNOHANG) == (0, 0):
+        return False
+    # A process group keeps its id for as long as it has members.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+    return True
 
 
 def _is_stopped(process: int) -> bool:

@@ -200,6 +200,16 @@ def test_mistakes_are_told_though_helpers_of_the_environments_live_on():
         learning.learn(1000)
 
 
+def test_helpers_of_the_environments_end_with_the_run():
+    others = descendants()
+    with Learning(HELPED + "}") as learning:
+        learning.learn(4)
+        family = descendants() - others
+    # The process that forks actors, an actor, and a helper of each of its environments.
+    assert len(family) == 2 + 2 * 2
+    assert all_gone(family)
+
+
 def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):
     assert train(*SETTINGS, "actors={queue: 4, max_staleness: 2}", "run.name=a") == 2
     assert "take at least 4, or fewer actors" in error_line(capsys)
