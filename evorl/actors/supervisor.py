@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import resource
+import select
 import selectors
 import struct
 import termios
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all, write_all
+from evorl.actors.actor import FAILED, MESSAGE, NUMBER, read_all
 from evorl.actors.memory import Board
 from evorl.actors.server import ActorServer
 from evorl.config.schema import ActorSettings
@@ -171,14 +172,17 @@ class Supervisor:
         Raises UserError if the actor reports one, and RunFailed if no answer comes.
         """
         actor = self._actors[index]
-        with selectors.DefaultSelector() as waiting, contextlib.suppress(BrokenPipeError):
-            waiting.register(actor.reader, selectors.EVENT_READ)
-            write_all(actor.writer, NUMBER.pack(what) + payload)
-            if waiting.select(max(self._settings.timeout, STARTING)) and (head := read_all(actor.reader, MESSAGE.size)):
-                answered, size, _ = MESSAGE.unpack(head)
-                if answered == FAILED:
-                    raise _mistake(actor, size)
-                return read_all(actor.reader, size)
+        patience = max(self._settings.timeout, STARTING)
+        with contextlib.suppress(BrokenPipeError, TimeoutError):
+            _write(actor.writer, NUMBER.pack(what) + payload, patience)
+            answered, size, _ = MESSAGE.unpack(_read(actor.reader, MESSAGE.size, patience))
+            answer = _read(actor.reader, size, patience)
+            if answered == FAILED:
+                raise _mistake(answer, actor)
+            return answer
+        # The end of its pipe leads to its replacement, which must not be preceded by the rest of a late answer.
+        self._end(actor)
+        read_all(actor.reader, _unread(actor.reader))
         raise RunFailed(f"actor {index} has ended, or hangs, and does not go on with its episodes")
 
     def receive(self) -> Message:
@@ -191,7 +195,8 @@ class Supervisor:
                 continue
             slot, generation, version = MESSAGE.unpack(message)
             if slot == FAILED:
-                raise _mistake(actor, generation)
+                # Its pipe need not end then: processes that its environments forked hold it, too.
+                raise _mistake(read_all(actor.reader, generation), actor)
             actor.slots.discard(slot)
             actor.failures = self._server_failures = 0
             return Message(actor.index, slot, generation, version)
@@ -303,7 +308,32 @@ def _unread(reader: int) -> int:
     return int(count)
 
 
-def _mistake(actor: ActorProcess, size: int) -> UserError:
-    """The mistake that an actor reports in `size` bytes."""
-    # The pipe may never end: processes that the actor's environments forked hold it, too.
-    return UserError(f"{read_all(actor.reader, size).decode(errors='replace')} (in actor {actor.index})")
+def _mistake(text: bytes, actor: ActorProcess) -> UserError:
+    return UserError(f"{text.decode(errors='replace')} (in actor {actor.index})")
+
+
+def _write(writer: int, payload: bytes, patience: float) -> None:
+    """Write the whole payload to a pipe. Raises BrokenPipeError, and TimeoutError where nobody reads for too long."""
+    for first in range(0, len(payload), select.PIPE_BUF):
+        _wait(writer, selectors.EVENT_WRITE, patience)
+        # A pipe that is ready takes this much without blocking.
+        os.write(writer, payload[first : first + select.PIPE_BUF])
+
+
+def _read(reader: int, size: int, patience: float) -> bytes:
+    """Read `size` bytes. Raises BrokenPipeError if the pipe ends first, and TimeoutError if nothing comes for long."""
+    parts = bytearray()
+    while len(parts) < size:
+        _wait(reader, selectors.EVENT_READ, patience)
+        part = os.read(reader, size - len(parts))
+        if not part:
+            raise BrokenPipeError
+        parts += part
+    return bytes(parts)
+
+
+def _wait(pipe: int, event: int, patience: float) -> None:
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(pipe, event)
+        if not waiting.select(patience):
+            raise TimeoutError

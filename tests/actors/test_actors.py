@@ -16,7 +16,8 @@ from helpers import faults
 from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
 
-from evorl.actors import Actors, server
+from evorl.actors import Actors, server, supervisor
+from evorl.actors.actor import RESTORE, SAVE
 from evorl.actors.actors import warn_of_cores
 from evorl.actors.collectors import slot_size, slots
 from evorl.actors.memory import SharedMemory
@@ -208,6 +209,33 @@ def test_helpers_of_the_environments_end_with_the_run():
     # The process that forks actors, an actor, and a helper of each of its environments.
     assert len(family) == 2 + 2 * 2
     assert all_gone(family)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("what", "payload"), [(SAVE, b""), (RESTORE, bytes(2**20))])
+def test_an_actor_that_is_too_late_with_its_episodes_is_replaced(what, payload, monkeypatch):
+    monkeypatch.setattr(supervisor, "STARTING", 1.0)
+    with Learning("actors={count: 1, lockstep: true, timeout: 1}") as learning:
+        learning.learn(2)
+        asked = learning.actors._supervisor
+        while asked.busy:
+            asked.receive()
+        process, end = learning.actors.processes[0], asked._end
+
+        def answer_and_end(actor):
+            if actor.process:
+                os.kill(process, signal.SIGCONT)
+                time.sleep(0.3)
+            end(actor)
+
+        asked._end = answer_and_end
+        os.kill(process, signal.SIGSTOP)
+        with pytest.raises(RunFailed, match="does not go on with its episodes"):
+            asked.ask(0, what, payload)
+        learning.begin(2)
+        learning.learn(3)
+        assert asked.restarts == 1
+        assert learning.actors.processes[0] != process
 
 
 def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):
