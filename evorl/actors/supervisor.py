@@ -96,7 +96,8 @@ class ActorProcess:
 
     def is_late(self, now: float, beat: float, timeout: float) -> bool:
         """True if the actor has a slot to fill but no recent heartbeat; the last was at `beat`."""
-        limit = max(beat, self.asked) + timeout if beat > self.began else self.began + max(timeout, STARTING)
+        patience = timeout if beat > self.began else max(timeout, STARTING)
+        limit = max(beat, self.began, self.asked) + patience
         return bool(self.process and self.slots) and now > limit
 
 

@@ -238,6 +238,14 @@ def test_an_actor_that_is_too_late_with_its_episodes_is_replaced(what, payload, 
         assert learning.actors.processes[0] != process
 
 
+def test_an_actor_that_was_idle_since_its_start_is_not_late_with_its_first_step():
+    """In lockstep, an actor may wait for its first slot for longer than it may take to start."""
+    now = time.monotonic()
+    actor = supervisor.ActorProcess(0, 1, (), {0}, began=now - 100, asked=now)
+    late = [actor.is_late(then, 0.0, timeout=3.0) for then in (now, now + 59, now + 61)]
+    assert late == [False, False, True]
+
+
 def test_bounds_that_would_starve_the_learner_end_a_program_before_it_claims_a_directory(in_directory, capsys):
     assert train(*SETTINGS, "actors={queue: 4, max_staleness: 2}", "run.name=a") == 2
     assert "take at least 4, or fewer actors" in error_line(capsys)
