@@ -31,24 +31,27 @@ from evorl.types import EvorlWarning, RunFailed, Tensors, UserError
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
-    """The largest staleness accepted, in updates. Raises UserError if it would reject most rollouts."""
+    """The largest staleness accepted, in updates. Raises UserError if it would reject many rollouts."""
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
     # An actor fills its queue, and between two fetches goes on with the same parameters unless it shares them.
     between = 0 if KINDS[config.algorithm.sends].shared else actors.fetch_steps
     waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
-    updates = steps * pace.updates * _most_updates(config) / pace.steps
-    if config.algorithm.replayed and config.population.size > 1:
+    behind: int
+    if config.algorithm.replayed:
+        updates = steps * pace.updates * _most_updates(config) / pace.steps
         # Each agent is due by its own count, so some agent may be with every rollout.
-        updates = math.ceil(updates)
-    behind: int = math.ceil(waiting * updates)
+        behind = math.ceil(waiting * (math.ceil(updates) if config.population.size > 1 else updates))
+    else:
+        # A batch of several rollouts has all its updates at once.
+        behind = math.ceil(waiting * steps / pace.steps) * math.ceil(pace.updates)
     if actors.max_staleness is None:
         return 2 * behind
     if actors.max_staleness < behind:
         raise UserError(
             f"actors.max_staleness: with {waiting} rollouts on their way (actors.count, actors.queue, "
-            f"actors.fetch_steps) parameters can be {behind} updates behind, and most of what actors do would be "
+            f"actors.fetch_steps) parameters can be {behind} updates behind, and much of what actors do would be "
             f"discarded; take at least {behind}, or fewer actors"
         )
     return actors.max_staleness
@@ -168,7 +171,7 @@ class Actors:
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
         """Start the process that forks actors.
 
-        Raises UserError if most rollouts would be too stale to learn from, or actors need too many open files.
+        Raises UserError if many rollouts would be too stale to learn from, or actors need too many open files.
         """
         assert config.actors is not None
         self._config = config

@@ -76,9 +76,7 @@ def test_actors_fetch_parameters_every_so_many_steps(fetch_steps, fetched):
 
 def test_rollouts_of_parameters_that_are_too_old_are_discarded():
     with Learning("actors={queue: 2, max_staleness: 4}") as learning:
-        until = time.monotonic() + 10
-        while learning.actors._supervisor.waiting < 2 and time.monotonic() < until:
-            time.sleep(0.01)
+        await_waiting(learning, 2)
         learning.policy.version += 5
         learning.actors.publish(learning.policy)
         learning.learn(1)
@@ -141,12 +139,30 @@ def test_the_bound_on_staleness_counts_an_update_of_the_population_for_each_roll
     assert bound("algorithm.learn_step=64", f"population.size={size}", "actors={queue: 8}") == 2 * 8 * updates
 
 
+def test_nothing_of_full_queues_is_discarded_though_the_updates_with_a_batch_come_all_at_once():
+    with Learning("algorithm={name: impala, rollout_steps: 5, rollouts: 16, passes: 8}") as learning:
+        assert max_staleness(learning.config, learning.algorithm, 1) == 2 * 8
+        for _ in range(2):
+            learning.learn(15)
+            await_waiting(learning, 2)
+            learning.learn(1)
+        learning.learn(2)
+        figures = learning.actors.figures(learning.placement)
+    assert figures["discarded_stale"] == 0
+    assert figures["max_staleness"] == 8
+
+
+def await_waiting(learning, count):
+    """Wait until so many messages wait for the learner."""
+    until = time.monotonic() + 10
+    while learning.actors._supervisor.waiting < count and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def test_the_depth_of_the_queue_is_what_waits_in_it():
     with Learning("actors={queue: 5}") as learning:
         learning.learn(1)
-        until = time.monotonic() + 10
-        while learning.actors._supervisor.waiting < 5 and time.monotonic() < until:
-            time.sleep(0.01)
+        await_waiting(learning, 5)
         assert learning.actors._supervisor.waiting == 5
         learning.actors.receive(learning.policy)
         assert learning.actors._supervisor.waiting == 4
