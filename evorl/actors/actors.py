@@ -264,15 +264,19 @@ class Actors:
         return self._supervisor.processes
 
     def begin(self, policy: Policy, generation: int, carries_over: bool, steps: int) -> None:
-        """Start a generation: publish its agents, for which actors make `steps` steps of this rank's environments."""
+        """Start a generation: publish its agents, for which actors make `steps` steps of this rank's environments.
+
+        Raises UserError if actors need too much memory or too many open files.
+        """
         count, queue = self._settings.count, self._settings.queue
         make, first = self._kind.slot(policy, self._config), not self._generation
         size = slot_size(make)
         if first:
             check_memory(size * count * queue, count * queue, self._placement)
-        for actor, memory in enumerate(self._memories):
-            memory.grow(size * queue)
-            self._slots |= slots(memory, make, range(actor * queue, (actor + 1) * queue))
+        with explaining_open_files(count):
+            for actor, memory in enumerate(self._memories):
+                memory.grow(size * queue)
+                self._slots |= slots(memory, make, range(actor * queue, (actor + 1) * queue))
         self._generation, self._published, self._turn = generation, policy.version, 0
         self._left = steps // self.sent_steps
         flat, states = self._published_of(policy)

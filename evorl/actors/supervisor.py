@@ -31,8 +31,8 @@ STARTING = 60.0
 
 
 COUNT = struct.Struct("i")
-FILES_OF_ACTOR = 3
-"""Files that a rank keeps open per actor: its memory, and one end of each of its two pipes."""
+FILES_OF_ACTOR = 4
+"""Files that a rank keeps open per actor: its memory, the map of it, and one end of each of its two pipes."""
 FILES_OF_OTHERS = 256
 """Files that a rank may need open for everything else."""
 

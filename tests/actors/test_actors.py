@@ -112,10 +112,12 @@ def test_actors_close_their_environments_in_the_end(tmp_path):
     assert not faults.still_open(file)
 
 
-def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line():
+@pytest.mark.parametrize("spare", [20, 70, 130])
+def test_too_many_actors_for_the_limit_of_open_files_are_refused_in_one_line(spare):
+    """They run out of files for the actors' memory, its maps or their pipes."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 20, before[1]))
-    message = r"actors.count: 40 actors take 120 open files .* \(ulimit -n\); launch it with `ulimit -n 376`"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + spare, before[1]))
+    message = r"actors.count: 40 actors take 160 open files .* \(ulimit -n\); launch it with `ulimit -n 416`"
     try:
         with pytest.raises(UserError, match=message), pytest.warns(match="more than"):
             Learning("actors={count: 40}")
