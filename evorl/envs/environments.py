@@ -84,6 +84,12 @@ class Resets:
         self.in_step = mode == AutoresetMode.SAME_STEP
         self.serving_action = serving_action(settings, vector) if settings.life_loss_ends else None
         self._lives = settings.life_loss_ends and not whole_games
+        self._most_steps = np.inf
+        """Steps of a game of Atari after which it is truncated, where a lost life is a termination."""
+        if self._lives:
+            assert vector.spec is not None
+            own = vector.spec.kwargs
+            self._most_steps = np.ceil(own["max_num_frames_per_episode"] / own["frameskip"])
         self._nowhere = np.zeros(copies, dtype=bool)
         self._resetting = self._serving = self._nowhere
         self._lives_left = np.zeros(copies, dtype=np.int64)
@@ -108,9 +114,12 @@ class Resets:
         if self.serving_action is not None:
             actions[self._serving] = self.serving_action
 
-    def step(self, terminated: Any, truncated: Any, faulty: Flags | None, info: dict[str, Any]) -> Ends:
-        """The episode boundaries of a step; `faulty` marks errors in the step, or in the reset after it.
+    def step(
+        self, terminated: Any, truncated: Any, faulty: Flags | None, info: dict[str, Any], steps: NDArray[np.int64]
+    ) -> Ends:
+        """The episode boundaries of a step, which is number `steps` [N] of the running episodes.
 
+        `faulty` marks errors in the step, or in the reset after it.
         An episode that is both terminated and truncated counts as terminated.
         """
         # Copied because vector environments may reuse the returned arrays.
@@ -120,8 +129,10 @@ class Resets:
         # If the error occurred in the reset after an episode's end, the step before it is still a transition.
         dropped = None if faulty is None else faulty & ~ended
         idle = self._resetting | self._serving if self._lives else self._resetting
-        # If a lost life is a termination for learning, the game goes on until the last life is lost.
-        over = (ended & (info["lives"] == 0)) | truncated if self._lives else ended
+        over = ended
+        if self._lives:
+            # The game goes on until the last life is lost; ALE does not report that it is truncated as a life is lost.
+            over = truncated | ended & ((info["lives"] == 0) | (steps >= self._most_steps))
         if self.serving_action is not None:
             self._serving = (info["lives"] < self._lives_left) & ~over
             self._lives_left = np.array(info["lives"])
@@ -256,7 +267,7 @@ class Environments:
             refuse_late_masks(info, self._id)
         reward = np.array(gained, dtype=np.float32)
         self._copies.check_finite(reward, "as its reward")
-        ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info)
+        ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
         self._episodes.step(np.asarray(gained), ends.over, ends.dropped)
         self._copies.begin(ends.started)

@@ -77,7 +77,8 @@ def play(
                 observation, reward, terminated, truncated, info = vector.step(action)
                 _refuse_fault(info, settings.id)
                 total, steps = total + float(reward[0]), steps + 1
-                ended = bool(resets.step(terminated, truncated, None, info).over[0]) or steps == most
+                ends = resets.step(terminated, truncated, None, info, np.array([steps]))
+                ended = bool(ends.over[0]) or steps == most
                 yield sees(vector, observation), total if ended else None, rate
     finally:
         close_vector(vector, settings.id)

@@ -129,6 +129,21 @@ def test_scores_are_true_and_lives_do_not_end_a_game():
     assert resets <= games + lost
 
 
+def test_a_game_that_is_truncated_as_a_life_is_lost_is_over():
+    """ALE reports the lost life alone. A ball that nobody meets is lost in step 25, in which frame 98 comes."""
+    kwargs = {
+        "repeat_action_probability": 0.0, "noop_max": 0, "use_fire_reset": False, "max_num_frames_per_episode": 98
+    }  # fmt: skip
+    made = Environments(Environment(id="ALE/Breakout-v5", life_loss_ends=True, kwargs=kwargs), 1, 1)
+    made.reset(0)
+    steps = [made.step(torch.tensor([[int(number == 1)]])) for number in range(1, 28)]
+    assert [number for number, step in enumerate(steps, 1) if step.terminated] == [25]
+    assert [number for number, step in enumerate(steps, 1) if not step.valid] == [26]
+    assert [number for number, step in enumerate(steps, 1) if step.started] == [1, 27]
+    collected = made.pop_collected()
+    assert (collected.ended, collected.steps) == (1, 26)
+
+
 @pytest.mark.parametrize("whole_games", [False, True])
 def test_a_ball_is_served_after_each_life_although_the_agent_never_fires(whole_games):
     """Breakout waits for FIRE after each of five lives; an agent that does nothing then loses the next in 25 steps."""
