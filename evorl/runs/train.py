@@ -162,6 +162,8 @@ def train(
     given = {key: section for key, section in sections.items() if not _is_empty(section)}
     place = None if _is_empty(environment) else _settings_in(environment)
     told = assignments(_with_environment(given, place) | overrides)
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise UserError("callbacks: give a list of functions, such as [watch]")
     if isinstance(algorithm, AlgorithmSettings):
         _refuse_other_algorithm(config, type(algorithm))
     keep_freed_memory()

@@ -264,6 +264,13 @@ def test_terms_of_fitness_are_given_as_in_a_file():
         assert config(*overrides).evolution.fitness == terms
 
 
+@pytest.mark.parametrize("callbacks", [lambda generation: None, [None], {"watch": print}])
+def test_callbacks_that_could_not_be_called_are_refused_before_training(callbacks, in_directory):
+    with pytest.raises(UserError, match=r"^callbacks: give a list of functions, such as \[watch\]$"):
+        evorl.train(SMALL, training=SHORT, callbacks=callbacks)
+    assert not list(in_directory.iterdir())
+
+
 def test_what_a_callback_may_not_do_is_said(in_directory):
     def yes(generation):
         return True
