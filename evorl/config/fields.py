@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,23 @@ def _plain(text: str) -> str:
 
 Plain = Annotated[Text, AfterValidator(_plain)]
 """A string without line breaks or other control characters."""
+
+
+Place = TypeVar("Place", str, Path)
+
+
+def from_home(place: Place) -> Place:
+    """A path with `~` replaced by the home directory, as a shell does; a name that does not begin so is unchanged."""
+    if not str(place).startswith("~"):
+        return place
+    try:
+        return type(place)(Path(place).expanduser())
+    except RuntimeError as error:
+        raise ValueError(f"{shown(str(place))}: there is no home directory of this name") from error
+
+
+UserPath = Annotated[Path, AfterValidator(from_home)]
+"""A path as its user writes it, which may begin with `~`."""
 
 
 ENVIRONMENT = "environment.kwargs."

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -44,9 +45,11 @@ from evorl.config.fields import (
     Section,
     Size,
     Text,
+    UserPath,
     Weight,
     Width,
     as_configured,
+    from_home,
     without_booleans,
 )
 from evorl.config.removed import without_removed
@@ -370,7 +373,7 @@ def _is_initial(given: Any) -> Any:
     return given
 
 
-Initial = Annotated[Literal["configured", "sampled"] | tuple[Path, ...], BeforeValidator(_is_initial)]
+Initial = Annotated[Literal["configured", "sampled"] | tuple[UserPath, ...], BeforeValidator(_is_initial)]
 """The settings of initial agents, or the directories of runs around whose settings they are drawn."""
 
 
@@ -429,7 +432,7 @@ class RunSettings(Section):
 
     name: Text | None = None
     """The run's directory below `directory`; without it each run gets a fresh one."""
-    directory: Path = Path("runs")
+    directory: UserPath = Path("runs")
     """The folder of runs."""
     origin: Plain | None = None
     """A note on what the run was made from, which `evorl list` shows. `evorl retrain` and `--seeds` set it."""
@@ -492,7 +495,7 @@ class PopulationSettings(Section):
     state so far is kept as the elite. `evolution.schedule` still changes it."""
     placement: Literal["replicated", "sharded"] = "replicated"
     """`replicated`: every rank trains all agents and gradients are averaged. `sharded`: each trains its share alone."""
-    from_: Annotated[Path | None, Field(alias="from")] = None
+    from_: Annotated[UserPath | None, Field(alias="from")] = None
     """The directory of a run, or `hf:OWNER/NAME` on the Hugging Face Hub, whose agents are the first ones, with their
     weights, optimisers and hyperparameters; null begins with new agents."""
     from_agents: Literal["elite", "population"] = "elite"
@@ -554,7 +557,7 @@ class LeagueSettings(Section):
     """A generation's best agent is archived if its mean result against the archive, from 0 to 1, is above a half by
     this much. With -0.5 every generation's best agent is archived, as fictitious play needs: there the average of all
     past agents matters, and the newest may well lose to some."""
-    benchmark: Plain = "random"
+    benchmark: Annotated[Plain, AfterValidator(from_home)] = "random"
     """The opponent in evaluation episodes; with `evolution.fitness: rating` the elite's score and the target are mean
     results against it. `random`; the directory of a run, whose best agent samples its moves; an exported agent,
     FILE.onnx, which moves greedily, so that its games are all alike in a game without chance; or

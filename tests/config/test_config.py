@@ -1,6 +1,7 @@
 """The configuration: what is right loads, what is wrong is named with what would be right."""
 
 import re
+from pathlib import Path
 
 import gymnasium as gym
 import pydantic
@@ -149,6 +150,21 @@ def test_overrides_are_read_as_yaml():
     assert settings.algorithm.learning_rate == 1e-4
     assert settings.environment.kwargs == {"a": [1, 2]}
     assert settings.evolution.hyperparameters["gamma"].max == 0.99
+
+
+def test_paths_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert config("run.directory=~/runs").run.directory == tmp_path / "runs"
+    assert config("run.directory='~'", "run.name='~'").run.directory == tmp_path
+    assert config("run.name='~'").run.name == "~", "a name is no path of its own"
+    assert config("population.from=~/a").population.from_ == tmp_path / "a"
+    initial = config("evolution.initial=[~/a, b~/c]").evolution.initial
+    assert initial == (tmp_path / "a", Path("b~/c"))
+    benchmarks = {"~/a.onnx": f"{tmp_path}/a.onnx"} | {name: name for name in ("random", "my.game:player", "./a")}
+    assert [config(f"league.benchmark={each}").league.benchmark for each in benchmarks] == [*benchmarks.values()]
+    assert str(config("population.from=hf:ME/a").population.from_) == "hf:ME/a"
+    with pytest.raises(UserError, match=r"run\.directory: '~nobody-here/a': there is no home directory of this name"):
+        config("run.directory=~nobody-here/a")
 
 
 def test_overrides_may_stand_before_and_after_the_file():
