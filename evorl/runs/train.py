@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import sys
 import tempfile
@@ -16,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import yaml
 from pydantic import BaseModel
 
 from evorl.algorithms import SETTINGS
 from evorl.config import AnyConfig, Environment, Evolution, Network
 from evorl.config.errors import shown
-from evorl.config.fields import AlgorithmSettings, given_in
+from evorl.config.fields import ENVIRONMENT, AlgorithmSettings, given_in
 from evorl.config.schema import (
     ActorSettings,
     Checkpoint,
@@ -193,39 +193,61 @@ def _settings_in(section: Any) -> Any:
     return given_in(section) if isinstance(section, BaseModel) else section
 
 
-def assignments(overrides: Mapping[str, Any]) -> list[str]:
-    """Convert settings to `key.path=value` arguments; a mapping under a dotted key is one value. Raises UserError."""
+def assignments(overrides: Mapping[str, Any], section: str = "") -> list[str]:
+    """Convert settings of a `section` to `key.path=value` arguments; a mapping under a dotted key is one value.
+
+    Raises UserError for what a configuration cannot hold.
+    """
     found: list[str] = []
     for key, given in overrides.items():
-        value = _settings_in(given)
-        if isinstance(value, Mapping) and value and "." not in key:
-            found += [f"{key}.{each}" for each in _leaves(value)]
+        _check_key(key, section)
+        path, value = f"{section}{key}", _settings_in(given)
+        if isinstance(value, Mapping) and value and "." not in key and not _is_one_value(path, value):
+            found += assignments(value, f"{path}.")
         else:
-            found.append(f"{key}={_text(key, value)}")
+            found.append(f"{path}={_text(path, value)}")
     return found
 
 
-def _leaves(section: Mapping[str, Any]) -> list[str]:
-    return assignments({str(key): value for key, value in section.items()})
+def _check_key(key: Any, section: str) -> None:
+    """Raise UserError for a key that is no text, as in files."""
+    if not isinstance(key, str):
+        raise UserError(f"{section.removesuffix('.')}: key {shown(key)} is no text")
+
+
+def _is_one_value(path: str, value: Mapping[Any, Any]) -> bool:
+    """True for keyword arguments of the environment with keys that are no parts of a path."""
+    names = map(str, value)
+    return f"{path}.".startswith(ENVIRONMENT) and any(not name or "." in name or "=" in name for name in names)
 
 
 def _text(key: str, value: Any) -> str:
     """Format a value as YAML on one line. Raises UserError if it cannot be represented."""
     try:
-        return json.dumps(value, ensure_ascii=False, default=_plain)
-    except (TypeError, ValueError) as error:
+        return _written(value, f"{key}.")
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{key}: {shown(value)} cannot be written in a configuration") from error
 
 
-def _plain(value: Any) -> Any:
-    """Convert a path, a section, or a NumPy scalar or array, for JSON. Raises TypeError for other objects."""
-    if isinstance(value, BaseModel):
-        return _settings_in(value)
-    if isinstance(value, Path):
-        return str(value)
+def _written(value: Any, section: str) -> str:
+    """Format a value in a `section`, also a path, sections within it, and NumPy scalars and arrays.
+
+    Raises TypeError for other objects, and UserError for a key that is no text.
+    """
+    value = _settings_in(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            _check_key(key, section)
+        inner = {json.dumps(key, ensure_ascii=False): _written(each, f"{section}{key}.") for key, each in value.items()}
+        return f"{{{', '.join(f'{key}: {text}' for key, text in inner.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_written(each, section) for each in value)}]"
     if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(type(value).__name__)
+        return _written(value.tolist(), section)
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON's words for these are texts in YAML.
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
 def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[str, Any]:
@@ -313,7 +335,7 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, g
     # The run's header shows this file name as the origin of settings.
     path = folder / "your settings"
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")
-    path.write_text(yaml.safe_dump(json.loads(_text("config", data)), sort_keys=False), encoding="utf-8")
+    path.write_text(_text("config", data), encoding="utf-8")
     return path
 
 

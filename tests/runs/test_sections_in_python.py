@@ -6,6 +6,7 @@ import re
 import typing
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from helpers.support import ROOT, SMALL
 from pydantic import BaseModel
@@ -110,6 +111,35 @@ def test_a_section_of_another_algorithm_than_the_named_one_is_refused(configured
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_each_algorithm_s_section_bears_its_name(settings):
     assert SETTINGS[settings().name] is settings
+
+
+KWARGS = (
+    {"x": np.inf, "y": [-np.inf, {"z": np.float32(np.inf)}]},
+    {"m": {"a.b": 1, "c": 2}},
+    {"m": {"n": {"a=b": 1}}},
+    {"m": {"": 1}},
+    {"a.b": 1},
+    {"m": {"x y": "1e-3", "é": None}},
+)
+
+
+@pytest.mark.parametrize("kwargs", KWARGS)
+@pytest.mark.parametrize("in_config", [False, True])
+def test_keyword_arguments_of_the_environment_are_kept(configured, kwargs, in_config):
+    environment = {"id": "CartPole-v1", "kwargs": kwargs}
+    settings = configured({"environment": environment}) if in_config else configured(environment=environment)
+    assert settings.environment.kwargs == kwargs
+    nan = configured(environment={"kwargs": {"x": np.nan}}).environment.kwargs["x"]
+    assert isinstance(nan, float), "it differs from itself"
+
+
+@pytest.mark.parametrize("kwargs", [{"m": {0: "a"}}, {"m": {"a.b": {0: "a"}}}, {0: "a"}])
+@pytest.mark.parametrize("in_config", [False, True])
+def test_keys_that_are_no_text_are_refused_as_in_files(configured, kwargs, in_config):
+    environment = {"id": "CartPole-v1", "kwargs": kwargs}
+    where = rf"{'config.' if in_config else ''}environment\.kwargs.*"
+    with pytest.raises(UserError, match=rf"^{where}: key 0 is no text$"):
+        configured({"environment": environment}) if in_config else configured(environment=environment)
 
 
 def test_sections_stand_within_mappings_and_under_dotted_keys():
