@@ -105,7 +105,8 @@ FitnessTerms = Annotated[dict[Plain, Finite], BeforeValidator(_weights), AfterVa
 class Section(BaseModel):
     """A part of the configuration: immutable, and without room for a key it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Otherwise a run's saved configuration would have null for an infinite number.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
     if not TYPE_CHECKING:  # Checkers and editors know the settings of a section from its fields.
 

@@ -747,8 +747,9 @@ def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
     """The first difference in a setting that may not change on resume, or None."""
     before, after = (leaves(config.model_dump(mode="json")) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
-        if (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)) and before.get(
-            key
-        ) != after.get(key):
-            return f"{key} was {before.get(key)} and is now {after.get(key)}"
+        was, now = before.get(key), after.get(key)
+        # NaN differs from itself.
+        differs = was != now and str(was) != str(now)
+        if differs and (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)):
+            return f"{key} was {was} and is now {now}"
     return None

@@ -1,5 +1,6 @@
 """The configuration: what is right loads, what is wrong is named with what would be right."""
 
+import math
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from evorl.algorithms import SETTINGS
 from evorl.config import override, read_yaml, validate
 from evorl.config.errors import MAX_TOLD
 from evorl.envs.spaces import observation_specs
+from evorl.runs.directory import _first_difference
 from evorl.runs.launch import check, load_config
 from evorl.runs.program import run_program
 from evorl.types import EvorlWarning, UserError
@@ -132,6 +134,14 @@ def test_the_resolved_configuration_reproduces_itself(tmp_path):
     resolved = tmp_path / "config.yaml"
     resolved.write_text(first.to_yaml())
     assert load_config([], resolved) == first
+
+
+def test_infinite_numbers_are_saved(tmp_path):
+    first = config("environment.kwargs={x: .inf, y: [-.inf]}")
+    (tmp_path / "a.yaml").write_text(first.to_yaml())
+    assert validate(read_yaml(tmp_path / "a.yaml"), SETTINGS).environment.kwargs == {"x": math.inf, "y": [-math.inf]}
+    assert _first_difference(first, config("environment.kwargs={x: 1.0, y: [-.inf]}")).startswith("environment.kwargs")
+    assert _first_difference(*(config("environment.kwargs.x=.nan") for _ in range(2))) is None
 
 
 def test_two_parts_of_one_name_are_refused():
