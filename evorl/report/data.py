@@ -597,9 +597,15 @@ def load(path: Path) -> Drawn:
 
 
 def load_several(paths: Sequence[Path]) -> list[Drawn]:
-    """Read several runs. Those whose directories have the same name are named by as much of their paths as differs."""
-    places = [path.resolve() for path in paths]
-    return [replace(load(path), name=_name(place, places)) for path, place in zip(paths, places, strict=True)]
+    """Read several runs, each once, in the order of their first mention.
+
+    Those whose directories have the same name are named by as much of their paths as differs.
+    """
+    places: dict[Path, Path] = {}
+    for path in paths:
+        # A run that a shell's pattern names once more would otherwise count as several seeds.
+        places.setdefault(path.resolve(), path)
+    return [replace(load(path), name=_name(place, list(places))) for place, path in places.items()]
 
 
 def _name(place: Path, places: Sequence[Path]) -> str:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -265,7 +266,14 @@ def test_labels_are_distinct_and_name_settings_in_full(tmp_path):
 def test_runs_of_one_name_are_named_by_their_folders(tmp_path):
     paths = [write_run(tmp_path / folder / "a") for folder in ("x", "y")]
     assert [run.name for run in load_several([*paths, write_run(tmp_path / "b")])] == ["x/a", "y/a", "b"]
-    assert [run.name for run in load_several(paths[:1] * 2)] == ["a", "a"]
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path, monkeypatch):
+    first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    (tmp_path / "best").symlink_to(second)
+    monkeypatch.chdir(tmp_path)
+    assert [run.name for run in load_several([first, second, Path("a"), tmp_path / "best"])] == ["a", "b"]
+    assert [run.name for run in load_several([second, first, second])] == ["b", "a"]
 
 
 def test_a_run_of_one_generation_has_a_marker(tmp_path):
