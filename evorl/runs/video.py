@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
+from evorl.config.errors import shown
 from evorl.envs.environments import Resets
 from evorl.envs.faults import FAULT, PLACE
-from evorl.envs.vector import close_vector, for_evaluation, make_vector, stacked_frames
+from evorl.envs.vector import Vector, close_vector, for_evaluation, make_vector, stacked_frames
 from evorl.runs.loaded import LoadedAgent, load
 from evorl.seeding import numpy_generator
 from evorl.system.extras import require
 from evorl.system.files import make_directory, refuse_links, replacing
+from evorl.system.plugins import described
 from evorl.types import UserError
 
 Image = NDArray[np.uint8]
@@ -27,6 +30,10 @@ CODECS = ("libx264", "libopenh264", "h264_nvenc", "mpeg4")
 """Codecs in order of preference; availability depends on how PyAV was built."""
 FILM_STEPS = 5000
 """The maximum number of steps in a video of the elite, since other ranks wait for it. Pong may take 3,000 per game."""
+MAX_RATE = 1000
+"""The maximum number of frames per second."""
+NO_MODE = ("unexpected keyword argument 'render_mode'", "takes no arguments")
+"""Words of Python's errors for an environment without a render mode."""
 ENLARGED = 4
 """The upscaling factor of frames shown as the agent observes them."""
 
@@ -56,13 +63,13 @@ def play(
     if mode == "rgb_array":
         # SDL, which renders for Gymnasium, fails without a display.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-    shown, sees = _shown(settings, mode)
+    rendered, sees = _shown(settings, mode)
     # As in evaluation, a lost life does not end the game, but FIRE follows it.
-    frames = stacked_frames(shown)
-    vector = make_vector(shown.model_copy(update={"life_loss_ends": False}) if frames else shown, 1)
+    frames = stacked_frames(rendered)
+    vector = _made(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered)
     try:
-        resets = Resets(shown, vector, 1, whole_games=True)
-        rate = float((vector.metadata or {}).get("render_fps") or 30)
+        resets = Resets(rendered, vector, 1, whole_games=True)
+        rate = _frame_rate(vector, settings.id)
         for seed in seeds:
             seeded: Any = np.array([seed]) if frames else [seed]
             observation, info = vector.reset(seed=seeded)
@@ -82,6 +89,29 @@ def play(
                 yield sees(vector, observation), total if ended else None, rate
     finally:
         close_vector(vector, settings.id)
+
+
+def _made(settings: Environment) -> Vector:
+    """A vector environment of one copy. Raises UserError if it cannot be made, or takes no render mode."""
+    try:
+        return make_vector(settings, 1)
+    except UserError as error:
+        if any(words in str(error) for words in NO_MODE):
+            raise UserError(
+                f"environment.id: {settings.id} cannot be rendered: its constructor takes no `render_mode`"
+            ) from error
+        raise
+
+
+def _frame_rate(vector: Vector, id: str) -> float:
+    """The environment's frames per second. Raises UserError if they are no number that a video can have."""
+    given = (vector.metadata or {}).get("render_fps") or 30
+    with contextlib.suppress(TypeError, ValueError):
+        if 1 <= float(given) <= MAX_RATE:
+            return float(given)
+    raise UserError(
+        f"environment.id: metadata['render_fps'] of {id} is {shown(given)}; give a number from 1 to {MAX_RATE}"
+    )
 
 
 def _refuse_fault(info: Mapping[str, Any], id: str) -> None:
@@ -120,7 +150,7 @@ def film_elite(run: Path, generation: int) -> Path:
     make_directory(path.parent)
     seed = int(numpy_generator(agent.config.seed, generation=generation, rank=0, purpose="film").integers(2**31))
     most = min(agent.config.evaluation.max_steps or FILM_STEPS, FILM_STEPS)
-    with closing(play(agent, agent.config.environment, [seed], most, "rgb_array")) as seen:
+    with contextlib.closing(play(agent, agent.config.environment, [seed], most, "rgb_array")) as seen:
         write_video(path, ((image, rate) for image, _, rate in seen if image is not None))
     return path
 
@@ -134,12 +164,28 @@ def _shown(settings: Environment, mode: str) -> tuple[Environment, Sees]:
     if stacked_frames(settings):
         return settings, _as_the_agent_sees
     kwargs = {**settings.kwargs, "render_mode": mode}
-    return settings.model_copy(update={"kwargs": kwargs, "vectorization": "sync"}), _rendered
+    return settings.model_copy(update={"kwargs": kwargs, "vectorization": "sync"}), partial(_rendered, settings.id)
 
 
-def _rendered(vector: Any, observation: Any) -> Image | None:
-    images = vector.render()
-    return None if images is None or images[0] is None else np.asarray(images[0], dtype=np.uint8)
+def _rendered(id: str, vector: Vector, observation: Any) -> Image | None:
+    """The frame that the environment renders, if any. Raises UserError if it raises or gives no picture."""
+    try:
+        images = vector.render()
+    except Exception as error:
+        raise UserError(f"environment.id: {id} raised {described(error)}") from error
+    if images is None or images[0] is None:
+        return None
+    try:
+        image = np.asarray(images[0])
+        if image.ndim == 3 and image.shape[2] == 3 and min(image.shape) >= 2:
+            return np.asarray(image, dtype=np.uint8)
+        found = f"an array {list(image.shape)} of {image.dtype}"
+    except (TypeError, ValueError):
+        found = shown(images[0])
+    raise UserError(
+        f"environment.id: render() of {id} gave {found}; a picture is an array [rows, columns, 3] of bytes, with at "
+        "least 2 rows and columns"
+    )
 
 
 def _as_the_agent_sees(vector: Any, observation: Any) -> Image:

@@ -1,8 +1,11 @@
 """Commands that show what an agent does."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.support import error_line
 
@@ -40,6 +43,33 @@ def test_a_film_ends_where_the_environment_raises(call, run, monkeypatch, capsys
     monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.CartPoleEnv.{call}", fails)
     assert run_program(run_command, ["watch", "runs/a", "--video", "best.mp4"]) == 2
     assert "environment.id: CartPole-v1 raised RuntimeError: the pole broke" in error_line(capsys)
+
+
+def broken():
+    raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("render", lambda self: broken(), "CartPole-v1 raised RuntimeError: no GPU (.*test_render.py:.* in broken"),
+        ("render", lambda self: np.zeros((4, 4)), "render() of CartPole-v1 gave an array [4, 4] of float64; a picture"),
+        ("render", lambda self: np.zeros((4, 4, 4), np.uint8), "gave an array [4, 4, 4] of uint8; a picture is"),
+        ("render", lambda self: np.zeros((1, 4, 3), np.uint8), "gave an array [1, 4, 3] of uint8; a picture is"),
+        ("render", lambda self: np.full((4, 4, 3), "x", object), "gave array(.*; a picture is"),
+        ("render", lambda self: [[1], [1, 2]], "gave [[1], [1, 2]]; a picture is"),
+        ("render", lambda self: None, "there is nothing to be seen"),
+        ("metadata", {"render_fps": "fast"}, "metadata['render_fps'] of CartPole-v1 is 'fast'; give a number from 1"),
+        ("metadata", {"render_fps": 0.1}, "metadata['render_fps'] of CartPole-v1 is 0.1; give a number from 1"),
+        ("__init__", lambda self: None, "environment.id: CartPole-v1 cannot be rendered: its constructor takes no"),
+    ],
+)
+def test_what_cannot_be_filmed_is_said_in_one_line(attribute, value, message, run, monkeypatch, capsys):
+    pytest.importorskip("av")
+    monkeypatch.setattr(f"gymnasium.envs.classic_control.cartpole.CartPoleEnv.{attribute}", value)
+    assert run_program(run_command, ["watch", "runs/a", "--video", "best.mp4"]) == 2
+    assert re.search(re.escape(message).replace(r"\.\*", ".*"), error_line(capsys))
+    assert not Path("best.mp4").exists()
 
 
 @pytest.mark.parametrize(
