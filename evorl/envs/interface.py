@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.envs.spaces import Copies, EnvSpec, ObservationReader
+from evorl.envs.spaces import EnvSpec, GivenObservations, ObservationReader
 from evorl.types import UserError
 
 MAX_NUMBERS = 2**24
@@ -39,7 +39,7 @@ def interface_from_json(data: Any, settings: Environment, where: str) -> tuple[E
     try:
         observation, action = space_from_json(data["observation"]), space_from_json(data["action"])
         frames, masked = int(data["frames"]), bool(data["masked"])
-        reader = ObservationReader(settings, observation, Copies(settings.id, MAX_BATCH, 1), frames)
+        reader = ObservationReader(settings, observation, GivenObservations(settings.id, MAX_BATCH, 1), frames)
     except UNREADABLE as error:
         raise UserError(f"{where}: is no description of an environment: {type(error).__name__}") from error
     return EnvSpec(settings.id, reader.parts, action, masked, observation), reader

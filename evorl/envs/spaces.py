@@ -257,8 +257,8 @@ class Copies:
         if copy is None:
             copy = int(np.flatnonzero(~finite.reshape(len(values), -1).all(1))[0])
         raise UserError(
-            f"environment.id: {self.names(np.array([copy]))} gave {values[~finite][0]} {what}; rewards and "
-            "observations must be finite in single precision"
+            f"{self.source(copy)} {values[~finite][0]} {what}; rewards and observations must be finite in single "
+            "precision"
         )
 
     def check_choices(self, values: NDArray[Any], sizes: Sequence[int], what: str, copy: int | None = None) -> None:
@@ -268,11 +268,14 @@ class Copies:
         if not outside.any():
             return
         row = int(np.flatnonzero(outside)[0])
-        place = self.names(np.array([row if copy is None else copy]))
         raise UserError(
-            f"environment.id: {place} gave {rows[row].tolist()} {what}; "
+            f"{self.source(row if copy is None else copy)} {rows[row].tolist()} {what}; "
             f"its space has 0 to {[size - 1 for size in sizes]} (before its `start` is added)"
         )
+
+    def source(self, copy: int) -> str:
+        """The beginning of an error about what a copy gave."""
+        return f"environment.id: {self.names(np.array([copy]))} gave"
 
     def names(self, copies: NDArray[np.int64]) -> str:
         """Describe these environments by their number and the first one's agent, index and step of the episode."""
@@ -280,6 +283,13 @@ class Copies:
         step = self._clock - self._began[copies[0]]
         others = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
         return f"environment {place} of agent {agent}{others} ({self.id}, step {step} of the episode)"
+
+
+class GivenObservations(Copies):
+    """The observations of a batch that no environment of this process gave."""
+
+    def source(self, copy: int) -> str:
+        return f"observation: number {copy} of the batch has"
 
 
 MASK = "action_mask"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evorl.algorithms import SETTINGS, Algorithm, make_algorithm
 from evorl.config import AnyConfig, validate, without_removed
+from evorl.config.errors import on_one_line
 from evorl.envs import Environments
 from evorl.envs.games import BENCHMARK, GAMES
 from evorl.envs.interface import interface_from_json, interface_to_json
@@ -97,23 +99,32 @@ class LoadedAgent:
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
         feed-forward agents, unless they explore by noise that goes on from step to step. `episode_start` [B] marks the
         entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions. Raises UserError for
-        observations outside the agent's space.
+        observations outside the agent's space, and for what does not fit them.
         """
-        single = _is_single(self.observation_space, observation)
+        space = self.observation_space
+        is_pair = isinstance(observation, tuple) and len(observation) == 2
+        if is_pair and isinstance(observation[1], Mapping) and not isinstance(space, gym.spaces.Tuple):
+            raise UserError("observation: is the tuple that `env.reset()` returns; give its first part alone")
         try:
-            parts = self.reader.read(_batched(self.observation_space, observation) if single else observation)
+            single = _is_single(space, observation)
+            parts = self.reader.read(_batched(space, observation) if single else observation)
             seen = {name: torch.from_numpy(array)[None] for name, array in parts.items()}
             batch = next(iter(seen.values())).shape[1]
             if any(value.shape[1:] != (batch, *self.reader.parts[name].shape) for name, value in seen.items()):
                 raise ValueError("another shape")
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise UserError(f"observation: is not of the agent's space {self.observation_space}: {error}") from error
+            reason = f"it has no part {error}" if isinstance(error, KeyError) else error
+            told = " ".join(f"observation: is not of the agent's space {space}: {reason}".split())
+            raise UserError(on_one_line(told)) from error
+        if not batch:
+            raise UserError("observation: the batch is empty")
         if self._masked:
             mask = np.ones((batch, self._masked)) if action_mask is None else np.asarray(action_mask)
-            seen[MASK] = torch.from_numpy(mask.astype(bool).reshape(1, batch, self._masked))
+            seen[MASK] = _fitting("action_mask", mask.astype(bool), batch, self._masked)
         started = np.zeros(batch, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool)
         before = self._policy.initial_state(batch) if state is None else torch.from_numpy(np.asarray(state))[None]
-        output, after = self._policy.act(seen, torch.from_numpy(started.reshape(1, batch)), before, deterministic)
+        starts = _fitting("episode_start", started, batch)
+        output, after = self._policy.act(seen, starts, before, deterministic)
         chosen = output.action[0].numpy(force=True)
         actions = self._read_actions(chosen)
         return actions[0] if single else actions, after[0].numpy(force=True) if after.numel() else None
@@ -192,6 +203,13 @@ def _saved(run: Path, agent: int | None, generation: int | None) -> Agent:
     raise UserError(
         f"{run}: no checkpoint holds agent {agent}; there are: {', '.join(map(str, sorted(ids))) or 'none'}"
     )
+
+
+def _fitting(name: str, array: NDArray[np.bool_], *shape: int) -> torch.Tensor:
+    """An argument of `predict` as [1, *shape], which fits the observations. Raises UserError for another size."""
+    if array.size != math.prod(shape):
+        raise UserError(f"{name}: has the shape {list(array.shape)}; beside these observations it is {list(shape)}")
+    return torch.from_numpy(array.reshape(1, *shape))
 
 
 def _is_single(space: gym.Space[Any], observation: Any) -> bool:

@@ -140,6 +140,37 @@ def test_what_is_no_observation_is_refused(observation, trained_run):
         evorl.load(trained_run).predict(observation)
 
 
+PARTS = {"a": np.zeros((12, 12), np.uint8), "b": np.zeros(1, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("shown dict", {"observation": {"a": PARTS["a"]}}, "observation: is not of .*: it has no part 'b'$"),
+        ("shown dict", {"observation": np.zeros(3)}, r"observation: is not of the agent's space Dict\("),
+        ("shown dict", {"observation": (PARTS, {})}, "observation: is the tuple that .* returns; give its first part"),
+        ("shown dict", {"observation": PARTS | {"b": [np.nan]}}, "observation: number 0 of the batch has nan in part"),
+        ("shown tuple", {"observation": None}, r"observation: is not of the agent's space Tuple\("),
+        ("shown category", {"observation": [3, 9]}, r"observation: number 1 of the batch has \[6\] in part"),
+        ("masks", {"observation": (np.zeros(1), {})}, "observation: is the tuple that .* returns; give its first part"),
+        ("masks", {"observation": np.zeros((0, 1))}, "observation: the batch is empty"),
+        ("masks", {"observation": [0.0], "action_mask": [1, 0]}, r"action_mask: has the shape \[2\]; .* \[1, 4\]"),
+        ("memory", {"observation": np.zeros((2, 2)), "episode_start": [True]}, r"episode_start: has the shape \[1\]"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_one_line(kind, given, message, tmp_path):
+    spaces_run(tmp_path / "a", kind)
+    with pytest.raises(UserError, match=f"^{message}") as error:
+        evorl.load(tmp_path / "a", allow_code=True).predict(**given)
+    assert "\n" not in str(error.value)
+    assert "environment" not in str(error.value)
+
+
+def test_tuples_of_numbers_are_observations(trained_run):
+    agent = evorl.load(trained_run)
+    assert agent.predict((0.0, 0.1, 0.2, 0.3)) == agent.predict([0.0, 0.1, 0.2, 0.3])
+
+
 @pytest.mark.parametrize(
     "payload",
     [
