@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -122,9 +123,8 @@ def push(parsed: argparse.Namespace) -> None:
         raise UserError("push: name one page, such as --repo-id ME/ppo-CartPole-v1")
     (name,) = names
     if parsed.video is not None and not parsed.video.is_file():
-        raise UserError(
-            f"--video: there is no file {parsed.video}; `evorl watch {parsed.run} --video FILE.mp4` makes one"
-        )
+        run = shlex.quote(str(parsed.run))
+        raise UserError(f"--video: there is no file {parsed.video}; `evorl watch {run} --video FILE.mp4` makes one")
     hub.check_hub(name, *([parsed.benchmark] if parsed.benchmark is not None else []))
     with tempfile.TemporaryDirectory() as folder:
         files = hub.write_page(parsed.run, Path(folder), name, parsed.video, parsed.benchmark)

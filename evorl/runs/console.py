@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     """
     target, steps = config.training.target_fitness, config.training.max_steps
     asks = names_code(config) and not is_own(directory, config)
-    where = f"{from_here(directory)}{' --allow-code' if asks else ''}"
+    where = shlex.quote(str(from_here(directory))) + (" --allow-code" if asks else "")
     next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
     if summary["ended"] != FINISHED:
         how = f"{_broken_off(summary)} after generation {summary['generations']}"

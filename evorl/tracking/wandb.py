@@ -13,6 +13,7 @@ import netrc
 import os
 import re
 import secrets
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ class WeightsAndBiases(Tracker):
         self._settings = shared_settings(config)
         settings = config.tracking
         mode = _mode(settings.mode, _address())
-        upload = f"so the run is recorded offline; upload it with `wandb sync {directory / 'wandb' / 'latest-run'}`"
+        newest = shlex.quote(str(directory / "wandb" / "latest-run"))
+        upload = f"so the run is recorded offline; upload it with `wandb sync {newest}`"
         if mode == "offline" and settings.mode == "auto" and not os.environ.get("WANDB_MODE"):
             print(f"W&B: no key found, {upload}")
         try:

@@ -174,8 +174,8 @@ def test_words_of_a_run_do_nothing_in_its_card(tmp_path):
 
 
 def test_what_is_missing_is_said_before_anything_starts(tmp_path, monkeypatch):
-    missing = str(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"--video: there is no file x\.mp4; `evorl watch .* makes one"):
+    missing = str(tmp_path / "not here")
+    with pytest.raises(UserError, match=r"--video: there is no file x\.mp4; `evorl watch '/.*/not here' .* makes one"):
         run_command(["push", missing, "me/x", "--video", "x.mp4"])
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UserError, match=r"pushing needs a Hub token .* `hf auth login`, or set HF_TOKEN"):

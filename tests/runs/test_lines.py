@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 from dataclasses import asdict
 
@@ -89,6 +90,13 @@ def test_the_end_says_how_and_what_is_next(change, target, told, in_directory):
         assert words in text
     assert ("evorl evaluate" in text) == has_elite
     assert ("resume" in text) != (change.get("solved") is True)
+
+
+@pytest.mark.parametrize("ended", ["finished", "SIGINT"])
+def test_commands_that_are_suggested_can_be_pasted(ended, in_directory):
+    told = closing_lines(SUMMARY | {"ended": ended}, config(), in_directory / "it's my run", has_elite=True)[-1]
+    commands = [shlex.split(words) for words in told.split("`")[1::2]]
+    assert [command[:3] for command in commands] == [["evorl", verb, "it's my run"] for verb in ("evaluate", "resume")]
 
 
 def test_without_confirmation_episodes_are_not_called_fresh(in_directory):

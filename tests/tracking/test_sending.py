@@ -1,5 +1,7 @@
 """Nothing is sent to another machine before a line has said so."""
 
+import re
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -70,9 +72,11 @@ def test_a_key_without_a_connection_records_offline(monkeypatch, tmp_path, capsy
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setattr(wandb, "init", unreachable)
     monkeypatch.setattr(wandb, "teardown", lambda: modes.append("torn down"))
-    WeightsAndBiases(config("tracking.backends=[wandb]"), tmp_path)
+    (run := tmp_path / "my run").mkdir()
+    WeightsAndBiases(config("tracking.backends=[wandb]"), run)
     assert modes == ["online", "torn down", "offline"], "its helper process holds the run by its id"
-    assert "so the run is recorded offline; upload it with `wandb sync" in capsys.readouterr().out
+    told = re.search(r"so the run is recorded offline; upload it with `(wandb sync .*)`", capsys.readouterr().out)
+    assert shlex.split(told[1]) == ["wandb", "sync", str(run / "wandb" / "latest-run")]
     with pytest.raises(wandb.errors.CommError):
         WeightsAndBiases(config("tracking.backends=[wandb]", "tracking.mode=online"), tmp_path)
 
