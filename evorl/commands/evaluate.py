@@ -37,10 +37,11 @@ def evaluate_run(parsed: argparse.Namespace) -> None:
     if parsed.json:
         print(json.dumps(result))
         return
-    score = Score(result["episodes"], result["mean"], result["std"])
+    ends = f"min {digits(result['min'])}, max {digits(result['max'])}"
+    spread = "" if result["std"] is None else f" (standard deviation {digits(result['std'])}, {ends})"
+    score = Score(result["episodes"], result["mean"], result["std"] or 0.0)
     print(
-        f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {score.described()} "
-        f"(standard deviation {digits(score.std)}, min {digits(result['min'])}, max {digits(result['max'])})"
+        f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {score.described()}{spread}"
         + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
     )
 
@@ -48,8 +49,9 @@ def evaluate_run(parsed: argparse.Namespace) -> None:
 def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False) -> dict[str, Any]:
     """Evaluate a run's best agent on fresh episodes, without exploration. Raises UserError.
 
-    In the result, `returns` are in the order of `seeds_of`, and `std` is their sample standard deviation. If fitness is
-    more than the return, `terms` has the mean of the return and of each other term.
+    In the result, `returns` are in the order of `seeds_of`, and `std` is their sample standard deviation; it and the
+    standard error are None for one episode. If fitness is more than the return, `terms` has the mean of the return and
+    of each other term.
     """
     with local_run(run) as path:
         data, agent = load_elite(path)
@@ -76,8 +78,8 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         "episodes": episodes,
         "seed": seed,
         "mean": score.mean,
-        "std": score.std,
-        "standard_error": score.standard_error,
+        "std": score.std if episodes > 1 else None,
+        "standard_error": score.standard_error if episodes > 1 else None,
         "min": float(np.min(returns)),
         "max": float(np.max(returns)),
         "returns": [float(value) for value in returns],

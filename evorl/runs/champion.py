@@ -59,9 +59,13 @@ class Score(NamedTuple):
         return self.std / math.sqrt(self.episodes)
 
     def described(self, *, fresh: bool = True) -> str:
-        """Format as mean ± standard error over the number of episodes. Every ± in the output is a standard error."""
+        """Format as mean ± standard error over the number of episodes. Every ± in the output is a standard error.
+
+        One episode has none.
+        """
         episodes = f"{'fresh ' if fresh else ''}episode{'' if self.episodes == 1 else 's'}"
-        return f"{digits(self.mean)} ± {digits(self.standard_error)} over {self.episodes} {episodes}"
+        error = "" if self.episodes == 1 else f" ± {digits(self.standard_error)}"
+        return f"{digits(self.mean)}{error} over {self.episodes} {episodes}"
 
 
 def lower_bound(returns: Sequence[float] | Returns, worst: float, error: float) -> float:
