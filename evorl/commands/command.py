@@ -308,7 +308,7 @@ def _plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", "-o", type=Path, default=Path("plot.png"), metavar="FILE", help="a .png, .svg or .pdf file"
     )
-    parser.add_argument("--measure", choices=tuple(MEASURES), default="best", help="what to compare several runs by")
+    parser.add_argument("--measure", choices=tuple(MEASURES), help="what to compare several runs by (default: best)")
     parser.add_argument("--hyperparameter", metavar="NAME", help="with one run: a hyperparameter to plot as well")
 
 

@@ -173,7 +173,7 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
         shutil.copyfile(video, folder / "replay.mp4")
     (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     if not missing("plot"):
-        draw([drawn], folder / PICTURE, "best", None)
+        draw([drawn], folder / PICTURE)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     (folder / "README.md").write_text(card(drawn, settings, name, files))
     return [*files, "README.md"]

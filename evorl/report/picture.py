@@ -30,17 +30,22 @@ def check_output(path: Path) -> None:
         raise UserError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
 
 
-def draw(runs: Sequence[Drawn], output: Path, measure: str, hyperparameter: str | None) -> None:
+def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperparameter: str | None = None) -> None:
     """Plot one or more runs to a file.
 
     A single run is drawn with all its agents, and a `hyperparameter` below if given; several are compared in groups by
-    `measure`. Raises UserError if no agent has the hyperparameter.
+    `measure`, which is `best` if not given. Raises UserError if no agent has the hyperparameter, or for an argument
+    that is for another number of runs.
     """
     from matplotlib.figure import Figure
 
+    if len(runs) > 1 and hyperparameter is not None:
+        raise UserError(f"--hyperparameter: is drawn for one run, not for {len(runs)}")
+    if len(runs) == 1 and measure is not None:
+        raise UserError("--measure: several runs are compared by it, and only one is given")
     figure = Figure(figsize=(8, 4.5) if hyperparameter is None else (8, 6), layout="constrained")
     if len(runs) > 1:
-        _compare(figure, groups(runs), measure)
+        _compare(figure, groups(runs), measure or "best")
     else:
         _agents(figure, runs[0], hyperparameter)
     with warnings.catch_warnings():

@@ -59,6 +59,15 @@ def test_a_comparison_shows_runs_of_one_generation_and_no_interval_of_three(tmp_
     assert [picture(*seeds[:count]).count("PolyCollection") > 0 for count in (3, 4)] == [False, True]
 
 
+def test_options_of_another_number_of_runs_are_refused(tmp_path):
+    one, other = (str(write_run(tmp_path / name)) for name in "ab")
+    with pytest.raises(UserError, match=r"^--hyperparameter: is drawn for one run, not for 2$"):
+        run_command(["plot", one, other, "--hyperparameter", "gamma", "-o", str(tmp_path / "x.png")])
+    with pytest.raises(UserError, match=r"^--measure: several runs are compared by it, and only one is given$"):
+        run_command(["plot", one, one, "--measure", "mean", "-o", str(tmp_path / "x.png")])
+    assert not (tmp_path / "x.png").exists()
+
+
 def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     path = str(write_run(tmp_path / "a"))
     with pytest.raises(UserError, match=r"x\.gif: a plot is written as one of \.png, \.svg, \.pdf"):
