@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import evorl
 from evorl.system.console import digits
-from evorl.system.files import write_atomically
+from evorl.system.files import check_folder, write_atomically
 from evorl.types import UserError
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def report(parsed: argparse.Namespace) -> None:
     from evorl.report.page import check_packages, page
 
     check_packages()
+    if parsed.output is not None:
+        check_folder(parsed.output)
     runs = load_several(parsed.runs)
     output = parsed.output or (parsed.runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     text = page(runs).encode()
@@ -94,6 +96,8 @@ def export(parsed: argparse.Namespace) -> None:
     from evorl.runs.loaded import load
 
     check_packages()
+    if parsed.output is not None:
+        check_folder(parsed.output)
     found = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     here = Path() if is_on_hub(parsed.run) else parsed.run
     loaded, output = in_float32(found), parsed.output or here / "agent.onnx"

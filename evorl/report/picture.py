@@ -16,7 +16,7 @@ from evorl.report.figures import GROUPS, LOOKS, PLAIN, STEPS, Look, look, value_
 from evorl.report.statistics import FEWEST, MEASURES, Group, cut_off, extent, groups, points, thinned
 from evorl.runs.lineage import Stage
 from evorl.system.extras import require
-from evorl.system.files import replacing
+from evorl.system.files import check_folder, replacing
 from evorl.types import UserError
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -24,10 +24,11 @@ THIN, THICK = 1.0, 2.2
 
 
 def check_output(path: Path) -> None:
-    """Raise UserError unless matplotlib is installed and the file's suffix is a supported format."""
+    """Raise UserError unless matplotlib is installed and the file can be written in a supported format."""
     require("plot", "a plot")
     if path.suffix not in FORMATS:
         raise UserError(f"{path}: a plot is written as one of {', '.join(FORMATS)}")
+    check_folder(path)
 
 
 def draw(runs: Sequence[Drawn], output: Path, measure: str | None = None, hyperparameter: str | None = None) -> None:

@@ -34,6 +34,12 @@ WANDB = "wandb"
 CHECKPOINTS = "checkpoints"
 
 
+def check_folder(path: Path) -> None:
+    """Raise UserError unless the directory exists that a file is to be written into."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no directory {path.parent}")
+
+
 def write_atomically(path: Path, payload: bytes | Iterable[bytes]) -> None:
     """Write a payload, or its parts in order, so that the file appears complete or not at all, even after a crash.
 

@@ -89,6 +89,14 @@ def test_what_watch_lacks_is_said_before_anything_is_loaded(words, message, monk
     assert message in error_line(capsys)
 
 
+@pytest.mark.parametrize(("command", "file"), [("plot", "x.png"), ("report", "x.html"), ("export", "x.onnx")])
+def test_a_folder_that_is_missing_is_named_before_anything_is_loaded(command, file, in_directory, capsys):
+    for package in ("matplotlib", "plotly", "onnxruntime"):
+        pytest.importorskip(package)
+    assert run_program(run_command, [command, "runs/none", "-o", f"no/{file}"]) == 2
+    assert error_line(capsys) == f"error: no/{file}: there is no directory no\n"
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch, in_directory, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run_program(run_command, ["watch", "runs/none", "--video", "a.mp4"]) == 2
