@@ -46,7 +46,10 @@ MAX_DEPTH = 50
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML loader that parses 1e-3 as a number, and rejects tags, duplicate keys and unbounded aliases."""
+    """Safe YAML loader that rejects tags, duplicate keys and unbounded aliases.
+
+    As in YAML 1.2, 1e-3 is a number, 010 is ten, and 1:30, which is ninety in YAML 1.1, is a text.
+    """
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
         if self.flow_level >= MAX_DEPTH:
@@ -72,7 +75,9 @@ class _Loader(yaml.SafeLoader):
         return text
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        number: int = super().construct_yaml_int(node)
+        text = self.construct_scalar(node).replace("_", "")
+        # As in YAML 1.2, a leading 0 makes no octal number.
+        number: int = int(text) if text.lstrip("+-").isdecimal() else super().construct_yaml_int(node)
         try:
             check_whole(number)
         except ValueError as error:
@@ -98,6 +103,10 @@ _Loader.yaml_implicit_resolvers = {
     letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+for letter in "-+0123456789":
+    # Before the others, which read minutes and seconds as one number.
+    of_times = ("tag:yaml.org,2002:str", re.compile(r"^[-+]?\d[\d_]*(:\d+)+(\.[\d_]*)?$"))
+    _Loader.yaml_implicit_resolvers[letter].insert(0, of_times)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),

@@ -177,6 +177,24 @@ def test_paths_may_begin_with_the_home_directory(tmp_path, monkeypatch):
         config("run.directory=~nobody-here/a")
 
 
+NUMBERS = {
+    "010": 10, "-010": -10, "0": 0, "1_000": 1000, "0x10": 16, "0b11": 3, "12": 12,
+    "1:30": "1:30", "-1:30": "-1:30", "01:02:03": "01:02:03", "1:30.5": "1:30.5", "1.5": 1.5, "'010'": "010",
+    "'08'": "08",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), NUMBERS.items())
+def test_numbers_are_read_as_people_write_them(text, value, tmp_path):
+    """YAML 1.1 reads 010 as 8, and 1:30 as 90."""
+    (tmp_path / "a.yaml").write_text(f"environment: {{kwargs: {{x: {text}}}}}")
+    for data in (read_yaml(tmp_path / "a.yaml"), override({}, [f"environment.kwargs.x={text}"])):
+        assert data["environment"]["kwargs"] == {"x": value}
+    saved = config(f"environment.kwargs.x={text}")
+    (tmp_path / "b.yaml").write_text(saved.to_yaml())
+    assert validate(read_yaml(tmp_path / "b.yaml"), SETTINGS) == saved
+
+
 def test_overrides_may_stand_before_and_after_the_file():
     settings = load_config(["seed=7", "--config", str(DQN), "population.size=3"], DQN)
     assert (settings.seed, settings.population.size) == (7, 3)
@@ -272,6 +290,7 @@ def test_it_cannot_be_changed():
         ("algorithm.name=dqm", "algorithm.name: there is no algorithm 'dqm'; did you mean 'dqn'?"),
         ("algorithm=3", "algorithm: 3 does not fit: this is a section"),
         ("seed.x=1", "seed: .* does not fit"),
+        ("seed=1:30", "seed: '1:30' does not fit: it must be a whole number$"),
         ("seed=-1", "seed: -1 is out of range; it must be at least 0"),
         ("environment.id=LunarLandr-v3", "environment.id: cannot make 'LunarLandr-v3'"),
         ("environment.id=Pendulum-v1", "algorithm.name: dqn cannot act in Box.* of Pendulum-v1; it takes Discrete"),
