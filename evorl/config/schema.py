@@ -606,6 +606,13 @@ class Tracking(Section):
     timeout: Seconds = 60.0
     """Seconds that a tracker may take to connect, and at the end to upload what is left."""
 
+    @field_validator("backends", mode="before")
+    @classmethod
+    def _none_is_an_empty_list(cls, value: Any) -> Any:
+        if value in ("none", None, False):
+            raise ValueError(f"{shown(value)} does not fit: it must be a list, and [] is none")
+        return value
+
 
 class Checkpoint(Section):
     """The checkpoints that a run can be resumed from."""
