@@ -353,15 +353,24 @@ def action_reader(space: gym.Space[Any], num_envs: int) -> ActionReader:
 
 def _box_reader(space: gym.spaces.Box) -> ActionReader:
     whole = np.issubdtype(space.dtype, np.integer)
+    low, high = _within(space) if whole else (space.low, space.high)
 
     def read(values: NDArray[Any]) -> NDArray[Any]:
         # A diverged agent is stopped at its next update; until then NaN actions must not crash its environment.
         values = np.where(np.isnan(values), 0.0, values)
-        # A float32 action may exceed a float64 bound by a rounding error.
-        rounded = np.rint(values) if whole else values
-        return np.asarray(np.clip(rounded.astype(space.dtype), space.low, space.high))
+        # A float32 action may exceed a bound by a rounding error, and integers beyond their type's would wrap around.
+        values = np.rint(values.astype(np.float64)) if whole else values.astype(space.dtype)
+        return np.asarray(np.clip(values, low, high).astype(space.dtype))
 
     return read
+
+
+def _within(space: gym.spaces.Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The bounds of integers as float64, rounded inward: it has no 2**63 - 1, and the nearest number is beyond it."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    # As objects, integers and floats are compared exactly.
+    below, above = low.astype(object) < space.low.astype(object), high.astype(object) > space.high.astype(object)
+    return np.where(below, np.nextafter(low, np.inf), low), np.where(above, np.nextafter(high, -np.inf), high)
 
 
 def _choice_reader(space: Any, num_envs: int) -> ActionReader:

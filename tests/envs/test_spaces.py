@@ -10,7 +10,7 @@ from helpers.support import agent, algorithm, population
 from evorl.config import Environment
 from evorl.envs import Environments
 from evorl.envs.interface import space_from_json, space_to_json
-from evorl.envs.spaces import MASK, EnvSpec, as_numbers, input_name, observation_specs
+from evorl.envs.spaces import MASK, EnvSpec, action_reader, as_numbers, input_name, observation_specs
 from evorl.types import UserError
 
 
@@ -142,3 +142,19 @@ def test_inputs_of_exported_networks_have_names_of_their_own():
         "observation.action",
         "observation.next_state",
     ]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("inward", [0, 1])
+def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
+    limits = np.iinfo(dtype)
+    ends = limits.min + inward, limits.max - inward
+    space = gym.spaces.Box(*ends, (1,), dtype)
+    read = action_reader(space, 1)
+    for value, end in [(ends[0], ends[0]), (-np.inf, ends[0]), (ends[1], ends[1]), (np.inf, ends[1])]:
+        for kind in (np.float32, np.float64):
+            action = read(np.array([[value]], kind))[0]
+            assert space.contains(action)
+            # 64 bits are more than a float64 holds.
+            assert abs(int(action[0]) - end) <= (2047 if limits.bits == 64 else 0)
+    assert read(np.array([[2.5], [np.nan], [3.4]], np.float32)).ravel().tolist() == [2, max(0, ends[0]), 3]
