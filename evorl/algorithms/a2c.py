@@ -33,7 +33,7 @@ from evorl.algorithms.state_dependent import (
 from evorl.config import Config
 from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
 from evorl.distributed import Placement
-from evorl.envs.spaces import EnvSpec, wrong_actions
+from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
 from evorl.networks.stack import Architectures, Stack, TargetRule
 from evorl.replay import Experience, Pace
@@ -137,8 +137,9 @@ class A2C(Algorithm):
     def _distribution(self) -> Distribution:
         """The action distribution. Raises UserError if the action space is not supported."""
         interface, space, wanted = self.interface, self.interface.action, self.settings.distribution
-        if type(space) not in DISTRIBUTIONS:
-            known = ", ".join(sorted(kind.__name__ for kind in DISTRIBUTIONS))
+        kind = known_kind(space, DISTRIBUTIONS)
+        if kind is None:
+            known = ", ".join(sorted(each.__name__ for each in DISTRIBUTIONS))
             raise wrong_actions(self.settings.name, interface, known)
         if wanted == "squashed" and not (isinstance(space, gym.spaces.Box) and space.is_bounded()):
             raise UserError(
@@ -146,7 +147,7 @@ class A2C(Algorithm):
                 f"{space}; leave it out"
             )
         kinds = {**DISTRIBUTIONS, gym.spaces.Box: BOX_DISTRIBUTIONS[wanted]}
-        return kinds[type(space)](space)
+        return kinds[kind](space)
 
     def noise_shape(self, architectures: Architectures) -> tuple[int, int]:
         return (0, 0) if self.noise is None else self.noise.noise.shape(architectures["policy"])

@@ -118,12 +118,17 @@ def observation_specs(space: gym.Space[Any], key: str = "environment.id", name: 
                 raise UserError(f"{key}: two parts of the observation are called {min(twice)!r}; rename one")
             parts |= found
         return parts
-    reader = PARTS.get(type(space))
-    if reader is None:
+    kind = known_kind(space, PARTS)
+    if kind is None:
         where = f"part {name!r} of the observation" if name else "the observation"
-        known = ", ".join(sorted(kind.__name__ for kind in PARTS))
+        known = ", ".join(sorted(part.__name__ for part in PARTS))
         raise UserError(f"{key}: {where} is {space}, which no encoder reads; those there are read {known}, Dict, Tuple")
-    return {name or WHOLE: reader(space)}
+    return {name or WHOLE: PARTS[kind](space)}
+
+
+def known_kind(space: gym.Space[Any], known: Mapping[type, Any]) -> type | None:
+    """The class among those that are `known` that a space is of, or inherits from; None if there is none."""
+    return next((kind for kind in type(space).__mro__ if kind in known), None)
 
 
 def split(space: gym.Space[Any], batched: Any, name: str = "") -> dict[str, NDArray[Any]]:

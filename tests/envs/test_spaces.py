@@ -144,6 +144,18 @@ def test_inputs_of_exported_networks_have_names_of_their_own():
     ]
 
 
+class Angles(gym.spaces.Box):
+    """A space of the user's own."""
+
+
+def test_a_space_that_inherits_from_a_known_one_is_read_as_that_one():
+    own, box = Angles(-1.0, 1.0, (3,)), gym.spaces.Box(-1.0, 1.0, (3,))
+    assert observation_specs(own) == observation_specs(box)
+    assert space_from_json(space_to_json(own)) == box
+    given, by = algorithm("algorithm={name: a2c}", actions=own), algorithm("algorithm={name: a2c}", actions=box)
+    assert type(given.distribution) is type(by.distribution)
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("inward", [0, 1])
 def test_actions_at_the_bounds_of_integers_stay_there(dtype, inward):
