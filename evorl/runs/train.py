@@ -26,6 +26,7 @@ from evorl.config.fields import ENVIRONMENT, AlgorithmSettings, given_in
 from evorl.config.schema import (
     ActorSettings,
     Checkpoint,
+    Config,
     Evaluation,
     LeagueSettings,
     PopulationSettings,
@@ -259,8 +260,10 @@ def _with_environment(overrides: Mapping[str, Any], environment: Any) -> dict[st
     section = environment if isinstance(environment, Mapping) else {"id": environment}
     if "id" not in section or isinstance(section["id"], str):
         return {**overrides, "environment": section}
-    found = _settings_of(section["id"])
-    kwargs = {**found.get("kwargs", {}), **section.get("kwargs", {})}
+    found, given = _settings_of(section["id"]), section.get("kwargs", {})
+    if not isinstance(given, Mapping):
+        raise UserError(f"environment.kwargs: {shown(given)} does not fit: this is a section, with keys of its own")
+    kwargs = {**found.get("kwargs", {}), **given}
     more = {"kwargs": kwargs} if "kwargs" in found or "kwargs" in section else {}
     return {**overrides, "environment": {**section, **found, **more}}
 
@@ -332,6 +335,8 @@ def _file_of(config: str | Path | Mapping[str, Any] | AnyConfig, folder: Path, g
         if (told := substitution(str(config), path)) and os.environ.get("RANK", "0") == "0":
             say(told)
         return path
+    if not isinstance(config, Mapping | Config):
+        raise UserError(f"config: {shown(config)} is no configuration; give a name such as 'ppo', a file or a mapping")
     # The run's header shows this file name as the origin of settings.
     path = folder / "your settings"
     data = config if isinstance(config, Mapping) else config.model_dump(mode="json")
