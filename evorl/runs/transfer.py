@@ -67,7 +67,17 @@ def _trained(config: AnyConfig, algorithm: Algorithm, run: Path) -> list[Agent]:
         raise UserError(f"population.from: {error}") from error
     if not found:
         raise UserError(f"{where}: its newest checkpoint holds no agents")
-    check_agents(found, algorithm, where)
+    try:
+        check_agents(found, algorithm, where)
+    except UserError as error:
+        there, here = theirs.environment.id, config.environment.id
+        if there == here:
+            raise
+        # The first tensor of another shape would not tell that this is why.
+        told = str(error).removeprefix(f"{where}: ")
+        raise UserError(
+            f"{where}: is of environment.id {shown(there)}, not of {shown(here)} as here: {told}"
+        ) from error
     agents = []
     for id in range(config.population.size):
         origin = found[id % len(found)]
