@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -50,6 +51,8 @@ Plain = Annotated[Text, AfterValidator(_plain)]
 """A string without line breaks or other control characters."""
 
 
+EXPONENT = "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+"""A number with an exponent for a resolver of YAML, which needs a point in it otherwise: tag, form, first letters."""
 Place = TypeVar("Place", str, Path)
 
 

@@ -31,6 +31,7 @@ from pydantic import (
 from evorl.config.errors import explain, nearest, shown
 from evorl.config.fields import (
     ENVIRONMENT,
+    EXPONENT,
     RETURN,
     AlgorithmSettings,
     Count,
@@ -822,7 +823,19 @@ class Config(Section, Generic[Settings]):
 
     def to_yaml(self) -> str:
         """Return the whole configuration as YAML, including defaults; it reproduces the run."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return as_yaml(self.model_dump(mode="json"))
+
+
+class _Dumper(yaml.SafeDumper):
+    """A YAML dumper that quotes texts such as 1e-3, which configurations have for numbers and YAML 1.1 does not."""
+
+
+_Dumper.add_implicit_resolver(*EXPONENT)
+
+
+def as_yaml(settings: Mapping[str, Any]) -> str:
+    """Format settings as YAML that is read back as the same settings."""
+    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False)
 
 
 # The models of algorithms inherit the descriptions of Config's fields. Each would otherwise look for its source in

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from evorl.config.errors import nearest, on_one_line, shown
+from evorl.config.fields import EXPONENT
 from evorl.config.schema import Environment, Origins
 from evorl.config.task import Tuned, environment_of, for_another, paths_in
 from evorl.types import UserError
@@ -107,11 +108,7 @@ for letter in "-+0123456789":
     # Before the others, which read minutes and seconds as one number.
     of_times = ("tag:yaml.org,2002:str", re.compile(r"^[-+]?\d[\d_]*(:\d+)+(\.[\d_]*)?$"))
     _Loader.yaml_implicit_resolvers[letter].insert(0, of_times)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
+_Loader.add_implicit_resolver(*EXPONENT)
 
 
 def _values(node: yaml.Node, known: dict[int, float]) -> float:

@@ -13,6 +13,7 @@ import yaml
 from evorl.algorithms import SETTINGS
 from evorl.config import validate, without_removed
 from evorl.config.errors import shown
+from evorl.config.schema import as_yaml
 from evorl.envs.suites import SUITES
 from evorl.report.data import Drawn, load
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
@@ -61,7 +62,7 @@ def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str
         _table(("mutation", "children", "mean", "95 % interval"), [[row[name] for name in names] for row in found])
     )
     parts += ["## How it was made", _table(("", ""), [*run_facts(run), *environment_facts(run)])]
-    shown = yaml.safe_dump(dict(settings), sort_keys=False).replace("```", "'''")
+    shown = as_yaml(settings).replace("```", "'''")
     parts += ["<details><summary>Configuration</summary>", f"```yaml\n{shown}```", "</details>"]
     return "\n\n".join(parts) + "\n"
 
@@ -171,7 +172,7 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
         (folder / RESULTS).write_text(yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False))
     if video is not None:
         shutil.copyfile(video, folder / "replay.mp4")
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    (folder / "config.yaml").write_text(as_yaml(settings))
     if not missing("plot"):
         draw([drawn], folder / PICTURE)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
