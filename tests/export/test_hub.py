@@ -113,7 +113,7 @@ def test_a_score_is_filed_under_a_benchmark_that_is_named(run, tmp_path):
     entries = yaml.safe_load((folder / ".eval_results" / "evorl.yaml").read_text())
     (parsed,) = huggingface_hub.parse_eval_result_entries(entries)
     assert (parsed.dataset_id, parsed.task_id, parsed.value) == ("lab/cart-poles", "CartPole-v1", 60.0)
-    assert parsed.notes.startswith("mean return: 60.0 ± 0")
+    assert parsed.notes.startswith("mean return: 60.0 over 1 fresh episode")
 
 
 def test_a_page_has_one_name_given_in_either_way(run, monkeypatch):
