@@ -200,7 +200,7 @@ def warm(run: Path, folder: Path) -> None:
     """Import and cache what the commands do once in a process: children that are forked later share it."""
     drawn = load_drawn(run)
     for suffix in (".png", ".svg"):
-        draw([drawn], folder / f"plot{suffix}", "best", None)
+        draw([drawn], folder / f"plot{suffix}")
     page([drawn])
     write_onnx(evorl.load(run), folder / "agent.onnx", {})
     loaded = evorl.load(run)

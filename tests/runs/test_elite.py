@@ -177,7 +177,7 @@ def test_a_standard_error_is_that_of_the_mean_and_with_one_less():
     assert score.std == pytest.approx(math.sqrt(((returns - returns.mean()) ** 2).sum() / 49))
     assert score.standard_error == pytest.approx(score.std / math.sqrt(50))
     assert Score(50, 250.0, 30.0).described() == "250.0 ± 4.24 over 50 fresh episodes"
-    assert Score.of([5.0]).described(fresh=False) == "5 ± 0 over 1 episode"
+    assert Score.of([5.0]).described(fresh=False) == "5 over 1 episode"
 
 
 def test_all_tests_together_spend_the_error():
