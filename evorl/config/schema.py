@@ -139,7 +139,8 @@ class Network(Section):
     """The convolutional layers that read images, where there are any (Mnih et al. 2015)."""
     bf16: bool | None = None
     """Multiply in bfloat16 in hidden layers and convolutions; parameters and the optimiser stay in float32. Null is
-    what Accelerate was asked for, by its `mixed_precision: bf16`."""
+    what Accelerate was asked for, by its `mixed_precision: bf16`. Leave it out where an actor climbs a critic, as in
+    SAC, TD3 and DDPG, and values are large: they are rounded by more than actions differ (docs/results/tasks.md)."""
     recurrent: Text | None = None
     """A recurrent cell after the hidden layers: `lstm` or `gru`."""
     recurrent_size: Width = 64
