@@ -35,7 +35,7 @@ from evorl.algorithms.state_dependent import (
 )
 from evorl.config import Config
 from evorl.config.fields import Finite, HyperparameterRange, Positive
-from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, with_action, wrong_actions
+from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, known_kind, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.stack import Architectures, NetworkSpec, Polyak, Stack, StackedNetwork
 from evorl.networks.standard import StandardNetwork
@@ -269,11 +269,11 @@ class SAC(OffPolicy):
 
     def __init__(self, config: Config[SACSettings], interface: EnvSpec) -> None:
         super().__init__(config, interface)
-        kind = ACTIONS.get(type(interface.action))
+        kind = known_kind(interface.action, ACTIONS)
         if kind is None:
             raise wrong_actions("sac", interface, TAKES)
         noise = state_dependent_noise(config, interface, learned=True)
-        self.actions = kind(interface, self.settings.exploration, noise)
+        self.actions = ACTIONS[kind](interface, self.settings.exploration, noise)
         self.explores_by_noise = self.settings.exploration.noise != "none"
         self.stored_action = self.actions.stored
         temperature = StandardNetwork({}, [Head("log_temperature", 1, constant=True)], (), "uniform")

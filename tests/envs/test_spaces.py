@@ -154,6 +154,8 @@ def test_a_space_that_inherits_from_a_known_one_is_read_as_that_one():
     assert space_from_json(space_to_json(own)) == box
     given, by = algorithm("algorithm={name: a2c}", actions=own), algorithm("algorithm={name: a2c}", actions=box)
     assert type(given.distribution) is type(by.distribution)
+    given, by = (algorithm("algorithm={name: sac}", actions=each) for each in (own, box))
+    assert type(given.actions) is type(by.actions)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
