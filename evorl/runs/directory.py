@@ -562,7 +562,7 @@ class RunDirectory:
     def begin(self, config: AnyConfig, ranks: Ranks) -> None:
         """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.
 
-        A start or a resume that fails before that leaves a run as it was, and a new directory free.
+        If a start or a resume fails before this call, an existing run is unchanged, and a new run's name stays free.
         """
 
         def write() -> bytes:
