@@ -521,8 +521,9 @@ class Evaluation(Section):
     """Truncate evaluation episodes after so many steps; without it the environment decides."""
     confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
     """Up to so many fresh episodes decide between the best agent of a generation and the best so far, since the best of
-    noisy means is too high. As many further ones, in which nobody is selected, are the score of who won; up to eight
-    times as many in a generation test the target. 0 trusts the means of `episodes`, and its scores are not fresh."""
+    noisy means is too high. As many further ones, in which nobody is selected, are the score of who won; in a
+    generation up to eight times as many test the target, or twice as many for each of more than four agents. 0 trusts
+    the means of `episodes`, and its scores are not fresh."""
     error: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """The probability, over a whole run, of stopping at an agent whose true mean return is below the target. It holds
     for every distribution of returns that are not below the worst one of the run, and not below 0 where none was."""

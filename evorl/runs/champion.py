@@ -34,37 +34,39 @@ STAKES = np.array([0.98, 0.75, 0.5, 0.25, 0.12, 0.06, 0.03])
 WEIGHTS = np.array([0.5, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 """Fractions of the capital to bet, and the share of the initial capital allotted to each. Large stakes are best if
 returns vary little compared with their distance from the worst one, the usual case; small stakes cover the others."""
-MOST_TESTS = 8
-"""The maximum number of test episodes per generation, in multiples of `evaluation.confirmation_episodes`."""
+MOST_TESTS, MOST_TESTS_OF_AGENT = 8, 2
+"""The maximum number of test episodes per generation, in multiples of `evaluation.confirmation_episodes`: for any
+population, or for each agent of a larger one, whose generations take longer. A test then takes about as long as the
+generation that it may spare."""
 MOST_EPISODES = 10_000
 """The number of returns after which an elite is not measured further; every checkpoint contains them."""
 
 
 class Score(NamedTuple):
-    """Number of episodes, and mean and sample standard deviation (n - 1) of an agent's returns."""
+    """Number of episodes, and mean and sample standard deviation (n - 1) of an agent's returns.
+
+    One episode has no standard deviation, and so no standard error.
+    """
 
     episodes: int
     mean: float
-    std: float
+    std: float | None
 
     @classmethod
     def of(cls, returns: ArrayLike) -> Score:
-        """The score of returns [N], N >= 1; the standard deviation of a single return is 0."""
+        """The score of returns [N], N >= 1."""
         values = np.asarray(returns, dtype=np.float64)
-        std = float(values.std(ddof=1)) if values.size > 1 else 0.0
+        std = float(values.std(ddof=1)) if values.size > 1 else None
         return cls(values.size, float(values.mean()), std)
 
     @property
-    def standard_error(self) -> float:
-        return self.std / math.sqrt(self.episodes)
+    def standard_error(self) -> float | None:
+        return None if self.std is None or self.episodes == 1 else self.std / math.sqrt(self.episodes)
 
     def described(self, *, fresh: bool = True) -> str:
-        """Format as mean ± standard error over the number of episodes. Every ± in the output is a standard error.
-
-        One episode has none.
-        """
+        """Format as mean ± standard error over the number of episodes. Every ± in the output is a standard error."""
         episodes = f"{'fresh ' if fresh else ''}episode{'' if self.episodes == 1 else 's'}"
-        error = "" if self.episodes == 1 else f" ± {digits(self.standard_error)}"
+        error = "" if self.standard_error is None else f" ± {digits(self.standard_error)}"
         return f"{digits(self.mean)}{error} over {self.episodes} {episodes}"
 
 
@@ -205,19 +207,28 @@ class Champion:
         return count
 
     def reaches(
-        self, target: float, error: float, seems_reached: bool, play: Play | None, episodes: int, played: int = 0
+        self,
+        target: float,
+        error: float,
+        seems_reached: bool,
+        play: Play | None,
+        episodes: int,
+        played: int = 0,
+        agents: int = 1,
     ) -> bool:
         """Test whether the true mean return is at least `target`, playing further `episodes` while success is likely.
 
         The first test of an elite spends a share of the `error`, so it is made only if the target `seems_reached` on
         episodes that do not count towards the score. The elite is then tested in every generation, at no further cost
-        (see `lower_bound`). `played` measurement episodes have already been played in this generation.
+        (see `lower_bound`). `played` measurement episodes have already been played in this generation; `agents` is the
+        size of the population.
         """
         if self.score is None or not (seems_reached or self.is_tested):
             return False
         if not self.is_tested:
             self.tests, self.is_tested = self.tests + 1, True
-        share, most = error_of_test(error, self.tests), played + MOST_TESTS * episodes
+        share = error_of_test(error, self.tests)
+        most = played + max(MOST_TESTS, MOST_TESTS_OF_AGENT * agents) * episodes
         # Half at a time: continuing is cheap, and surplus episodes are wasted.
         part, is_first = max(1, episodes // 2), True
         while True:
@@ -323,7 +334,9 @@ class Champion:
         play = self._play(evaluator, [agent], generation, "measurement") if confirms else None
         # Play all episodes when the target is tested: stopping after a bad start would bias those means low.
         count = self.measure(play, confirms if seems_reached else settings.episodes, confirms)
-        solved = target is not None and self.reaches(target, settings.error, seems_reached, play, confirms, count)
+        solved = target is not None and self.reaches(
+            target, settings.error, seems_reached, play, confirms, count, len(agents)
+        )
         if won and self.score:
             # Store the measured mean: the mean over the episodes that selected it is biased upwards.
             self.payload = encode_agents([replace(best, fitness=self.score.mean)])

@@ -177,7 +177,9 @@ def test_a_standard_error_is_that_of_the_mean_and_with_one_less():
     assert score.std == pytest.approx(math.sqrt(((returns - returns.mean()) ** 2).sum() / 49))
     assert score.standard_error == pytest.approx(score.std / math.sqrt(50))
     assert Score(50, 250.0, 30.0).described() == "250.0 ± 4.24 over 50 fresh episodes"
-    assert Score.of([5.0]).described(fresh=False) == "5 over 1 episode"
+    single = Score.of([5.0])
+    assert (single.std, single.standard_error) == (None, None)
+    assert single.described(fresh=False) == Score(1, 5.0, 0.0).described(fresh=False) == "5 over 1 episode"
 
 
 def test_all_tests_together_spend_the_error():
@@ -213,6 +215,19 @@ def test_a_test_of_an_elite_that_is_worse_ends_soon_and_costs_its_share_once():
         assert not elite.reaches(220, 0.05, True, play, 60)
     assert (elite.tests, asked) == (1, [])
     assert elite.lower_bound < 150
+
+
+def test_a_test_may_take_more_episodes_in_a_larger_population():
+    """As the worst founder returned -10,000, some 1,000 episodes are needed, more than eight sets of 60."""
+
+    def play(first, count):
+        return np.full((1, count), 243.0)
+
+    small, large = (elite_of(*[243.0] * 60, worst=-10_000.0) for _ in range(2))
+    assert not small.reaches(200, 0.05, True, play, 60, played=60, agents=4)
+    assert large.reaches(200, 0.05, True, play, 60, played=60, agents=16)
+    assert len(small.returns) == 90
+    assert 60 + 8 * 60 < len(large.returns) < 1200
 
 
 @pytest.mark.parametrize("confirmation", [1, 3, 60])
