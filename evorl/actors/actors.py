@@ -52,7 +52,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
         raise UserError(
             f"actors.max_staleness: with {waiting} rollouts on their way (actors.count, actors.queue, "
             f"actors.fetch_steps) parameters can be {behind} updates behind, and much of what actors do would be "
-            f"discarded; take at least {behind}, or fewer actors"
+            f"discarded; take at least {behind}"
         )
     return actors.max_staleness
 

@@ -39,7 +39,7 @@ def evaluate_run(parsed: argparse.Namespace) -> None:
         return
     ends = f"min {digits(result['min'])}, max {digits(result['max'])}"
     spread = "" if result["std"] is None else f" (standard deviation {digits(result['std'])}, {ends})"
-    score = Score(result["episodes"], result["mean"], result["std"] or 0.0)
+    score = Score(result["episodes"], result["mean"], result["std"])
     print(
         f"agent {result['agent']} of {on_one_line(str(result['run']))}: mean return {score.described()}{spread}"
         + "".join(f"; mean {name} {mean:.3g}" for name, mean in result.get("terms", {}).items() if name != RETURN)
@@ -78,8 +78,8 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
         "episodes": episodes,
         "seed": seed,
         "mean": score.mean,
-        "std": score.std if episodes > 1 else None,
-        "standard_error": score.standard_error if episodes > 1 else None,
+        "std": score.std,
+        "standard_error": score.standard_error,
         "min": float(np.min(returns)),
         "max": float(np.max(returns)),
         "returns": [float(value) for value in returns],

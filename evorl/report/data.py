@@ -531,7 +531,7 @@ class Drawn:
         last = self.generations[-1]
         if last.elite_fitness is None:
             return None
-        return Score(max(1, last.elite_episodes), last.elite_fitness, last.elite_std or 0.0)
+        return Score(max(1, last.elite_episodes), last.elite_fitness, last.elite_std)
 
     @property
     def described_best(self) -> str:

@@ -59,12 +59,12 @@ class Fitness:
 
     @classmethod
     def of_evaluation(cls, results: EpisodeResults, weights: Mapping[str, float]) -> Self:
-        """The mean of the weighted terms over evaluation episodes; the standard deviation of a single one is 0."""
+        """The mean of the weighted terms over evaluation episodes; a single one has no standard deviation."""
         values = results.fitness(weights)
-        ddof = min(1, values.shape[1] - 1)
+        single = values.shape[1] == 1
         return cls(
             mean=np.array([row.mean() for row in values]),
-            std=np.array([row.std(ddof=ddof) for row in values]),
+            std=np.full(len(values), np.nan) if single else np.array([row.std(ddof=1) for row in values]),
             episodes=np.full(len(values), float(values.shape[1])),
             seen=values,
             evaluated=values,

@@ -99,7 +99,7 @@ class LoadedAgent:
         `state` is the one that the previous call returned, or None at the start of episodes; it is always None for
         feed-forward agents, unless they explore by noise that goes on from step to step. `episode_start` [B] marks the
         entries at which a new episode starts. `action_mask` [A] or [B, A] is 1 for valid actions. Raises UserError for
-        observations outside the agent's space, and for what does not fit them.
+        observations outside the agent's space, and for other arguments that do not fit them.
         """
         space = self.observation_space
         is_pair = isinstance(observation, tuple) and len(observation) == 2
@@ -122,7 +122,13 @@ class LoadedAgent:
             mask = np.ones((batch, self._masked)) if action_mask is None else np.asarray(action_mask)
             seen[MASK] = _fitting("action_mask", mask.astype(bool), batch, self._masked)
         started = np.zeros(batch, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool)
-        before = self._policy.initial_state(batch) if state is None else torch.from_numpy(np.asarray(state))[None]
+        fresh = self._policy.initial_state(batch)
+        before = fresh if state is None else torch.from_numpy(np.asarray(state, np.float32))[None]
+        if before.shape != fresh.shape:
+            raise UserError(
+                f"state: has the shape {list(before.shape[1:])}; for these observations it is {list(fresh.shape[1:])}, "
+                "or None at the start of an episode"
+            )
         starts = _fitting("episode_start", started, batch)
         output, after = self._policy.act(seen, starts, before, deterministic)
         chosen = output.action[0].numpy(force=True)

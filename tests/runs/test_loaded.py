@@ -156,6 +156,7 @@ PARTS = {"a": np.zeros((12, 12), np.uint8), "b": np.zeros(1, np.float32)}
         ("masks", {"observation": np.zeros((0, 1))}, "observation: the batch is empty"),
         ("masks", {"observation": [0.0], "action_mask": [1, 0]}, r"action_mask: has the shape \[2\]; .* \[1, 4\]"),
         ("memory", {"observation": np.zeros((2, 2)), "episode_start": [True]}, r"episode_start: has the shape \[1\]"),
+        ("memory", {"observation": np.zeros((2, 2)), "state": [[[0.0] * 3]]}, r"state: has the shape \[1, 1, 3\]"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(kind, given, message, tmp_path):
