@@ -130,6 +130,7 @@ class Logger(NullLogger):
 
     def begin(self, generation: int, done: int, total: int) -> None:
         self._move_bar(done)
+        self._within.skip(done * self._config.population.size)
         self._progress_lines.begin(generation, done, total)
         self.enter("training")
 

@@ -224,6 +224,10 @@ class Within:
         self._step = self._first = step
         self._began = self._said = 0.0
 
+    def skip(self, steps: int) -> None:
+        """Count `steps` of all agents that were made before the run was resumed within this generation."""
+        self._step += steps
+
     def advance(self, steps: int, recent: RecentEpisodes) -> tuple[int, Points] | None:
         """Count `steps` more of all agents; return the step and its points if the interval has passed, else None."""
         now = time.perf_counter()

@@ -13,7 +13,7 @@ import yaml
 from evorl.config import AnyConfig
 from evorl.system.extras import install_command
 from evorl.system.files import refuse_links
-from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, shared_settings, with_words
+from evorl.tracking.tracker import History, Node, Paths, Points, Record, Tracker, lineage_table, shared_settings
 from evorl.types import EvorlWarning
 
 EVERY_GENERATION = "time/training"
@@ -48,7 +48,7 @@ class TensorBoard(Tracker):
         self._note("config", f"```yaml\n{yaml.safe_dump(shared_settings(config), sort_keys=False)}```")
         self._paths = Paths()
         self._agents: dict[int, Any] = {}
-        self._born = 0
+        self._born, self._is_full = 0, False
         # Rewrite all agents' files, which are short: some may belong to agents that the resumed run never creates.
         for path in self._events.glob("agent-*"):
             refuse_links(path)
@@ -69,10 +69,7 @@ class TensorBoard(Tracker):
         self._note("video", str(path))
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
-        lines = ["| generation | agent | parent | mutation | fitness |", "|---|---|---|---|---|"]
-        columns = ("generation", "id", "parent", "mutation", "fitness")
-        lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in map(with_words, lineage)]
-        self._note("lineage", "\n".join(lines))
+        self._note("lineage", lineage_table(lineage))
         self._note("summary", str(dict(summary)))
         self._writer.close()
         for writer in self._agents.values():
@@ -91,19 +88,20 @@ class TensorBoard(Tracker):
             self._agents.pop(agent).close()
         for agent, node in living.items():
             if agent not in self._agents and not self._begin(node):
-                return
+                continue
             for name, value in node.agent.points.items():
                 self._agents[agent].add_scalar(name, value, node.step)
             self._agents[agent].flush()
 
     def _begin(self, node: Node) -> bool:
         """Open an agent's writer; return False if the maximum number of lines is reached."""
-        self._born += 1
-        if self._born > MOST_AGENTS:
-            if self._born == MOST_AGENTS + 1:
-                what = f"{MOST_AGENTS} agents have lines in TensorBoard; from here on only the population has"
+        if self._born == MOST_AGENTS:
+            if not self._is_full:
+                what = f"{MOST_AGENTS} agents have lines in TensorBoard; newer ones have none"
                 warnings.warn(what, EvorlWarning, stacklevel=2)
+            self._is_full = True
             return False
+        self._born += 1
         writer = self._agents[node.agent.id] = self._new_writer(str(self._events / f"agent-{node.agent.id:04d}"))
         if (parent := self._paths.parent(node)) is not None:
             for name, value in parent.agent.points.items():

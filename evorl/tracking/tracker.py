@@ -96,6 +96,14 @@ def with_words(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "mutation": str(Mutation(**row["mutation"]))}
 
 
+def lineage_table(lineage: Sequence[Row]) -> str:
+    """Return lines of `lineage.jsonl` as a table in Markdown."""
+    columns = ("generation", "id", "parent", "mutation", "fitness")
+    rows = [[str(row[column]) for column in columns] for row in map(with_words, lineage)]
+    headings = [["generation", "agent", *columns[2:]], ["---"] * len(columns)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [*headings, *rows])
+
+
 class Node(NamedTuple):
     """An agent in one generation, which ended at environment step `step`."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from evorl.config import AnyConfig
 from evorl.config.errors import shown
 from evorl.system.extras import install_command
-from evorl.tracking.tracker import History, Points, Record, Tracker, shared_settings, with_words
+from evorl.tracking.tracker import History, Points, Record, Tracker, lineage_table, shared_settings
 from evorl.tracking.wandb import run_id
 
 REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
@@ -69,11 +69,8 @@ class Trackio(Tracker):
         self._log(step, points)
 
     def finish(self, summary: Mapping[str, Any], lineage: Sequence[Mapping[str, Any]]) -> None:
-        rows = ["| generation | agent | parent | mutation | fitness |", "|---|---|---|---|---|"]
-        columns = ("generation", "id", "parent", "mutation", "fitness")
-        rows += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in map(with_words, lineage)]
         ends = "\n".join(f"- {key}: {value}" for key, value in summary.items())
-        texts = {"lineage": "\n".join(rows), "summary": ends}
+        texts = {"lineage": lineage_table(lineage), "summary": ends}
         self._run.log({name: self._trackio.Markdown(text) for name, text in texts.items()}, step=self._step)
         with _quietly():
             self._run.finish()
