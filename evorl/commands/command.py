@@ -332,7 +332,13 @@ def _config(parser: argparse.ArgumentParser) -> None:
 
 def _export(parser: argparse.ArgumentParser) -> None:
     _run(parser)
-    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: agent.onnx in the run's directory")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="default: agent.onnx, or agent-ID.onnx, in the run's directory",
+    )
     _agent(parser)
 
 

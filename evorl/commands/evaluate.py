@@ -54,7 +54,12 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     of each other term.
     """
     with local_run(run) as path:
-        data, agent = load_elite(path)
+        return {"run": str(run), **_evaluated(path, episodes, seed, allow_code)}
+
+
+def _evaluated(run: Path, episodes: int, seed: int, allow_code: bool) -> dict[str, Any]:
+    """Evaluate the best agent of the run in a directory."""
+    data, agent = load_elite(run)
     config = validate(without_removed(data), SETTINGS)
     refuse_code(config, allow_code or is_own(run, config))
     check(config, trains=False)
@@ -73,7 +78,6 @@ def evaluate_elite(run: Path, episodes: int, seed: int, allow_code: bool = False
     returns = results.returns[0]
     score = Score.of(returns)
     return {
-        "run": str(run),
         "agent": agent.id,
         "episodes": episodes,
         "seed": seed,

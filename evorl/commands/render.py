@@ -100,7 +100,9 @@ def export(parsed: argparse.Namespace) -> None:
         check_folder(parsed.output)
     found = load(parsed.run, agent=parsed.agent, generation=parsed.generation, allow_code=parsed.allow_code)
     here = Path() if is_on_hub(parsed.run) else parsed.run
-    loaded, output = in_float32(found), parsed.output or here / "agent.onnx"
+    is_best = parsed.agent is None and parsed.generation is None
+    own = "agent.onnx" if is_best else f"agent-{found.agent.id}.onnx"
+    loaded, output = in_float32(found), parsed.output or here / own
     difference = write_onnx(loaded, output, facts_of(loaded))
     exact = "" if loaded is found else "; exported in float32, although the agent was trained in bfloat16"
     close = f"within {difference:.1g} of" if difference else "exactly equal to"

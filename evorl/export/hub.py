@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from evorl.algorithms import SETTINGS
-from evorl.config import validate, without_removed
+from evorl.config import read_yaml, validate, without_removed
 from evorl.config.errors import shown
 from evorl.config.schema import as_yaml
 from evorl.envs.suites import SUITES
@@ -19,12 +21,12 @@ from evorl.report.data import Drawn, load
 from evorl.report.facts import effect_rows, environment_facts, path_rows, run_facts, state
 from evorl.report.picture import draw
 from evorl.report.statistics import effects
-from evorl.runs.directory import INTERFACE
-from evorl.runs.hub import HUB
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, INTERFACE
+from evorl.runs.hub import BENCHMARK_FILES, HUB
 from evorl.system.extras import missing, require
 from evorl.system.files import read_bounded, reason
 from evorl.tracking.tracker import shared_settings
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
 PICTURE = "lineage.png"
 RESULTS = ".eval_results/evorl.yaml"
@@ -39,7 +41,7 @@ def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str
     `settings` are the shareable settings, `files` the names of the other files on the page.
     """
     environment, algorithm = str(run.setting("environment.id")), str(run.setting("algorithm.name"))
-    best = run.described_best
+    best, shared = run.described_best, replace(run, config=dict(settings))
     parts = [
         f"---\n{yaml.safe_dump(_head(run, environment, algorithm), sort_keys=False)}---",
         f"# {_plain(algorithm)} on {_plain(environment)}",
@@ -61,7 +63,7 @@ def card(run: Drawn, settings: Mapping[str, Any], name: str, files: Sequence[str
     parts.append(
         _table(("mutation", "children", "mean", "95 % interval"), [[row[name] for name in names] for row in found])
     )
-    parts += ["## How it was made", _table(("", ""), [*run_facts(run), *environment_facts(run)])]
+    parts += ["## How it was made", _table(("", ""), [*run_facts(shared), *environment_facts(run)])]
     shown = as_yaml(settings).replace("```", "'''")
     parts += ["<details><summary>Configuration</summary>", f"```yaml\n{shown}```", "</details>"]
     return "\n\n".join(parts) + "\n"
@@ -115,8 +117,8 @@ def _use(name: str, environment: str, files: Sequence[str]) -> str:
         f"and `evorl evaluate {HUB}{name}` plays 100 episodes; `evorl train population.from={HUB}{name}`, with the "
         "same algorithm and environment, trains the agent further.",
     ]
-    if "agent.onnx" in files:
-        lines += ["", "`agent.onnx` does the same in any program that has onnxruntime."]
+    if EXPORTED in files:
+        lines += ["", f"`{EXPORTED}` does the same in any program that has onnxruntime."]
     return "\n".join(lines)
 
 
@@ -132,7 +134,7 @@ def _plain(text: str) -> str:
 
 
 FILES = ("elite/agent.safetensors", "elite/agent.json", "metrics.jsonl", "lineage.jsonl", "summary.json", INTERFACE)
-OPTIONAL = ("agent.onnx",)
+EXPORTED = "agent.onnx"
 
 
 def check_hub(*names: str) -> None:
@@ -160,13 +162,15 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
     if not (run / FILES[0]).is_file():
         raise UserError(f"{run}: the run has no elite yet; its first generation has not ended")
     settings = shared_settings(validate(without_removed(drawn.config), SETTINGS))
-    for file in (*FILES, *OPTIONAL):
+    for file in (*FILES, *_exported(run), *BENCHMARK_FILES):
         if (run / file).is_file():
-            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
             try:
                 (folder / file).write_bytes(read_bounded(run / file))
             except OSError as error:
                 raise UserError(reason(error, run / file)) from error
+    if (copied := folder / BENCHMARK_COPY / CONFIG).is_file():
+        copied.write_text(as_yaml(shared_settings(validate(without_removed(read_yaml(copied)), SETTINGS))))
     if benchmark is not None:
         (folder / RESULTS).parent.mkdir()
         (folder / RESULTS).write_text(yaml.safe_dump(evaluation_results(drawn, benchmark), sort_keys=False))
@@ -178,6 +182,17 @@ def write_page(run: Path, folder: Path, name: str, video: Path | None, benchmark
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     (folder / "README.md").write_text(card(drawn, settings, name, files))
     return [*files, "README.md"]
+
+
+def _exported(run: Path) -> Sequence[str]:
+    """The exported agent of a run with an elite, if it has one that is not older; warns of one that is."""
+    if not (run / EXPORTED).is_file():
+        return ()
+    if (run / EXPORTED).stat().st_mtime >= (run / FILES[0]).stat().st_mtime:
+        return (EXPORTED,)
+    what = f"{run / EXPORTED}: is older than the best agent, so it is left out; `evorl export` writes a new one"
+    warnings.warn(what, EvorlWarning, stacklevel=3)
+    return ()
 
 
 def push(folder: Path, name: str, private: bool) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evorl.config.errors import shown
-from evorl.runs.directory import CONFIG, INTERFACE
+from evorl.runs.directory import BENCHMARK_COPY, CONFIG, INTERFACE
 from evorl.system.extras import require
 from evorl.types import UserError
 
@@ -18,7 +18,9 @@ HUB = "hf:"
 """Prefix of the name of a run on the Hub."""
 PAGE = re.compile(rf"{HUB}(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 FILES = (CONFIG, INTERFACE, "elite/agent.safetensors", "elite/agent.json")
-"""The files of a page that are read; no others are downloaded."""
+"""The files of a run's best agent."""
+BENCHMARK_FILES = tuple(f"{BENCHMARK_COPY}/{file}" for file in (*FILES, "agent.onnx"))
+"""Those of the copy of its `league.benchmark`, which is a run or an exported agent."""
 
 
 def is_on_hub(run: str | Path) -> bool:
@@ -46,7 +48,8 @@ def local_run(run: str | Path) -> Iterator[Path]:
 
 
 def _download(run: str, folder: Path) -> None:
-    """Copy the files of a page into an empty folder. Raises UserError."""
+    """Copy the files of a page that are read into an empty folder. Raises UserError."""
+    files = (*FILES, *BENCHMARK_FILES)
     page = PAGE.fullmatch(run)
     if page is None:
         raise UserError(f"{shown(run)}: a run on the Hub has the form {HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION")
@@ -56,12 +59,12 @@ def _download(run: str, folder: Path) -> None:
 
     try:
         cached = huggingface_hub.snapshot_download(
-            page["name"], revision=page["revision"], allow_patterns=list(FILES), repo_type="model"
+            page["name"], revision=page["revision"], allow_patterns=list(files), repo_type="model"
         )
-        for name in FILES:
+        for name in files:
             source = Path(cached) / name
             if source.is_file():
-                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, folder / name)
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         raise UserError(f"{run}: cannot be downloaded: {' '.join(str(error).split())[:300]}") from error

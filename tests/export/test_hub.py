@@ -3,10 +3,11 @@
 import base64
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import yaml
@@ -19,7 +20,7 @@ from evorl.commands.command import run_command
 from evorl.export import hub
 from evorl.export.hub import card
 from evorl.report.data import load
-from evorl.types import UserError
+from evorl.types import EvorlWarning, UserError
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("matplotlib")
@@ -129,6 +130,31 @@ def test_a_page_has_one_name_given_in_either_way(run, monkeypatch):
     for words in (["x"], ["me/x)["], ["me/x", "--benchmark", "cart poles"]):
         with pytest.raises(UserError, match="is no name on the Hub; the form is ME/NAME"):
             run_command(["push", str(run), *words])
+
+
+def test_an_exported_agent_is_on_the_page_unless_it_is_older_than_the_best(run, tmp_path):
+    exported, elite = run / "agent.onnx", run / "elite" / "agent.safetensors"
+    exported.write_bytes(b"onnx")
+    written = elite.stat().st_mtime
+    for age, folder in ((0, tmp_path / "page"), (5, tmp_path / "other")):
+        folder.mkdir()
+        os.utime(exported, (written - age, written - age))
+        with nullcontext() if not age else pytest.warns(EvorlWarning, match="is older than the best agent"):
+            files = hub.write_page(run, folder, "me/x", None)
+        assert ("agent.onnx" in files) == ("onnxruntime" in (folder / "README.md").read_text()) == (not age)
+
+
+def test_settings_that_are_not_to_be_shared_are_not_in_the_card(run, tmp_path):
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["run"]["origin"], settings["tracking"]["exclude"] = "client X", ["run.origin", "seed"]
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    folder = tmp_path / "page"
+    folder.mkdir()
+    hub.write_page(run, folder, "me/x", None)
+    text = (folder / "README.md").read_text()
+    assert "client X" not in text
+    assert "| seed |" not in text
+    assert "| None |" not in text
 
 
 def test_a_page_without_matplotlib_has_no_picture(run, tmp_path, monkeypatch):

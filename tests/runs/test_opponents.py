@@ -13,6 +13,7 @@ from helpers.support import error_line, lines, steps_until, train
 from evorl.commands.command import run_command
 from evorl.commands.train import retrain_command
 from evorl.envs.games import Asked, RandomPlayers, is_allowed, make_game
+from evorl.export.hub import write_page
 from evorl.league.exported import ExportedPlayers
 from evorl.runs.directory import BENCHMARK_COPY
 from evorl.runs.launch import read_config
@@ -214,6 +215,22 @@ def test_the_score_is_against_the_runs_agent(a, in_directory, capsys):
         run_command(["evaluate", "runs/b", "--json", "--episodes", "200"])
         results[benchmark] = json.loads(capsys.readouterr().out)["returns"]
     assert results["runs/a"] != results["random"]
+
+
+def test_a_page_of_the_run_is_evaluated_against_the_same_opponent(a, in_directory, monkeypatch, capsys):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    assert train(*AGAINST, "run.name=b", "league.benchmark=runs/a", "tracking.exclude=[run.origin]") == 0
+    page = in_directory / "page"
+    page.mkdir()
+    write_page(in_directory / "runs" / "b", page, "me/b", None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(page))
+    capsys.readouterr()
+    returns = []
+    for run in ("runs/b", "hf:me/b"):
+        run_command(["evaluate", run, "--json", "--episodes", "40", "--allow-code"])
+        returns.append(json.loads(capsys.readouterr().out)["returns"])
+        shutil.rmtree(a, ignore_errors=True)
+    assert returns[0] == returns[1]
 
 
 def test_a_retrained_run_faces_the_copy_from_any_directory(a, in_directory, tmp_path, monkeypatch):
