@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from evorl.config import Environment
@@ -67,6 +68,9 @@ def play(
     # As in evaluation, a lost life does not end the game, but FIRE follows it.
     frames = stacked_frames(rendered)
     vector = _made(rendered.model_copy(update={"life_loss_ends": False}) if frames else rendered)
+    if isinstance(vector, SyncVectorEnv):
+        # A reset within the step that ends an episode would replace its last frame.
+        vector.autoreset_mode = AutoresetMode.NEXT_STEP
     try:
         resets = Resets(rendered, vector, 1, whole_games=True)
         rate = _frame_rate(vector, settings.id)

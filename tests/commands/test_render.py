@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from helpers.support import error_line
 
 from evorl.commands import render
 from evorl.commands.command import run_command
 from evorl.commands.evaluate import evaluate_elite
+from evorl.runs.loaded import load
 from evorl.runs.program import run_program
+from evorl.runs.video import play
 
 
 @pytest.fixture
@@ -31,6 +34,25 @@ def test_watch_writes_a_film_of_the_episodes_that_evaluate_plays(run, capsys):
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
     assert len(frames) == int(told.split(": ")[1].split()[0]) == round(2 * mean) + 2, "one before each step, one after"
     assert frames[0].std() > 0
+
+
+def test_the_last_picture_of_a_film_is_that_of_the_episode_s_end(run, monkeypatch):
+    """Not that of the next episode's beginning, which is not played."""
+    seen = []
+    given = CartPoleEnv.step
+
+    def step(self, action):
+        result = given(self, action)
+        seen.append(self.state)
+        return result
+
+    monkeypatch.setattr(CartPoleEnv, "step", step)
+    monkeypatch.setattr(CartPoleEnv, "render", lambda self: np.full((2, 2, 3), self.state[2] > 0, np.uint8))
+    agent = load(run)
+    *_, (frame, total, _) = play(agent, agent.config.environment, [3], None, "rgb_array")
+    assert total == len(seen)
+    assert abs(seen[-1][2]) > 0.2 or abs(seen[-1][0]) > 2.4
+    assert frame[0, 0, 0] == (seen[-1][2] > 0)
 
 
 @pytest.mark.parametrize("call", ["step", "reset"])
