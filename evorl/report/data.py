@@ -352,9 +352,10 @@ class Crowd:
     tree: Tree
 
 
-def read_crowd(metrics: JsonLines, elite: Any) -> tuple[list[Generation], Crowd]:
+def read_crowd(metrics: JsonLines, elite: Any, use: Callable[[str, float], float]) -> tuple[list[Generation], Crowd]:
     """Read the generations of a run and the aggregates of their agents; `elite` is the id of its best agent.
 
+    `use` converts stored hyperparameters to the values training used.
     Raises ValidationError, KeyError or ValueError for invalid lines.
     """
     generations, offsets, lives = read_lives(metrics)
@@ -368,7 +369,7 @@ def read_crowd(metrics: JsonLines, elite: Any) -> tuple[list[Generation], Crowd]
     changed = [life for life in path[1:].tolist() if lives.mutations[lives.mutation[life]][0] != "none"
                and lives.id[life] != lives.id[lives.origin[life]]]  # fmt: skip
     at = dict(zip(lives.generation(path).tolist(), path.tolist(), strict=True))
-    found = _at(metrics, offsets, lives, generations, shown, at, changed[-CHANGES:])
+    found = _at(metrics, offsets, lives, generations, shown, at, changed[-CHANGES:], use)
     effects = _effects(lives)
     tree = tree_of(lives, winner, generations)
     crowd = Crowd(
@@ -395,8 +396,12 @@ def _at(
     shown: Sequence[int],
     path: Mapping[int, int],
     changed: Sequence[int],
+    use: Callable[[str, float], float],
 ) -> dict[str, Any]:
-    """Second pass: read settings at the `shown` generations, and the full mutations of the lives in `changed`."""
+    """Second pass: read settings at the `shown` generations, and the full mutations of the lives in `changed`.
+
+    `use` converts stored hyperparameters to the values training used.
+    """
     at_changes = dict(zip(lives.generation(np.array(changed, dtype=np.int64)).tolist(), changed, strict=True))
     rng = np.random.default_rng(0)
     bands: dict[str, list[Floats]] = defaultdict(list)
@@ -436,11 +441,9 @@ def _at(
         if place in path:
             found["path"].append(stage(path[place], settings))
         values = {"fitness": lives.fitness[start:end].tolist()}
-        values |= _columns("hyperparameters", settings.hyperparameters)
-        units = [
-            {name: float(sum(one.hidden_sizes)) for name, one in agent.items()} for agent in settings.architectures
-        ]
-        values |= _columns("units", units)
+        used = [{name: use(name, value) for name, value in each.items()} for each in settings.hyperparameters]
+        values |= _columns("hyperparameters", used)
+        values |= _columns("units", [units_of(each) for each in settings.architectures])
         for name in dict.fromkeys([*values, *bands]):
             known = [value for value in values.get(name, ()) if value == value]
             quantiles = np.quantile(known, QUANTILES) if known else np.full(len(QUANTILES), np.nan)
@@ -581,7 +584,7 @@ def load(path: Path) -> Drawn:
             raise UserError(f"{path}: no generation has ended yet, so there is nothing to draw")
         name = path.resolve().name
         if len(rows) > MOST_LIVES:
-            generations, crowd = read_crowd(metrics, overview.elite.get("id"))
+            generations, crowd = read_crowd(metrics, overview.elite.get("id"), reader_of(overview.config))
             sample, standings = crowd.sample, _standings(path)
             return Drawn(name, overview.config, generations, sample, crowd.path, overview.summary, crowd, standings)
         generations = [GENERATION.validate_python(row) for row in metrics.members(*Generation.__dataclass_fields__)]

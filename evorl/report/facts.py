@@ -41,7 +41,7 @@ def state(run: Drawn) -> str:
 
 
 def run_facts(run: Drawn) -> list[Fact]:
-    """Return the main settings of a run, with its ranks and final state."""
+    """Return the main settings that a run's configuration has, with its ranks and final state."""
     last = run.generations[-1]
     names = (
         ("environment", "environment.id"), ("algorithm", "algorithm.name"), ("agents", "population.size"),
@@ -49,7 +49,7 @@ def run_facts(run: Drawn) -> list[Fact]:
         ("steps of a generation", "evolution.steps"), ("selection", "evolution.selection.name"),
         ("evaluation episodes", "evaluation.episodes"),
     )  # fmt: skip
-    facts = [(words, str(run.setting(path))[:80]) for words, path in names]
+    facts = [(words, str(value)[:80]) for words, path in names if (value := run.setting(path)) is not None]
     if run.setting("evolution.selection.name") == "multi_frequency":
         facts.append(("parts evolve every", f"{str(run.setting('evolution.selection.periods'))[:60]} generations"))
     if (origin := run.setting("run.origin")) is not None:

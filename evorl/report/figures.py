@@ -82,7 +82,9 @@ def returns(run: Drawn) -> Figure:
     shapes = [_level(float(target))] if isinstance(target, int | float) else []
     layout = {**_axes(STEPS, html.escape(run.fitness_name)), "shapes": shapes}
     if (cut := cut_off(life.fitness for life in run.lives)) is not None:
-        shown = [life.fitness for life in run.lives if life.fitness is not None and life.fitness >= cut.fence]
+        drawn = [life.fitness for life in (*run.lives, *run.winner)] + [row.elite_fitness for row in run.generations]
+        drawn += [] if run.crowd is None else run.crowd.bands["fitness"][:, -1].tolist()
+        shown = [value for value in drawn if value is not None and value >= cut.fence]
         _, top = extent([*shown, *(float(shape["y0"]) for shape in shapes)]) or (None, None)
         place = {"xref": "paper", "yref": "paper", "x": 1, "y": 0, "xanchor": "right", "yanchor": "bottom"}
         layout["annotations"] = [{"text": cut.words, "showarrow": False, **place}]
@@ -714,7 +716,7 @@ def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
             "opacity": 0.45,
             "showlegend": False,
             "name": html.escape(run.name),
-            "hovertemplate": "%{fullData.name}: %{y:.1f}<extra></extra>",
+            "hovertemplate": "%{fullData.name}: %{y:.4~r}<extra></extra>",
         }
     grid, means = group.curve(measure)
     x, count = grid.tolist(), len(group.runs)
@@ -730,7 +732,7 @@ def _traces(group: Group, measure: str, place: int) -> Iterator[Figure]:
     yield {
         **_line(x, [mean.mean for mean in means], colour, 3),
         "name": "<br>".join(map(html.escape, textwrap.wrap(group.title.replace(" runs)", "\u00a0runs)"), LEGEND))),
-        "hovertemplate": "mean %{y:.1f}<extra></extra>",
+        "hovertemplate": "mean %{y:.4~r}<extra></extra>",
     }
 
 

@@ -41,6 +41,7 @@ def page(runs: Sequence[Drawn]) -> str:
     return environment.get_template("page.html").render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         runs=parts,
+        confirmed=all(run.confirms for run in runs),
         compared=compared(together) if len(runs) > 1 else [],
         style=_literal("page.css"),
         script=_literal("page.js"),

@@ -65,6 +65,16 @@ def test_agents_that_failed_do_not_squeeze_the_others(run):
     assert "annotations" not in figures.returns(run)["layout"]
 
 
+def test_the_winner_and_the_elite_are_within_the_axis_of_fitness(run):
+    worst = replace(run.lives[0], fitness=-3000.0)
+    winner = [*run.winner[:-1], replace(run.winner[-1], fitness=300.0)]
+    drawn = replace(run, lives=[worst, *run.lives[1:]], winner=winner)
+    assert figures.returns(drawn)["layout"]["yaxis"]["range"][1] > 300
+    last = replace(run.generations[-1], elite_fitness=500.0)
+    drawn = replace(drawn, generations=[*run.generations[:-1], last])
+    assert figures.returns(drawn)["layout"]["yaxis"]["range"][1] > 500
+
+
 def test_the_schedule_shows_what_changed_on_the_way_and_when(run):
     figure = figures.schedule(run)
     assert [figure["layout"][f"yaxis{number}"]["title"]["text"] for number in ("", "2")] == ["learning_rate", "gamma"]
@@ -333,6 +343,9 @@ def test_a_long_run_is_aggregated_from_all_its_agents(crowded, each):
         for name, values in {
             "fitness": [life.fitness for life in living],
             "hyperparameters.learning_rate": [life.hyperparameters["learning_rate"] for life in living],
+            "hyperparameters.batch_size": [
+                each.use("batch_size", life.hyperparameters["batch_size"]) for life in living
+            ],
             "units.policy": [sum(life.architectures["policy"].hidden_sizes) for life in living],
         }.items():
             wanted = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
