@@ -518,7 +518,8 @@ class Evaluation(Section):
     episodes: Size = 10
     """Episodes that make an agent's fitness, over all ranks; the same ones for all agents of a generation."""
     max_steps: Count | None = None
-    """Truncate evaluation episodes after so many steps; without it the environment decides."""
+    """Truncate evaluation episodes after so many steps, and matches after so many moves of both seats together; without
+    it the environment decides."""
     confirmation_episodes: Annotated[int, Field(ge=0, le=2**20)] = 60
     """Up to so many fresh episodes decide between the best agent of a generation and the best so far, since the best of
     noisy means is too high. As many further ones, in which nobody is selected, are the score of who won; in a

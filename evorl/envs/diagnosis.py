@@ -89,10 +89,10 @@ def check_start(start: Any, space: gym.Space[Any], id: str) -> str:
     return _check_observation(start[0], space, id, "reset")
 
 
-def check_step(step: Any, space: gym.Space[Any], id: str, before: Any = None) -> str:
+def check_step(step: Any, space: gym.Space[Any], id: str, overwrites: bool = False) -> str:
     """Remark on the result of a step, or return an empty string. Raises UserError if it cannot be used.
 
-    `before` is the observation before it, if that is to be checked too.
+    `overwrites` says whether it has changed the observation that was returned before it.
     """
     if isinstance(step, tuple) and len(step) == 4:
         raise UserError(
@@ -105,7 +105,7 @@ def check_step(step: Any, space: gym.Space[Any], id: str, before: Any = None) ->
             "reward, terminated, truncated, info), where info is a dictionary"
         )
     findings = [_check_observation(step[0], space, id, "step")]
-    if shares_memory(before, step[0]):
+    if overwrites:
         findings.append(
             f"reset and step of {id} return the same array, so that each reset overwrites the last observation of the "
             "episode before; return a copy"
@@ -116,14 +116,14 @@ def check_step(step: Any, space: gym.Space[Any], id: str, before: Any = None) ->
     return "; ".join(filter(None, findings))
 
 
-def shares_memory(one: Any, other: Any) -> bool:
-    """True if two observations have an array, or a part of one, in common."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return any(shares_memory(one[name], other[name]) for name in one.keys() & other.keys())
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return any(shares_memory(*pair) for pair in zip(one, other, strict=False))
-    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
-    return both and bool(np.may_share_memory(one, other))
+def overwritten(observation: Any, copied: Any) -> bool:
+    """True if an array of an observation is no longer what it was when it was `copied`."""
+    if isinstance(observation, Mapping):
+        return any(overwritten(part, copied[name]) for name, part in observation.items())
+    if isinstance(observation, tuple | list):
+        return any(overwritten(*pair) for pair in zip(observation, copied, strict=True))
+    is_number = isinstance(observation, np.ndarray) and observation.dtype.kind in "fc"
+    return isinstance(observation, np.ndarray) and not np.array_equal(observation, copied, equal_nan=is_number)
 
 
 def refuse_old_interface(error: Exception, env: gym.Env[Any, Any], id: str, action: Any = None) -> None:

@@ -38,13 +38,9 @@ from evorl.envs.spaces import (
     choices,
     refuse_late_masks,
 )
-from evorl.envs.vector import RecoveringVector, serving_action, stacked_frames
+from evorl.envs.vector import FINAL, RecoveringVector, serving_action, stacked_frames
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, Observation, Tensors, Transition, UserError
-
-FINAL = "final_info"
-"""Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
-
 
 Flags = NDArray[np.bool_]
 
@@ -315,8 +311,8 @@ class Environments:
         for column, copy in enumerate(copies):
             source = self._info[FINAL] if _has(self._info, FINAL, copy) else self._info
             for row, name in enumerate(names):
-                if not _has(source, name, copy):
-                    known = [key for key in source if not key.startswith("_") and _has(source, key, copy)]
+                if not _has_number(source, name, copy):
+                    known = [key for key in source if not key.startswith("_") and _has_number(source, key, copy)]
                     more = nearest(name, known) if known else "; it reports nothing"
                     raise UserError(
                         f"evolution.fitness: {self._id} reports no number under {name!r} in the last step of an "
@@ -478,6 +474,11 @@ def _has(info: Mapping[str, Any], name: str, copy: int) -> bool:
     """True if a copy reports `name`; native vector environments may report for all copies without a mask."""
     mask = info.get(f"_{name}")
     return name in info and (mask is None or bool(mask[copy]))
+
+
+def _has_number(info: Mapping[str, Any], name: str, copy: int) -> bool:
+    """True if a copy reports `name`, and not as a dictionary."""
+    return _has(info, name, copy) and not isinstance(info[name], Mapping)
 
 
 def _number(value: Any, name: str, id: str) -> float:

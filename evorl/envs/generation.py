@@ -100,7 +100,8 @@ def longest_episode(settings: Environment) -> int | None:
         return None
     spec = gym.spec(settings.id.rpartition(":")[2])
     options = {**spec.kwargs, **settings.kwargs}
-    bounds = [options.get("max_episode_steps", spec.max_episode_steps)]
+    limit = options.get("max_episode_steps")
+    bounds = [spec.max_episode_steps if limit is None else limit]
     if "max_num_frames_per_episode" in options:
         # Atari limits frames, not steps. A step is `frameskip` frames, or a random number within a range.
         skip = options.get("frameskip", 1)

@@ -44,12 +44,16 @@ def _is_mujoco(name: str) -> bool:
     return spec is not None and str(spec.entry_point).startswith(MUJOCO)
 
 
-class SeededGame(gym.Wrapper[Any, Any, Any, Any]):
+class SeededGame(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """A MinAtar game (arXiv 1903.03176) whose episodes are determined by a seed, or by `np_random`, and their actions.
 
     The games draw from a generator of their own, which a reset seeds from `np_random`. A sticky first action would
     repeat the last one of the episode before; it repeats action 0, which does nothing.
     """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         inner: Any = self.env.unwrapped

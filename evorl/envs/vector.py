@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, SupportsFloat
@@ -33,6 +34,7 @@ from evorl.envs.diagnosis import (
     check_spaces,
     check_start,
     check_step,
+    overwritten,
     refuse_old_interface,
     why_not_gymnasium,
     why_unknown,
@@ -52,6 +54,8 @@ Flags = NDArray[np.bool_]
 Start = tuple[Any, dict[str, Any]]
 """The first observation of an episode, or of N of them, and the info of the reset."""
 
+FINAL = "final_info"
+"""Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
 FINDING = "evorl.finding"
 """Info key of the first reset or step of a copy: what its result should not be, although it can be used."""
 
@@ -133,9 +137,11 @@ class RecoveringVector:
 
         Raises UserError if a copy raised too often, or if its first reset or step raises reproducibly.
         """
-        if FINDING in info:
-            told = [str(each) for each in info[FINDING] if each]
-            self.findings += [each for each in dict.fromkeys(told) if each not in self.findings]
+        # A step that ends an episode has its info under FINAL.
+        for found in (info, info.get(FINAL)):
+            if isinstance(found, Mapping) and FINDING in found:
+                told = [str(each) for each in found[FINDING] if each]
+                self.findings += [each for each in dict.fromkeys(told) if each not in self.findings]
         if FAULT not in info:
             return None
         faulty = np.asarray(info[f"_{FAULT}"], dtype=bool)
@@ -218,8 +224,7 @@ def batchable(info: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in info.items():
         if key == MASK:
-            parts = value if isinstance(value, list | tuple) else [value]
-            found[key] = np.concatenate([np.ravel(part) for part in parts]).astype(bool)
+            found[key] = flat_mask(value)
         elif isinstance(value, Mapping):
             found[key] = batchable(value)
         elif isinstance(value, int | float | np.bool_ | np.number):
@@ -227,6 +232,13 @@ def batchable(info: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf":
             found[key] = float(value.item())
     return found
+
+
+def flat_mask(mask: Any) -> NDArray[np.bool_]:
+    """The action mask of one copy [A], given as an array or as one for each part of the action."""
+    parts = mask if isinstance(mask, list | tuple) else [mask]
+    flat: NDArray[np.bool_] = np.concatenate([np.ravel(part) for part in parts]).astype(bool)
+    return flat
 
 
 class Guard(gym.Wrapper[Any, Any, Any, Any]):
@@ -250,6 +262,8 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._has_reset = self._has_stepped = False
         self._generator: Any = None
         self._shown: Any = None
+        self._before: Any = None
+        """A copy of `_shown` before the first step."""
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
@@ -278,6 +292,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             start = self.env.reset(seed=seed, options=options)
             finding = None if self._has_reset else self._checked_start(start)
             observation, info = start
+            self._before = None if self._has_stepped else deepcopy(observation)
             info = batchable(info) | ({FINDING: finding} if finding else {})
         except UserError:
             raise
@@ -297,7 +312,7 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
 
     def _checked_step(self, result: Any) -> str:
         """A finding about the result of the first step, or "". Raises UserError if it cannot be used."""
-        return check_step(result, self.observation_space, self._name, self._shown)
+        return check_step(result, self.observation_space, self._name, overwritten(self._shown, self._before))
 
     def close(self) -> None:
         """Close the environment. An exception or a hang is reported in one line."""

@@ -84,6 +84,15 @@ class Buffered(Good):
         return self.buffer
 
 
+class Windows(Good):
+    """Its observations have memory in common, which nothing writes to."""
+
+    data = np.linspace(-1, 1, 8, dtype=np.float32)
+
+    def observe(self):
+        return self.data[self.number : self.number + 2]
+
+
 class SameInfo(Good):
     info = {"a": 1}
 
@@ -126,6 +135,11 @@ class Masked(Good):
     def step(self, action):
         assert tuple(action) == self.allowed, action
         return *super().step(action)[:4], self.info()
+
+
+class MaskedInParts(Masked):
+    def info(self):
+        return {"action_mask": (np.array([0, 1], np.int8), np.array([0, 0, 1], np.int8))}
 
 
 gym.register("Limited-v0", entry_point=Endless, max_episode_steps=7)
@@ -172,6 +186,8 @@ def test_what_is_right_passes_with_figures(capsys):
         ("Whole", {"gymnasium": "warn", "end flags": "fail"}),
         ("Endless", {"time limit": "warn"}),
         ("Limited-v0", {}),
+        ("Windows", {}),
+        ("MaskedInParts", {}),
         ("Buffered", {"gymnasium": "fail", "returned data": "fail"}),
         ("SameInfo", {"gymnasium": "fail", "returned data": "warn"}),
         ("Hidden", {"gymnasium": "fail", "resuming": "warn"}),
@@ -184,6 +200,16 @@ def test_a_mistake_is_told_where_it_shows_and_nowhere_else(name, expected):
     own = {name: verdict.level for name, verdict in found.items() if name not in ("gymnasium", "speed")}
     assert own == {name: level for name, level in expected.items() if name not in ("gymnasium", "speed")}
     assert found.keys() >= {"gymnasium"} & expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("id", "word"), [("MinAtar/Breakout-v1", ""), ("ALE/Pong-v5", "environment.life_loss_ends=true")]
+)
+def test_games_that_can_be_trained_pass(id, word):
+    pytest.importorskip({"MinAtar": "minatar", "ALE": "ale_py"}[id.split("/")[0]])
+    settings = check.settings_of(id, [word] if word else []).environment
+    found = {name: verdict for name, verdict in check.verdicts(settings, 30) if verdict.level == "fail"}
+    assert found == {}
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,19 @@ class Buffered(Good):
         self.buffer = np.zeros((2, 2), np.float32)
 
     def observation(self):
+        self.buffer += 0.1
         return {"arm": (self.buffer[1],)}
+
+
+class Windows(Good):
+    """Its observations have memory in common, which nothing writes to."""
+
+    data = np.linspace(-1, 1, 4, dtype=np.float32)
+    begin = 0
+
+    def observation(self):
+        self.begin = 1 - self.begin
+        return self.data[self.begin : self.begin + 2]
 
 
 class Words(Good):
@@ -300,8 +312,20 @@ def test_what_can_be_used_is_found_once(vectorization, module):
     with Environments(Environment(id="own:Buffered", vectorization=vectorization), 1, 1) as made:
         (finding,) = made.try_step()
         assert finding.startswith("reset and step of own:Buffered return the same array, so that each reset overwrites")
-    with Environments(Environment(id="own:Good", vectorization=vectorization), 1, 1) as made:
-        assert made.try_step() == []
+    for name in ("Good", "Windows"):
+        with Environments(Environment(id=f"own:{name}", vectorization=vectorization), 1, 1) as made:
+            assert made.try_step() == []
+
+
+def test_a_first_step_that_ends_the_episode_is_examined_as_well(module):
+    class OneStep(Good):
+        def step(self, action):
+            return self.observation(), 0.0, 1, False, {}
+
+    module.OneStep = OneStep
+    with Environments(Environment(id="own:OneStep"), 1, 1) as made:
+        (finding,) = made.try_step()
+    assert "returns 1 of type int as terminated" in finding
 
 
 def test_the_first_step_takes_an_allowed_action(module):

@@ -19,6 +19,7 @@ from evorl.types import EvorlWarning
         ({"id": "LunarLander-v3", "kwargs": {"max_episode_steps": 300}}, 300),
         ({"id": "LunarLander-v3", "kwargs": {"max_episode_steps": -1}}, None),
         ({"id": "CartPole-v1"}, 500),
+        ({"id": "CartPole-v1", "kwargs": {"max_episode_steps": None}}, 500),
         ({"id": "CartPole-v1", "vectorization": "sync"}, 500),
         ({"id": "helpers.probes:Counter-v0"}, None),
         ({"id": "ALE/Pong-v5"}, 27_000),

@@ -35,6 +35,12 @@ def test_a_copy_whose_episode_ended_reports_what_its_last_step_did():
     assert read(info, "x", [0, 1]) == [[5.0, 4.0]]
 
 
+def test_a_dictionary_is_no_number():
+    info = {"episode": {"r": np.array([9.0])}, "_episode": np.array([True]), "y": np.array([1.0])}
+    with pytest.raises(UserError, match=r"reports no number under 'episode' in the last step .*; known: y$"):
+        read(info, "episode", [0])
+
+
 @pytest.mark.parametrize("value", ["later", None, np.nan, np.inf])
 def test_what_is_no_finite_number_is_refused(value):
     with pytest.raises(UserError, match="for 'x', which is no finite number"):
