@@ -135,8 +135,9 @@ def remove_residual_layer(agent: Agent, networks: Networks, name: str, group: st
 def merge_layer(agent: Agent, networks: Networks, name: str, index: int) -> Mutation:
     """Remove hidden layer `index`, which must not be the last: the next layer takes the product of both weights.
 
-    Only the activation between them is lost. Adam's moments of the product start like those of all new weights, with
-    the mean square of the next layer, which passed on the same gradient.
+    Lost are the activation between them and, with layer norm, the removed layer's normalisation, gain and shift. Adam's
+    moments of the product start like those of all new weights, with the mean square of the next layer, which passed on
+    the same gradient.
     """
     network, old = networks[name].network, agent.architectures[name]
     specs = network.specs(old)

@@ -144,7 +144,7 @@ class StandardNetwork(Network):
     def without_layer(self, architecture: Architecture, index: int, tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
         """The layer and the next one are merged into their product, a single linear map.
 
-        Only the activation between them is lost.
+        Lost are the activation between them and, with layer norm, the removed layer's normalisation, gain and shift.
         """
         if index + 1 >= len(architecture.hidden_sizes):
             raise ValueError(f"there is no hidden layer after hidden.{index} that could take its weights")

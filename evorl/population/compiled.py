@@ -211,7 +211,7 @@ class CompiledLoss:
         self._compiler = compiler
         self._objective = objective
         self._stack = stack
-        self._inputs = [value for group in _of_stack(stack) for value in group.values()]
+        self._tensors = [value for network in _networks(stack) for value in network.tensors.values()]
         self._functions: dict[object, Function | None] = {}
 
     @torch.no_grad()
@@ -227,8 +227,13 @@ class CompiledLoss:
         function = self._functions[layout]
         if function is None:
             return None
-        found, *errors = function(*values, *self._inputs)
+        # Acting may replace the tensors of the state, so they are looked up here.
+        numbers = [value for group in _of_numbers(self._stack) for value in group.values()]
+        found, *errors = function(*values, *numbers, *self._tensors)
         gradient.copy_(found)
+        if errors and found.is_cuda:
+            # The next call of any compiled function may reuse the memory that a CUDA graph writes to.
+            errors = [errors[0].clone()]
         return Loss(found[:0], errors=errors[0] if errors else None)
 
 

@@ -160,6 +160,24 @@ def test_a_loss_may_have_tensors_of_its_own(compilations):
     assert len(compilations) == 1
 
 
+def test_a_loss_that_reads_the_acting_state_sees_it_change(compilations):
+    dqn = algorithm()
+
+    def scaled(stack, batch, generator, loss=dqn.loss):
+        found, share = loss(stack, batch, generator), stack.state["epsilon"].float().view(-1, 1, 1)
+        return replace(found, gradients=[(output, gradient * share) for output, gradient in found.gradients])
+
+    with_objective(dqn, loss=scaled, report_every=100)
+    agents = [agent(id=id, dqn=dqn) for id in range(2)]
+    learner, plain = population(agents, dqn, compiler=Compiler(True, speaks=False)), population(agents, dqn)
+    for seed in range(4):
+        for each in (learner, plain):
+            each.update(batch(agents, seed=seed))
+            dqn.after_acting(each.policy.stacks[0], 1000.0)
+    assert len(compilations) == 1
+    torch.testing.assert_close(learner.policy.flat, plain.policy.flat)
+
+
 @pytest.mark.parametrize(("updates", "compiled"), [(AUTO_UPDATES - 1, 0), (AUTO_UPDATES, 1)])
 def test_auto_compiles_late(updates, compiled, compilations):
     dqn = with_objective(algorithm(), report_every=100)
