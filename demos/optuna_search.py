@@ -8,6 +8,7 @@ generation in which this is below the median of the earlier trials.
 """
 
 import argparse
+import math
 import os
 from statistics import fmean
 
@@ -29,7 +30,8 @@ def objective(trial: optuna.Trial, environment: str, steps: int) -> float:
     best: list[float] = []
 
     def report(generation: evorl.Generation) -> evorl.Stop | None:
-        best.append(max(generation.row["fitness"]))
+        reached = generation.row["best_fitness"]
+        best.append(-math.inf if reached is None else reached)
         trial.report(fmean(best), step=generation.number)
         return evorl.Stop("pruned") if trial.should_prune() else None
 

@@ -8,6 +8,7 @@ once as there are cores, and asynchronous successive halving (ASHA, arXiv 1810.0
 """
 
 import argparse
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +37,8 @@ def trial(chosen: Mapping[str, Any], environment: str, steps: int, directory: st
     best: list[float] = []
 
     def report(generation: evorl.Generation) -> None:
-        best.append(max(generation.row["fitness"]))
+        reached = generation.row["best_fitness"]
+        best.append(-math.inf if reached is None else reached)
         tune.report({"fitness": fmean(best), "generation": generation.number})
 
     evorl.train(

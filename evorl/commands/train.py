@@ -23,7 +23,7 @@ from evorl.config.errors import on_one_line
 from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, read_settings
 from evorl.report.statistics import interval
 from evorl.runs.checkpoint import progress_of
-from evorl.runs.directory import Checkpoints, check_run, check_same_run, is_own, load_elite
+from evorl.runs.directory import CONFIG, Checkpoints, check_run, check_same_run, is_own, load_elite
 from evorl.runs.launch import check, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
@@ -217,18 +217,29 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     plain = f"{config.algorithm.name}-{config.environment.id.split(':')[-1].replace('/', '-')}"
     name = parsed.name or config.run.name or plain
     names = [(number, f"{name}-seed-{number}") for number in seeds]
+    runs = [(number, config.run.directory / each) for number, each in names]
+    for number, path in runs:
+        if (path / CONFIG).is_file():
+            _check_begun(path, check(read_config(file, [*given, f"seed={number}"]), ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
     origin = [] if config.run.origin else [f"run.origin={json.dumps(f'seed of {name}', ensure_ascii=False)}"]
-    commands = [
-        (number, [*program, *origin, f"seed={number}", f"run.name={json.dumps(each)}", "run.resume=auto"])
-        for number, each in names
-    ]
+    called = {number: f"run.name={json.dumps(each, ensure_ascii=False)}" for number, each in names}
+    commands = [(number, [*program, *origin, f"seed={number}", called[number], "run.resume=auto"]) for number in seeds]
     codes = train_each(commands, min(parsed.jobs or 1, len(seeds)))
-    runs = [(number, config.run.directory / each) for number, each in names]
-    print("\n".join(summary_lines([(number, path) for number, path in runs if (path / "config.yaml").is_file()])))
+    print("\n".join(summary_lines([(number, path) for number, path in runs if (path / CONFIG).is_file()])))
     if failed := [str(number) for number, code in codes.items() if code]:
         raise RunFailed(f"seed {', '.join(failed)} did not finish; repeat the command to resume")
+
+
+def _check_begun(path: Path, config: AnyConfig) -> None:
+    """Raise UserError if the run in `path` has other settings, whose results would be taken for those of `config`."""
+    try:
+        check_same_run(path, config)
+    except UserError as error:
+        raise UserError(f"{error}; choose another --name") from error
+    if bool(read_config(path / CONFIG, ()).network.bf16) != bool(config.network.bf16):
+        raise UserError(f"run.resume: {path} was begun with another network.bf16; choose another --name")
 
 
 @dataclass

@@ -115,7 +115,7 @@ def play_until_clear(play: Play, part: int, most: int) -> Returns:
     played = play(0, part)
     while (have := played.shape[1]) + part <= most:
         difference = Score.of(played[0] - played[1])
-        if abs(difference.mean) > 2 * difference.standard_error:
+        if difference.standard_error is not None and abs(difference.mean) > 2 * difference.standard_error:
             break
         played = np.concatenate([played, play(have, part)], axis=1)
     return played
@@ -257,9 +257,10 @@ class Champion:
         """
         values = np.array(self.returns)
         score = Score.of(values)
+        luck = score.standard_error or 0.0
         if further == 0:
-            return score.mean + score.standard_error >= target
-        capital = _log_capital(values + score.standard_error, target, self._floor, 1 + further / len(values))
+            return score.mean + luck >= target
+        capital = _log_capital(values + luck, target, self._floor, 1 + further / len(values))
         return capital >= -math.log(error)
 
     def _count(self, returns: Returns) -> None:

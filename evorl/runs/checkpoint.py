@@ -91,7 +91,7 @@ class Progress:
         """Record the setup that must be unchanged for a resume to be bit-exact."""
         self.ranks, self.placement = placement.ranks.size, placement.kind
         self.vectorization = config.environment.vectorization
-        self.made_with = made_with(placement.ranks.device)
+        self.made_with = _made_with(config, placement)
 
     def is_solved(self, config: AnyConfig) -> bool:
         """True if the configuration's target is reached; it may have been raised since the checkpoint."""
@@ -112,7 +112,7 @@ class Progress:
             yield f"the placement changed from {self.placement} to {here}"
         if self.vectorization not in (None, vectorization):
             yield f"environment.vectorization changed from {self.vectorization} to {vectorization}"
-        versions = made_with(placement.ranks.device)
+        versions = _made_with(config, placement)
         for name, value in self.made_with.items():
             if value != versions.get(name):
                 yield f"{name} changed from {value} to {versions.get(name)}"
@@ -133,6 +133,11 @@ class Progress:
             if (agent.parent_generation or 0) > self.generation:
                 return f"agent {agent.id} has a parent of generation {agent.parent_generation}, after {self.generation}"
         return None
+
+
+def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
+    """What makes results differ, by name: versions, the machine, and the precision of products."""
+    return made_with(placement.ranks.device) | {"precision": "bfloat16" if config.network.bf16 else "float32"}
 
 
 PROGRESS = TypeAdapter(Progress)

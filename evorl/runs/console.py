@@ -23,7 +23,7 @@ from evorl.population.evaluation import RANDOM
 from evorl.replay import Pace
 from evorl.runs.champion import Score
 from evorl.runs.checkpoint import Progress
-from evorl.runs.directory import FINISHED, STOPPED, is_own, names_code
+from evorl.runs.directory import FINISHED, STOPPED, from_here, is_own, names_code
 from evorl.system.console import compact, digits, say
 from evorl.system.plugins import SCRIPT, described
 from evorl.system.processes import multiplies_bfloat16
@@ -117,11 +117,6 @@ def short(space: gym.Space[Any]) -> str:
     return f"Box{space.shape} of {space.dtype}" if isinstance(space, gym.spaces.Box) else on_one_line(str(space), 80)
 
 
-def from_here(directory: Path) -> Path:
-    """A directory relative to the working directory if it is below that, else unchanged."""
-    return directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
-
-
 def _frequency(pace: Pace) -> str:
     """Describe the update frequency, as in "one for every 4 environment steps"."""
     updates, steps = pace.updates, pace.steps
@@ -172,7 +167,7 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
     """
     target, steps = config.training.target_fitness, config.training.max_steps
     asks = names_code(config) and not is_own(directory, config)
-    where = shlex.quote(str(from_here(directory))) + (" --allow-code" if asks else "")
+    where = shlex.quote(from_here(directory)) + (" --allow-code" if asks else "")
     next_steps = [f"`evorl evaluate {where}`"] if has_elite else []
     if summary["ended"] != FINISHED:
         how = f"{_broken_off(summary)} after generation {summary['generations']}"
@@ -184,7 +179,8 @@ def closing_lines(summary: Row, config: AnyConfig, directory: Path, *, has_elite
         how = f"trained for {done:,} steps" + ("" if target is None else f"; {_missed(summary, config, target)}")
         # `training.max_steps` may be below the steps already taken if it was lowered for a resume.
         longer = 2 * max(steps, round(done, -3))
-        next_steps.append(f"`evorl resume {where} training.max_steps={longer}` to train longer")
+        if STEPS not in config.algorithm.frozen_on_resume:
+            next_steps.append(f"`evorl resume {where} {STEPS}={longer}` to train longer")
     lines = [f"{how}; best: {_best(summary, config)}"]
     if config.environment.id.startswith(SCRIPT):
         # No command can import an environment that a script defines.

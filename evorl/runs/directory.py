@@ -410,9 +410,9 @@ def replay_file(rank: int) -> str:
 
 
 SUMMARY = "summary.json"
+"""The file that says how the run ended."""
 BENCHMARK_COPY = "benchmark"
 """The subdirectory of a run that holds the copy of its `league.benchmark`, made when training begins."""
-"""The file that says how the run ended."""
 FINISHED, STOPPED = "finished", "stopped"
 """The ends of a run that has its last checkpoint: at its target or its last step, and by a callback."""
 INTERFACE = "environment.json"
@@ -530,11 +530,17 @@ class RunDirectory:
     def _claim_own(cls, path: Path, config: AnyConfig, here: Owner) -> RunDirectory:
         """Create and lock this host's own directory, at the path of the main process's. Raises OSError, UserError."""
         make_directory(path)
-        lock = Lock(path, LOCK_PATIENCE)
-        refuse_links_within(path)
-        lock.sign(here.to_json())
-        run = cls(path, config.checkpoint.keep, lock)
-        run.checkpoints.discard()
+        run = cls(path, config.checkpoint.keep, lock := Lock(path, LOCK_PATIENCE))
+        try:
+            refuse_links_within(path)
+            if (path / CONFIG).exists():
+                # This host may have had the main process in an earlier attempt; else it is another run.
+                run._refuse_another(config, here.had(path))
+            lock.sign(here.to_json())
+            run.checkpoints.discard()
+        except BaseException:
+            run.release()
+            raise
         return run
 
     def release(self) -> None:
@@ -546,18 +552,22 @@ class RunDirectory:
     def _take_over(self, config: AnyConfig, restarted: bool) -> None:
         refuse_links_within(self.path)
         there = {path.name for path in self.path.iterdir()} - {".lock"}
-        if there and "config.yaml" in there:
-            if config.run.resume == "never" and not restarted:
-                raise UserError(
-                    f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
-                )
-            check_same_run(self.path, config)
+        if there and CONFIG in there:
+            self._refuse_another(config, restarted)
             self._check_checkpoints()
         elif any(not name.startswith(".") and name != BENCHMARK_COPY for name in there):
             raise UserError(f"run.name: {self.path} is not empty and holds no run; choose another name")
         else:
             remove(self.path / BENCHMARK_COPY)  # Of a start that failed.
         self.checkpoints.discard()
+
+    def _refuse_another(self, config: AnyConfig, restarted: bool) -> None:
+        """Raise UserError unless the run in this directory is the one that goes on, after a resume or a restart."""
+        if config.run.resume == "never" and not restarted:
+            raise UserError(
+                f"run.name: {self.path} already holds a run; choose another name, or go on with run.resume=auto"
+            )
+        check_same_run(self.path, config)
 
     def begin(self, config: AnyConfig, ranks: Ranks) -> None:
         """Write the configuration with which training begins or goes on (collective). Raises UserError on all ranks.

@@ -6,6 +6,7 @@ Options of Accelerate that would have no effect or fail in a traceback are rejec
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -91,18 +92,33 @@ def asked_for_bf16(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def processes_wanted(arguments: Sequence[str]) -> int:
-    """The number of processes that an `accelerate launch` command line requests; 1 if unspecified."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--num_processes", "--num-processes", type=int)
-    parser.add_argument("--config_file", "--config-file", type=Path)
+    """The number of processes that an `accelerate launch` command line requests; 1 if unspecified.
+
+    Without `--cpu`, Accelerate reads the file that `accelerate config` wrote, if there is one.
+    """
     try:
-        parsed, _ = parser.parse_known_args(list(arguments))
+        parsed = _launch_options(arguments)
         if parsed.num_processes is not None:
             return int(parsed.num_processes)
-        settings: Any = yaml.safe_load(parsed.config_file.read_text(encoding="utf-8")) if parsed.config_file else {}
+        file = parsed.config_file
+        if file is None and not parsed.cpu and any(Path(word).stem == "accelerate" for word in arguments):
+            from accelerate.commands.config import default_config_file  # Its commands take long to import.
+
+            file = Path(default_config_file)
+        settings: Any = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
         return int(settings["num_processes"])
     except (argparse.ArgumentError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return 1
+
+
+def _launch_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of an `accelerate launch` command line that matter here. Raises argparse.ArgumentError."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--num_processes", "--num-processes", type=int)
+    parser.add_argument("--config_file", "--config-file", type=Path)
+    parser.add_argument("--num_cpu_threads_per_process", "--num-cpu-threads-per-process", type=int)
+    parser.add_argument("--cpu", action="store_true")
+    return parser.parse_known_args(list(arguments))[0]
 
 
 def _launcher_arguments() -> list[str]:
@@ -135,9 +151,15 @@ def choose_threads(wanted: int | None, images: bool, cores: int, ranks: int) -> 
 
 
 def _set_by_user() -> int | None:
-    """Return OMP_NUM_THREADS if the user set it; otherwise `accelerate launch` sets it for its processes."""
+    """Return the threads that the user set: by an option of `accelerate launch`, or by OMP_NUM_THREADS.
+
+    Without the option, `accelerate launch` sets OMP_NUM_THREADS for its processes to a number of its own.
+    """
     variables: Mapping[str, str] = os.environ
     if any(name in variables for name in LAUNCHED):
+        with contextlib.suppress(argparse.ArgumentError):
+            if (given := _launch_options(_launcher_arguments()).num_cpu_threads_per_process) is not None:
+                return max(1, int(given))
         try:
             variables = psutil.Process(os.getppid()).environ()
         except psutil.Error:

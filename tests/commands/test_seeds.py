@@ -89,6 +89,8 @@ def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
     assert [(number, command[-2]) for number, command in commands] == [(n, f'run.name="x-seed-{n}"') for n in (1, 2, 3)]
     assert all(command[4:7] == ["train", "--processes", "2"] for _, command in commands)
     assert jobs == 1
+    commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "run🙂")
+    assert commands[0][1][-2] == 'run.name="run🙂-seed-1"'
 
 
 @pytest.mark.usefixtures("in_directory")
@@ -134,5 +136,13 @@ def test_seeds_train_and_are_taken_up_again(in_directory, capsys):
     (in_directory / "runs" / "a-seed-2").rename(in_directory / "elsewhere")
     assert run_program(run_command, words) == 0
     assert (in_directory / "runs" / "a-seed-1" / "metrics.jsonl").read_bytes() in kept.values()
-    assert run_program(run_command, [*words, "algorithm.gamma=0.5"]) == 1
-    assert "seed 1, 2 did not finish; repeat the command to resume" in capsys.readouterr().err
+    capsys.readouterr()
+    for other, message in (
+        ("algorithm.gamma=0.5", "was begun with another configuration: algorithm.gamma was"),
+        ("network.bf16=true", "was begun with another network.bf16"),
+    ):
+        assert run_program(run_command, [*words, other]) == 2
+        told = capsys.readouterr()
+        assert f"{message}" in told.err
+        assert "choose another --name" in told.err
+        assert "best agents of" not in told.out, "they are of other settings"

@@ -28,6 +28,14 @@ def born(id, *mutation):
     return {"id": id, "mutation": asdict(Mutation(*mutation))}
 
 
+def test_a_longer_run_is_not_suggested_where_it_is_refused(tmp_path):
+    """Where the learning rate falls to 0 over `training.max_steps`, a run cannot go on with more of them."""
+    summary = {**SUMMARY, "best_fitness": None}
+    told = closing_lines(summary, config("algorithm={name: a2c, annealing: true}"), tmp_path, has_elite=True)
+    assert "evorl evaluate" in told[-1]
+    assert "to train longer" not in told[-1]
+
+
 def test_a_generation_is_a_line():
     children = [born(12, "none"), born(14, "hyperparameters", "batch_size", 64.0, 51.2)]
     assert generation_line(ROW, children, config("training.max_steps=400000")) == (

@@ -70,6 +70,15 @@ def test_what_a_launcher_sets_by_itself_is_not_the_users_word(value, count):
     assert done.stdout == f"{count}\n"
 
 
+def test_the_launchers_option_is_heeded(monkeypatch):
+    words = ["accelerate", "launch", "--num_cpu_threads_per_process", "3", "program.py"]
+    monkeypatch.setattr("evorl.runs.launch._launcher_arguments", lambda: words)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert use_threads(None, VECTOR, 1) == 1, "this process was not started by it"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert use_threads(None, VECTOR, 1) == 3
+
+
 def test_a_run_and_its_evaluation_compute_with_the_threads_of_the_configuration(in_directory, capsys):
     torch.set_num_threads(1)
     assert train("run.name=a", "run.threads=2", "training.max_steps=40") == 0
