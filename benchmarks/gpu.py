@@ -292,7 +292,7 @@ def cost(case: str, sizes: Sequence[int]) -> Row:
 
 
 def compiled(name: str) -> Row:
-    """Time updates of four agents, eager and compiled, and compare the parameters after four updates."""
+    """Time updates of four agents, eager and compiled, and compare parameters and errors after four updates."""
     config = load_config([], CONFIGS / f"{name}.yaml")
     settings = ["population.size=1", "evolution.selection.size=1", "environment.num_envs=2"]
     settings += SMALL_REPLAY if config.algorithm.replayed else []
@@ -300,19 +300,22 @@ def compiled(name: str) -> Row:
     device, algorithm, own = trainer.ranks.device, trainer.policy.algorithm, tiled(batch, 4)
     population = trainer.config.population.model_copy(update={"size": 4})
     row = Row(case=name)
-    parameters = []
+    parameters, errors = [], []
     for label, compiler in (("eager", None), ("compiled", Compiler(True, speaks=False))):
         agents = initial_population(trainer.config.model_copy(update={"population": population}), algorithm)
         learner = learner_of(agents, algorithm, device.type, compiler)
         began = waited(device)
-        for _ in range(4):
-            learner.update(own)
+        results = [learner.update(own) for _ in range(4)]
         parameters.append(learner.policy.flat.clone())
+        # Those of priorities are read after later objectives were computed, which CUDA graphs may then have overwritten.
+        errors += [] if results[-1].errors is None else [results[-1].errors.clone()]
         if compiler is not None:
             row["compile_s"] = round(waited(device) - began, 1)
             row["compiled"] = compiler.enabled
         row[f"{label}_ms"] = round(milliseconds(partial(learner.update, own), device), 3)
     row["largest_difference"] = float((parameters[0] - parameters[1]).abs().max())
+    if errors:
+        row["largest_difference_of_errors"] = float((errors[0] - errors[1]).abs().max())
     row["speedup"] = round(row["eager_ms"] / row["compiled_ms"], 2)
     return row
 
