@@ -307,7 +307,7 @@ def compiled(name: str) -> Row:
         began = waited(device)
         results = [learner.update(own) for _ in range(4)]
         parameters.append(learner.policy.flat.clone())
-        # Those of priorities are read after later objectives were computed, which CUDA graphs may then have overwritten.
+        # They are read after the gradients of later objectives, whose CUDA graphs could overwrite them.
         errors += [] if results[-1].errors is None else [results[-1].errors.clone()]
         if compiler is not None:
             row["compile_s"] = round(waited(device) - began, 1)

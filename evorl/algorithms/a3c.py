@@ -36,7 +36,7 @@ class A3CDataParallelSettings(AsynchronousSettings):
     rollout_steps: Size = 4
     rollouts: Annotated[int, Field(ge=1, le=4096)] = 4
     entropy_scales: Annotated[tuple[Weight, ...], Field(min_length=1, max_length=4096)] = (1.0,)
-    """Actor i multiplies each agent's entropy coefficient by entry i; behind the last one it begins anew. Counted are
+    """Actor i multiplies each agent's entropy coefficient by entry i; after the last entry it starts again. i counts
     all actors of an agent, on every rank that holds it."""
 
     ranges: ClassVar[Mapping[str, HyperparameterRange]] = {

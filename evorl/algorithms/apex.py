@@ -29,7 +29,7 @@ NONE = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)
 
 class EpsilonLadder(Section):
     """Environment i of N takes random actions with probability `base` ** (1 + i / (N - 1) * `exponent`), section 4
-    there. Counted are the environments of all actors of an agent."""
+    there. N counts the environments of all actors of an agent."""
 
     base: Annotated[float, Field(gt=0, le=1)] = 0.4
     """The probability in the first environment."""
@@ -43,7 +43,7 @@ class EpsilonLadder(Section):
 
 class NoiseLadder(Section):
     """Environment i of N has noise of `low` to `high` times the scale, in equal ratios; a single one has it as it is.
-    Counted are the environments of all actors of an agent."""
+    N counts the environments of all actors of an agent."""
 
     low: Positive = 0.5
     """The factor in the first environment."""

@@ -146,8 +146,8 @@ def train(
 
     `environment` may be an environment class or factory function defined at the top level of a module or of the
     script. The run stores it by module and name, so a process that resumes or evaluates the run must be able to import
-    it. It may also be one that `gymnasium.make` has made: more are made by its id and keyword arguments, and it stays
-    as it is. An environment defined in a script or notebook can be resumed only from there, with
+    it. It may also be an instance made by `gymnasium.make`: further copies are made from its id and keyword arguments,
+    and it is not touched. An environment defined in a script or notebook can be resumed only from there, with
     `run={"name": NAME, "resume": "auto"}`.
 
     `callbacks` are called with each `evorl.Generation`, on the main process, and may return an `evorl.Stop`.
