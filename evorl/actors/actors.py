@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,11 +28,14 @@ from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
 from evorl.system.processes import free_memory, usable_cores
-from evorl.types import EvorlWarning, RunFailed, Tensors, UserError
+from evorl.types import Agent, EvorlWarning, RunFailed, Tensors, UserError
 
 
-def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
-    """The largest staleness accepted, in updates. Raises UserError if it would reject many rollouts."""
+def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
+    """The largest staleness accepted, in updates, of what `agents` or those of the settings learn from.
+
+    Raises UserError if it would reject many rollouts.
+    """
     actors, pace = config.actors, algorithm.pace(copies)
     assert actors is not None
     steps = config.algorithm.sent_steps * config.environment.num_envs * copies
@@ -40,7 +44,7 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
     waiting = actors.count * (actors.queue + max(0, math.ceil(between / config.algorithm.sent_steps) - 1))
     behind: int
     if config.algorithm.replayed:
-        updates = steps * pace.updates * _most_updates(config) / pace.steps
+        updates = steps * pace.updates * _most_updates(config, agents) / pace.steps
         # Each agent is due by its own count, so some agent may be with every rollout.
         behind = math.ceil(waiting * (math.ceil(updates) if config.population.size > 1 else updates))
     else:
@@ -57,12 +61,12 @@ def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int) -> int:
     return actors.max_staleness
 
 
-def _most_updates(config: AnyConfig) -> float:
-    """The factor by which evolution may raise an agent's update-to-data ratio."""
-    evolved = config.evolution.hyperparameters or {}
-    if "learn_step" not in evolved:
-        return 1.0
-    return max(1.0, float(config.algorithm.learn_step / evolved["learn_step"].min))
+def _most_updates(config: AnyConfig, agents: Sequence[Agent]) -> float:
+    """The factor by which agents exceed the settings' update-to-data ratio, or may come to exceed it by evolution."""
+    least = [agent.hyperparameters["learn_step"] for agent in agents]
+    if (evolved := (config.evolution.hyperparameters or {}).get("learn_step")) is not None:
+        least.append(evolved.min)
+    return max([1.0, *(float(config.algorithm.learn_step / each) for each in least)])
 
 
 def warn_of_cores(count: int, ranks: Ranks) -> None:
@@ -271,6 +275,9 @@ class Actors:
         count, queue = self._settings.count, self._settings.queue
         make, first = self._kind.slot(policy, self._config), not self._generation
         size = slot_size(make)
+        if first and self._settings.max_staleness is None:
+            # Agents of another run may learn more often than the settings say.
+            self._bound = max_staleness(self._config, self._algorithm, self._placement.copies, policy.agents)
         if first:
             check_memory(size * count * queue, count * queue, self._placement)
         with explaining_open_files(count):

@@ -24,7 +24,7 @@ from evorl.config.yaml import ACCELERATE, PACKAGE, VERBOSE, read_settings
 from evorl.report.statistics import interval
 from evorl.runs.checkpoint import progress_of
 from evorl.runs.directory import CONFIG, Checkpoints, check_run, check_same_run, is_own, load_elite
-from evorl.runs.launch import check, read_config
+from evorl.runs.launch import asked_for_bf16, check, launched, read_config
 from evorl.runs.lineage import ancestry, replayed
 from evorl.runs.loaded import refuse_code
 from evorl.runs.opponents import with_copy
@@ -220,7 +220,8 @@ def train_seeds(parsed: argparse.Namespace) -> None:
     runs = [(number, config.run.directory / each) for number, each in names]
     for number, path in runs:
         if (path / CONFIG).is_file():
-            _check_begun(path, check(read_config(file, [*given, f"seed={number}"]), ranks=parsed.processes))
+            asked = launched(read_config(file, [*given, f"seed={number}"]), asked_for_bf16())
+            _check_begun(path, check(asked, ranks=parsed.processes))
     several = ["--processes", str(parsed.processes)] if parsed.processes > 1 else []
     program = [sys.executable, "-P", "-m", "evorl", "train", *several, str(file), *given]
     origin = [] if config.run.origin else [f"run.origin={json.dumps(f'seed of {name}', ensure_ascii=False)}"]

@@ -182,13 +182,16 @@ def tournament(candidates: Candidates, settings: Selection, rng: np.random.Gener
 def truncation(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:
     """Replace the worst share `replace`, at most half, with children of as many of the best (arXiv 1711.09846).
 
-    All others survive as themselves. In a population of two or more, at least one agent is replaced.
+    All others survive in their places. In a population of two or more, at least one agent is replaced.
     """
     size = len(candidates.places)
     count = min(max(1, round(settings.replace * size)), size // 2)
-    survivors = [Offspring(index, child=False) for index in candidates.best_first()[: size - count]]
+    replaced = set(candidates.best_first()[size - count :])
     parents = candidates.order()[: max(1, count)]
-    return survivors + [Offspring(int(rng.choice(parents)), child=True) for _ in range(count)]
+    return [
+        Offspring(int(rng.choice(parents)), child=True) if place in replaced else Offspring(place, child=False)
+        for place in candidates.places
+    ]
 
 
 def multi_frequency(candidates: Candidates, settings: Selection, rng: np.random.Generator) -> list[Offspring]:

@@ -325,6 +325,8 @@ class Champion:
             won = best.fitness is not None and not best.fitness < fitness.elite
             if won:
                 self._crown(played[0], not settings.confirmation_episodes, generation)
+            elif self.parents and not settings.confirmation_episodes:
+                self._count(played[1])
         if won:
             self.parents, self.training_fitness = [], best.fitness if fitness.by_training else None
         elif not self.parents:

@@ -18,6 +18,7 @@ from evorl.actors.actors import max_staleness
 from evorl.actors.memory import Board, SharedMemory
 from evorl.algorithms import make_algorithm
 from evorl.envs import Environments
+from evorl.population import initial_population
 from evorl.types import RunFailed
 
 APEX = (
@@ -115,6 +116,24 @@ def test_the_bound_on_staleness_is_one_that_evolution_cannot_come_to():
         bounds.append(max_staleness(apex, make_algorithm(apex, one.interface), 1))
     # Agents may come to one update for 4 steps, of which there are 16 * 8 in each of two rollouts.
     assert bounds == [2 * 2 * 16 * 8 // 4] * 3
+
+
+def test_the_bound_on_staleness_is_that_of_agents_who_learn_more_often_than_the_settings_say(monkeypatch):
+    """As those of another run may, from which `population.from` takes them."""
+    fixed = ("algorithm.learn_step=16", "evolution.hyperparameters={gamma: {min: 0.9, max: 0.99}}")
+    with Learning(*APEX, *fixed) as learning:
+        before = learning.actors._bound
+        assert before == max_staleness(learning.config, learning.algorithm, 1)
+
+    def of_another_run(*given):
+        agents = initial_population(*given)
+        for each in agents:
+            each.hyperparameters["learn_step"] = 4.0
+        return agents
+
+    monkeypatch.setattr("helpers.learning.initial_population", of_another_run)
+    with Learning(*APEX, *fixed) as learning:
+        assert learning.actors._bound == 4 * before
 
 
 def bound(*settings):

@@ -12,6 +12,7 @@ from helpers.support import SMALL, error_line
 
 from evorl.commands import train
 from evorl.commands.command import file_and_assignments, run_command
+from evorl.runs.launch import launched, read_config
 from evorl.runs.program import run_program
 
 
@@ -91,6 +92,17 @@ def test_what_stands_behind_the_seeds_is_a_setting(in_directory, monkeypatch):
     assert jobs == 1
     commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "run🙂")
     assert commands[0][1][-2] == 'run.name="run🙂-seed-1"'
+
+
+def test_seeds_begun_around_earlier_runs_are_taken_up_again(in_directory, monkeypatch):
+    """A run keeps absolute paths, whatever those on the command line are relative to."""
+    words = ("--seeds", "1", "--name", "b", "population.from=runs/src")
+    path = in_directory / "runs" / "b-seed-1"
+    path.mkdir(parents=True)
+    begun = launched(read_config(SMALL, [*words[4:], "seed=1"]), bf16=False)
+    (path / "config.yaml").write_text(begun.to_yaml())
+    ((number, _),), _ = commands_of(monkeypatch, *words)
+    assert number == 1
 
 
 @pytest.mark.usefixtures("in_directory")

@@ -50,10 +50,9 @@ def test_truncation_replaces_the_worst_by_the_best():
     places = SELECTIONS["truncation"](
         Candidates(fitness), Selection(name="truncation", replace=0.25), np.random.default_rng(0)
     )
-    assert sorted(place.parent for place in places if not place.child) == [0, 2, 4, 5, 6, 7]
-    children = [place.parent for place in places if place.child]
-    assert len(children) == 2
-    assert set(children) <= {4, 6}
+    survivors = {number: place.parent for number, place in enumerate(places) if not place.child}
+    assert survivors == {number: number for number in (0, 2, 4, 5, 6, 7)}, "in the places whose environments are theirs"
+    assert {place.parent for place in places if place.child} <= {4, 6}
 
 
 def test_a_gentle_tournament_replaces_the_worst_and_leaves_the_others_in_their_places():

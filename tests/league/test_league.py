@@ -131,6 +131,16 @@ def test_the_elite_goes_by_ratings_of_the_same_matches():
     assert elite.score.mean == 0.5
 
 
+def test_an_elite_that_is_not_confirmed_is_measured_by_each_generation_s_games():
+    settings, _, agents = made("evaluation.confirmation_episodes=0", size=2)
+    elite = Champion()
+    for generation, rating_of_elite in enumerate((np.nan, 30.0, 40.0), start=1):
+        rated = Rated(np.array([10.0, 20.0]), np.ones(2), np.full(2, 8.0), np.full(2, 0.5), rating_of_elite)
+        elite.compete(settings, agents, Fitness.of_ratings(rated), Level(), generation)
+        assert elite.generation == 1
+        assert len(elite.returns) == generation * settings.evaluation.episodes
+
+
 def test_players_never_make_a_forbidden_move_whatever_the_padding():
     settings, algorithm, agents = made()
     players = Players(Policy(agents, algorithm, generator()), settings.environment, algorithm.interface, [0, 1, 1, 2])
