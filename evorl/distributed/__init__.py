@@ -1,5 +1,25 @@
 """Ranks, rendezvous and collectives: the only package that communicates with other processes of a launch."""
 
-from evorl.distributed.ranks import Launch, Peer, Placement, RankLost, Ranks, is_initialized, own_world, shutdown
+from evorl.distributed.ranks import (
+    Launch,
+    Peer,
+    Placement,
+    RankLost,
+    Ranks,
+    default_launch_file,
+    is_initialized,
+    own_world,
+    shutdown,
+)
 
-__all__ = ["Launch", "Peer", "Placement", "RankLost", "Ranks", "is_initialized", "own_world", "shutdown"]
+__all__ = [
+    "Launch",
+    "Peer",
+    "Placement",
+    "RankLost",
+    "Ranks",
+    "default_launch_file",
+    "is_initialized",
+    "own_world",
+    "shutdown",
+]

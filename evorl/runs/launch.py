@@ -25,6 +25,7 @@ from evorl.config.fields import ENVIRONMENT, RATING, RETURN
 from evorl.config.schema import LeagueSettings, with_dotted_names
 from evorl.config.task import TARGET
 from evorl.config.yaml import VERBOSE, plain_assignments, read_settings, settings_and_origins
+from evorl.distributed import default_launch_file
 from evorl.envs import Environments
 from evorl.envs.games import is_game
 from evorl.envs.spaces import ObservationSpecs
@@ -102,9 +103,7 @@ def processes_wanted(arguments: Sequence[str]) -> int:
             return int(parsed.num_processes)
         file = parsed.config_file
         if file is None and not parsed.cpu and any(Path(word).stem == "accelerate" for word in arguments):
-            from accelerate.commands.config import default_config_file  # Its commands take long to import.
-
-            file = Path(default_config_file)
+            file = default_launch_file()
         settings: Any = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
         return int(settings["num_processes"])
     except (argparse.ArgumentError, OSError, ValueError, KeyError, TypeError, yaml.YAMLError):

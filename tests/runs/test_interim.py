@@ -79,6 +79,7 @@ def saved(name):
 
 
 @pytest.mark.filterwarnings("ignore:no episode ended")
+@pytest.mark.usefixtures("in_directory")
 def test_trackers_go_on_at_the_step_where_a_resumed_generation_does(stopped_run, monkeypatch):
     points = []
     monkeypatch.setattr("evorl.runs.logger.Trackers.log_within", lambda self, step, _: points.append(step))
