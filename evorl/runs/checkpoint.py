@@ -136,7 +136,7 @@ class Progress:
 
 
 def _made_with(config: AnyConfig, placement: Placement) -> dict[str, str]:
-    """What makes results differ, by name: versions, the machine, and the precision of products."""
+    """The versions, the machine and the precision of products, on which bit-exact results depend, by name."""
     return made_with(placement.ranks.device) | {"precision": "bfloat16" if config.network.bf16 else "float32"}
 
 
