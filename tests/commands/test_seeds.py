@@ -106,6 +106,14 @@ def test_seeds_begun_around_earlier_runs_are_taken_up_again(in_directory, monkey
 
 
 @pytest.mark.usefixtures("in_directory")
+def test_seeds_that_did_not_finish_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(train, "train_each", lambda commands, jobs: {1: 0, 2: 1})
+    monkeypatch.setattr(train, "summary_lines", lambda runs: [])
+    assert run_program(run_command, ["train", str(SMALL), "--seeds", "1", "2"]) == 1
+    assert "seed 2 did not finish; repeat the command to resume" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_directory")
 def test_a_name_with_a_folder_is_where_each_seed_trains(monkeypatch):
     commands, _ = commands_of(monkeypatch, "--seeds", "1", "--name", "tried/x")
     assert commands[0][1][-2] == 'run.name="tried/x-seed-1"'

@@ -52,6 +52,7 @@ def test_truncation_replaces_the_worst_by_the_best():
     )
     survivors = {number: place.parent for number, place in enumerate(places) if not place.child}
     assert survivors == {number: number for number in (0, 2, 4, 5, 6, 7)}, "in the places whose environments are theirs"
+    assert len(places) == len(fitness)
     assert {place.parent for place in places if place.child} <= {4, 6}
 
 
