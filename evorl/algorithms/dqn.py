@@ -27,12 +27,12 @@ from evorl.algorithms.functional import (
     of_action,
     of_action_gradient,
 )
-from evorl.algorithms.off_policy import OffPolicy, Rate, UpdatePeriod
+from evorl.algorithms.off_policy import OffPolicy, UpdatePeriod
 from evorl.algorithms.values import VALUES, ValueSettings
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Positive, Section, Size
+from evorl.config.fields import HyperparameterRange, Positive, Rate, Section, Size
 from evorl.envs.spaces import EnvSpec, wrong_actions
-from evorl.networks.distributions import FORBIDDEN
+from evorl.networks.distributions import allowed
 from evorl.networks.stack import Periodic, Polyak, Stack, StackedNetwork, TargetRule
 from evorl.types import Batch, Head, Loss, Observation, RecurrentInput, Streams, Tensors, UserError
 
@@ -43,7 +43,7 @@ class NoisyLayerSettings(Section):
     """Layers whose weights have noise of a learned scale."""
 
     sigma: Positive = 0.5
-    """The first scale of the noise, times the root of a layer's inputs."""
+    """The initial noise scale of a layer with n inputs is this divided by sqrt(n)."""
 
 
 class DQNSettings(ValueSettings):
@@ -61,8 +61,8 @@ class DQNSettings(ValueSettings):
     target_period: Size | None = None
     """Updates from one copy of the network to the target network to the next."""
     sequence_length: Size = 16
-    """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, not sequences. Without
-    recurrence it does not matter, nor does `burn_in`."""
+    """Steps of the sequences that a recurrent agent learns from; `batch_size` counts steps, not sequences. Like
+    `burn_in`, `sequence_length` has no effect without recurrence."""
     burn_in: Annotated[int, Field(ge=0, le=1_000)] = 16
     """Steps before a sequence, within its episode, from which the recurrent state at its beginning is computed."""
     noisy: NoisyLayerSettings | None = None
@@ -250,8 +250,3 @@ class DQN(OffPolicy):
             return [(outputs["q_values"], gradient.flatten(-2))]
         value, advantage = dueling_gradient(gradient)
         return [(outputs["advantage"], advantage.flatten(-2)), (outputs["value"], value)]
-
-
-def allowed(q_values: Tensor, mask: Tensor | None) -> Tensor:
-    """The Q-values [P, B, A], with those of masked actions below all others."""
-    return q_values if mask is None else q_values.masked_fill(~mask, FORBIDDEN)

@@ -77,11 +77,15 @@ class GenerationLength:
         )
 
 
+def steps_of_generation(config: AnyConfig, copies: int, period: int) -> int:
+    """The steps of each environment: `evolution.steps` of an agent, rounded up to whole rollouts on `copies` ranks."""
+    return -(-config.evolution.steps // (config.environment.num_envs * copies * period)) * period
+
+
 def generation_length(config: AnyConfig, copies: int, period: int) -> GenerationLength:
     """The generation length of a run in which `copies` ranks train each agent, in rollouts of `period` steps."""
     environment = config.environment
-    each = environment.num_envs * copies * period
-    steps = -(-config.evolution.steps // each) * period
+    steps = steps_of_generation(config, copies, period)
     longest, actors = longest_episode(environment), config.actors
     count = 1 if actors is None else actors.count
     if is_game(environment.id):

@@ -82,9 +82,11 @@ def is_symbol(size: object) -> bool:
     return not isinstance(size, int)
 
 
-def layer_norm(
-    x: Tensor, gain: Tensor, shift: Tensor, share: Tensor | None, epsilon: float = 1e-5
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+EPSILON = 1e-5
+"""What layer norm adds to a variance."""
+
+
+def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, share: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Apply layer norm (arXiv 1607.06450) to [P, B, N], with `share` [P, N, 1] as unit weights in the statistics.
 
     Statistics over part of the units suffice (arXiv 1910.07467). So a layer can grow without changing its output:
@@ -94,16 +96,16 @@ def layer_norm(
     if share is None:
         if not is_symbol(x.shape[-1]):
             # One fused operation instead of seven.
-            normal, mean, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, epsilon)
+            normal, mean, scale = torch.native_layer_norm(x, x.shape[-1:], None, None, EPSILON)
         else:
             # Compiled for symbolic widths, that operation takes six times as long.
             mean = x.mean(-1, keepdim=True)
             centred = x - mean
-            scale = centred.square().mean(-1, keepdim=True).add(epsilon).rsqrt()
+            scale = centred.square().mean(-1, keepdim=True).add(EPSILON).rsqrt()
             normal = centred * scale
         return torch.addcmul(shift, normal, gain), (normal, scale, x, mean)
     centred = x - torch.bmm(x, share)
-    scale = torch.bmm(centred.square(), share).add_(epsilon).rsqrt_()
+    scale = torch.bmm(centred.square(), share).add_(EPSILON).rsqrt_()
     normal = centred.mul_(scale)
     return torch.addcmul(shift, normal, gain), (normal, scale)
 

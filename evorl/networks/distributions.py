@@ -24,6 +24,16 @@ FORBIDDEN = -1e8
 """Logit of a masked action: its probability is 0, and 0 times this logit is not NaN."""
 
 
+def allowed(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores [P, B, A] for a maximum, with those of masked actions below all others.
+
+    A diverging agent may have lower numbers than any fixed one long before they overflow and it is stopped.
+    """
+    if mask is None:
+        return scores
+    return scores.clamp(min=torch.finfo(scores.dtype).min).masked_fill(~mask, -math.inf)
+
+
 LOG_SCALES = (-5.0, 2.0)
 """Bounds of a squashed Gaussian's log-scale. The authors' code uses a lower bound of -20, where the density loses all
 precision."""
@@ -80,12 +90,12 @@ class Categorical:
 
     def sample(self, outputs: Tensors, mask: Tensor | None, generator: torch.Generator) -> Tensor:
         """Sample integers [P, B] or [P, B, K] by the Gumbel-max trick (Gumbel 1954)."""
-        logits = self.logits(outputs, mask)
+        logits = outputs["action"]
         exponential = torch.empty_like(logits).exponential_(generator=generator)
-        return self._best(logits - exponential.log_())
+        return self._best(allowed(logits - exponential.log_(), mask))
 
     def mode(self, outputs: Tensors, mask: Tensor | None) -> Tensor:
-        return self._best(self.logits(outputs, mask))
+        return self._best(allowed(outputs["action"], mask))
 
     def log_prob(self, outputs: Tensors, mask: Tensor | None, unclipped_action: Tensor) -> Tensor:
         parts = [
@@ -162,10 +172,15 @@ class ActionBounds:
         )
 
     def to_environment(self, action: Tensor) -> Tensor:
-        """Map actions [P, B, A] to the environment's actions [P, B, ...], clipped to the bounds."""
+        """Map actions [P, B, A] to the environment's actions [P, B, ...], clipped to the bounds; NaN becomes 0.
+
+        An agent whose outputs overflow is stopped at its next update. Until then its transitions must fault neither its
+        environment nor the agents that share its replay.
+        """
         bounds = self._centre, self._scale, self._low, self._high
         centre, scale, low, high = (value.to(action) for value in bounds)
-        return (centre + scale * action).clamp(low, high).view(*action.shape[:-1], *self.shape)
+        moved = (centre + scale * action).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+        return moved.clamp(low, high).view(*action.shape[:-1], *self.shape)
 
     def from_environment(self, action: Tensor) -> Tensor:
         """Map the environment's actions [P, B, ...] to actions [P, B, A]."""

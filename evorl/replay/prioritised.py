@@ -136,8 +136,8 @@ class PrioritySettings:
 
     The importance-sampling exponent is annealed linearly from `importance_start` to `importance_end` over
     `importance_steps` environment steps of an agent; a generation has `generation_steps`. Unless the replay is
-    `shared`, an agent draws only its own or an ancestor's transitions; a child of an agent that is not here draws all
-    that was done in its place.
+    `shared`, an agent draws only its own or an ancestor's transitions; a child whose parent is not on this rank draws
+    all transitions that were collected at its index in the population.
     """
 
     exponent: float
@@ -238,12 +238,11 @@ class PrioritisedSampler(Sampler):
     def insert(self, td_error: Floats) -> None:
         """Set the first priorities of the T newest rows from td_errors [T, N], equal for all agents.
 
-        Raises RunFailed if a td_error is not finite.
+        A td_error that is not finite comes from an agent whose outputs overflow. Its transition gets the largest
+        priority, so that the agent's own update finds the fault and stops that agent alone.
         """
         self._set_priorities()
         self._drop()
-        if not np.isfinite(td_error).all():
-            raise RunFailed("replay.prioritised: errors of an actor are not finite and make no priorities")
         self._add_rows((np.abs(td_error) + self._priorities.epsilon) ** self._priorities.exponent)
 
     def report(self) -> Floats:
@@ -406,10 +405,14 @@ class PrioritisedSampler(Sampler):
             priority = priority[-(storage.written - self._newest) :]
             before = np.zeros((storage.written - self._newest - len(priority), storage.streams))
             flat = np.concatenate([before, priority]).reshape(-1)
-            self.maximum = np.maximum(self.maximum, flat.max(initial=0.0))
+            known = np.isfinite(flat)
+            self.maximum = np.maximum(self.maximum, np.max(flat, where=known, initial=0.0))
         place = 0
         for start, stop, mask in self._rows(self._newest, storage.written):
-            given = self.maximum[:, None] if priority is None else flat[place : place + stop - start]
+            given = largest = self.maximum[:, None]
+            if priority is not None:
+                rows = slice(place, place + stop - start)
+                given = np.where(known[rows], flat[rows], largest)
             self.tree.fill(start, stop, mask * given)
             place += stop - start
         self._newest = storage.written

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evorl.config import AnyConfig
 from evorl.distributed import Placement
+from evorl.envs.generation import steps_of_generation
 from evorl.envs.spaces import EnvSpec, ObservationSpecs, as_numbers
 from evorl.replay.experience import Experience, Population, UpdateSchedule
 from evorl.replay.prioritised import PrioritisedSampler, PrioritySettings, PriorityTree
@@ -147,12 +148,12 @@ class ReplayExperience(Experience):
         *,
         gather: Gather,
         stopwatch: Stopwatch,
-        statistics: ObservationStatistics | None = None,
-        period: int = 1,
+        statistics: ObservationStatistics,
+        period: int,
     ) -> None:
         """`windows` turns the slots that `sampler` draws into transitions.
 
-        `statistics` are the running observation statistics used for normalisation.
+        `statistics` are the running observation statistics used for normalisation; they may be of no part.
         """
         super().__init__(period, gather=gather, device=storage.device, stopwatch=stopwatch)
         self._statistics = statistics
@@ -170,8 +171,7 @@ class ReplayExperience(Experience):
     def begin(self, policy: Population, generation: int) -> None:
         super().begin(policy, generation)
         agents = policy.agents
-        if self._statistics is not None:
-            self._statistics.begin(policy)
+        self._statistics.begin(policy)
         learn_step = np.array([agent.hyperparameters["learn_step"] for agent in agents])
         debt = np.array([agent.state.update_debt for agent in agents])
         # Agents change places and environments may be reset: the next transition does not continue the last one.
@@ -189,8 +189,7 @@ class ReplayExperience(Experience):
         Raises UserError if ranks run in lockstep and no valid transition is left to draw.
         """
         clip, valid = self._settings.reward_clip, transition.valid
-        if self._statistics is not None:
-            self._statistics.add(transition)
+        self._statistics.add(transition)
         columns = {
             "action": output.action,
             "reward": transition.reward if clip is None else transition.reward.clamp(-clip, clip),
@@ -260,8 +259,7 @@ class ReplayExperience(Experience):
 
     def end(self, agents: list[Agent]) -> None:
         """End the generation; each agent keeps its fractional update debt."""
-        if self._statistics is not None:
-            self._statistics.update()
+        self._statistics.update()
         for agent, debt in zip(agents, self._schedule.debt(), strict=True):
             agent.state.update_debt = float(debt)
 
@@ -272,16 +270,14 @@ class ReplayExperience(Experience):
     def snapshot(self) -> tuple[Tensors, dict[str, int]]:
         """The contents of the replay, and how far this generation's schedule and draws are."""
         tensors, numbers = self.state()
-        buffered = {} if self._statistics is None else self._statistics.snapshot()
         counters = {
             "steps": torch.from_numpy(self._schedule.steps),
             "made": torch.from_numpy(self._made),
             "sizes": torch.from_numpy(self._sizes),
         }
         within = _prefixed("counters.", counters) | _prefixed("draws.", self.sampler.generators())
-        return tensors | {
-            f"{WITHIN}{name}": value for name, value in (within | _prefixed("statistics.", buffered)).items()
-        }, {**numbers, FULL: int(self._full)}
+        within |= _prefixed("statistics.", self._statistics.snapshot())
+        return tensors | _prefixed(WITHIN, within), {**numbers, FULL: int(self._full)}
 
     def resume(self, tensors: Tensors, numbers: Mapping[str, int]) -> None:
         """Load the output of `snapshot` into an empty replay of the same agents and capacity.
@@ -297,7 +293,7 @@ class ReplayExperience(Experience):
         for name, values in counters.items():
             most = self._capacity if name == "sizes" else 10**15
             if not ((values >= 0) & (values <= most)).all():
-                raise UserError(f"{WHERE}: {name} hold what nothing counts to")
+                raise UserError(f"{WHERE}: {name} must be from 0 to {most:,}")
         self.restore(rows, known)
         if (known["rows"], known["streams"]) != (self.storage.rows, self.storage.streams):
             raise UserError(f"{WHERE}: it is of another capacity")
@@ -305,8 +301,7 @@ class ReplayExperience(Experience):
         self._made, self._sizes = counters["made"].numpy(), counters["sizes"].numpy()
         self._full = bool(numbers[FULL])
         self.sampler.resume(_part_of("draws.", within))
-        if self._statistics is not None:
-            self._statistics.resume(_part_of("statistics.", within), self.storage.device)
+        self._statistics.resume(_part_of("statistics.", within), self.storage.device)
 
     def restore(self, rows: Tensors, numbers: Mapping[str, int]) -> None:
         priorities = {name: values for name, values in rows.items() if name.startswith(PRIORITIES)}
@@ -376,8 +371,8 @@ def replay_experience(
     placement: Placement,
     always_valid: bool,
     stopwatch: Stopwatch,
-    normalized: Sequence[str] = (),
-    sequences: tuple[int, int] | None = None,
+    normalized: Sequence[str],
+    sequences: tuple[int, int] | None,
 ) -> ReplayExperience:
     """Build this rank's part of the replay; `capacity` and `learning_starts` are divided over the ranks.
 
@@ -420,8 +415,13 @@ def replay_experience(
         gather=placement.gather_copies,
         stopwatch=stopwatch,
         statistics=statistics,
-        period=1 if config.actors is None else config.algorithm.sent_steps,
+        period=_period(config),
     )
+
+
+def _period(config: AnyConfig) -> int:
+    """The steps of each environment that arrive together."""
+    return 1 if config.actors is None else int(config.algorithm.sent_steps)
 
 
 def make_replay(
@@ -449,12 +449,13 @@ def _prioritised(config: AnyConfig, storage: Storage, placement: Placement, plac
     agents, ranks, given = placement.local_size, placement.ranks, config.replay.prioritised
     size = PriorityTree.memory(agents, storage.slots)
     check_room(size, "replay.capacity: priorities", copies=1, processes=ranks.on_host)
+    rows = steps_of_generation(config, placement.copies, _period(config))
     settings = PrioritySettings(
         exponent=given.exponent if given else 0.0,
         epsilon=given.epsilon if given else 1.0,
         importance_start=given.importance_exponent.start if given else 0.0,
         importance_end=given.importance_exponent.end if given else 0.0,
-        generation_steps=config.evolution.steps,
+        generation_steps=rows * config.environment.num_envs * placement.copies,
         importance_steps=(given and given.importance_exponent.steps) or config.training.max_steps,
         shared=config.replay.shared,
     )

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from evorl.population import Learner, Policy, initial_population
 from evorl.population.evaluation import evaluate
 from evorl.replay.samplers import Agreement, SamplerSettings, UniformSampler
 from evorl.replay.storage import Storage
-from evorl.replay.transitions import ReplayExperience, ReplaySettings
+from evorl.replay.transitions import ObservationStatistics, ReplayExperience, ReplaySettings
 from evorl.replay.windows import OneStep
 from evorl.runs.program import run_program
 from evorl.seeding import torch_generator
@@ -258,10 +259,11 @@ def replay_experience(
     gather = settings.pop("gather", lambda numbers: numbers[None])
     place = SamplerSettings(seed=0, rank=rank, part=part, split_batches=split_batches)
     chosen = ReplaySettings(**{"reward_clip": None, "split_batches": split_batches} | settings)
-    sampler = sampler or UniformSampler(storage, place)
+    sampler, stopwatch = sampler or UniformSampler(storage, place), Stopwatch()
     return kind(
-        storage, windows or OneStep(storage), sampler, chosen, gather=gather, stopwatch=Stopwatch(), period=period
-    )
+        storage, windows or OneStep(storage), sampler, chosen, gather=gather, stopwatch=stopwatch, period=period,
+        statistics=ObservationStatistics({}, gather, True, stopwatch),
+    )  # fmt: skip
 
 
 def uniform_samplers(sizes, *batch_size, seed=0, drawable=None):
@@ -383,6 +385,15 @@ def error_line(capsys):
     assert error.startswith("error: ")
     assert error.count("\n") == 1
     return error
+
+
+def cut_back(run, generation, copy=None):
+    """Leave a run, or its copy, only the checkpoints up to a generation, after which a resume trains again."""
+    run = run if copy is None else shutil.copytree(run, copy)
+    for path in (run / "checkpoints").glob("generation-*"):
+        if int(path.name[-6:]) > generation:
+            shutil.rmtree(path)
+    return run
 
 
 def steps_until(run, generation):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal
 
-from evorl.networks.distributions import DISTRIBUTIONS
+from evorl.networks.distributions import DISTRIBUTIONS, allowed
 
 P, B, MANY = 2, 7, 30_000
 SPACES = [gym.spaces.Discrete(4), gym.spaces.MultiDiscrete([2, 3]), gym.spaces.Box(-1, 1, (3,))]
@@ -86,11 +86,11 @@ def test_each_observations_mask_leaves_a_categorical_of_what_it_allows(sizes):
         likelihood = distribution.likelihood(values, mask, unclipped)
         columns = (unclipped, best) if len(sizes) > 1 else (unclipped.unsqueeze(-1), best.unsqueeze(-1))
         log_prob, entropy = torch.zeros(P, B), torch.zeros(P, B)
-        for k, (logits, allowed) in enumerate(
+        for k, (logits, permitted) in enumerate(
             zip(values["action"].split(sizes, -1), mask.split(sizes, -1), strict=True)
         ):
             for p, b in np.ndindex(P, B):
-                places = allowed[p, b].nonzero().flatten()
+                places = permitted[p, b].nonzero().flatten()
                 assert unclipped.dtype == torch.int64
                 assert int(columns[0][p, b, k]) in places
                 assert columns[1][p, b, k] == places[logits[p, b, places].argmax()]
@@ -113,6 +113,15 @@ def test_the_only_allowed_action_is_certain_however_unlikely_it_was(offset):
     assert gradient.tolist() == [[[0.0, 0.0, 0.0]]]
 
 
+@pytest.mark.parametrize("low", [-2e8, -3e38, -np.inf])
+def test_no_masked_action_is_taken_by_an_agent_that_diverges(low):
+    scores, mask = torch.tensor([[[low, 0.0]]]), torch.tensor([[[True, False]]])
+    assert allowed(scores, mask).argmax(-1).item() == 0
+    choice = DISTRIBUTIONS[gym.spaces.Discrete](gym.spaces.Discrete(2))
+    assert choice.mode({"action": scores}, mask).item() == 0
+    assert choice.sample({"action": scores}, mask, torch.Generator()).item() == 0
+
+
 def test_gradients_with_a_mask_are_those_of_the_allowed_logits_alone():
     distribution = of(gym.spaces.MultiDiscrete([3, 4]))
     values, mask = outputs(distribution), masks((3, 4))
@@ -122,8 +131,8 @@ def test_gradients_with_a_mask_are_those_of_the_allowed_logits_alone():
     (gradient,) = torch.autograd.grad(likelihood.log_prob.sum() + 2 * likelihood.entropy.sum(), logits)
     free = logits.detach().clone().requires_grad_()
     total = 0.0
-    for k, (part, allowed) in enumerate(zip(free.split([3, 4], -1), mask.split([3, 4], -1), strict=True)):
-        reference = Categorical(probs=part.exp() * allowed)
+    for k, (part, permitted) in enumerate(zip(free.split([3, 4], -1), mask.split([3, 4], -1), strict=True)):
+        reference = Categorical(probs=part.exp() * permitted)
         total = total + reference.log_prob(unclipped[..., k]).sum() + 2 * reference.entropy().sum()
     (expected,) = torch.autograd.grad(total, free)
     torch.testing.assert_close(gradient, torch.where(mask, expected, 0.0), atol=1e-5, rtol=1e-4)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal, TanhTransform, TransformedDistribution
 
+from evorl.envs.spaces import action_reader
 from evorl.networks.distributions import DISTRIBUTIONS, ActionBounds, SquashedGaussian
 
 P, B = 2, 5
@@ -277,6 +278,17 @@ def test_a_squashed_density_has_digits_where_the_tanh_has_none():
         found = distribution.log_prob(outputs, None, outputs["action"])
         expected = -0.5 * np.log(2 * np.pi) - 2 * (np.log(2) - 30.0)
         assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(-2.0, 2.0, 0.0), (1.0, 3.0, 1.0), (-np.inf, np.inf, 0.0)])
+def test_an_action_of_nan_is_what_environments_take_it_for(low, high, expected):
+    """Else a replay would hold another action than the one that was taken, and fault all agents that draw it."""
+    space = gym.spaces.Box(low, high, (1,))
+    acted = ActionBounds(space).to_environment(torch.tensor([[[np.nan], [np.inf]]]))
+    assert acted[0, 0, 0] == expected
+    assert acted[0, 1, 0] == high
+    taken = action_reader(space, 1)(np.array([[np.nan]], np.float32))
+    assert taken[0, 0] == expected
 
 
 def test_actions_come_back_from_the_environments():

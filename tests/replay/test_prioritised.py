@@ -182,6 +182,22 @@ def test_an_error_that_is_no_number_ends_the_run_with_the_agents_name():
         part.sampler.observe(0, UpdateResult(ONES, None))
 
 
+def test_what_an_overflowing_actor_did_gets_the_largest_priority_and_ends_no_run():
+    part = Part()
+    for _ in range(2):
+        part.write()
+    errors = np.full((2, P * E), 3.0)
+    errors[0, 1], errors[1, 4] = np.nan, np.inf
+    errors[1, 5] = 9.0
+    part.sampler.insert(errors)
+    known, largest = 3.01**0.7, 9.01**0.7
+    expected = np.full(2 * P * E, known)
+    expected[[1, P * E + 4, P * E + 5]] = largest
+    for own in part.sampler.tree.leaves:
+        assert own[: 2 * P * E] == pytest.approx(expected)
+    assert part.sampler.maximum == pytest.approx([largest] * P)
+
+
 def test_importance_goes_to_its_end_with_the_steps_of_a_run():
     steps = np.array([0.0, 50.0])
     assert SETTINGS.importance(1, steps) == pytest.approx([0.4, 0.43])

@@ -7,10 +7,12 @@ import pytest
 import torch
 from helpers.prioritised import OWN, SETTINGS, E, P, Part, members
 from helpers.ranks import Exchange
-from helpers.support import lines, output_of, replay_experience, replay_of, seen, train, vector
+from helpers.support import algorithm, lines, output_of, replay_experience, replay_of, seen, train, vector
 
+from evorl.distributed import Placement, Ranks
 from evorl.replay.prioritised import PrioritisedSampler
 from evorl.replay.samplers import SamplerSettings
+from evorl.system.console import Stopwatch
 from evorl.types import Transition, UpdateResult, UserError
 
 
@@ -116,6 +118,20 @@ def test_a_uniform_replay_takes_no_priorities():
     other = replay_experience(replay_of(7, P * E, vector(1)), learning_starts=1, lockstep=True)
     with pytest.raises(UserError, match="'priorities' is not expected here"):
         other.restore(*first.state())
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        (("algorithm={name: apex_dqn, rollout_steps: 16}", "actors={count: 1}"), 1024),
+        (("algorithm.name=dqn",), 1000),
+        (("algorithm.name=dqn", "environment.num_envs=48"), 1008),
+    ],
+)
+def test_importance_counts_the_steps_that_a_generation_really_has(settings, steps):
+    chosen = algorithm("replay.prioritised={}", "environment.num_envs=8", "evolution.steps=1000", *settings)
+    experience = chosen.experience(Placement(Ranks(), "replicated", P), True, Stopwatch())
+    assert experience.sampler._priorities.generation_steps == steps
 
 
 def test_ranks_make_one_exchange_for_each_vector_step():
