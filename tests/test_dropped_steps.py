@@ -12,6 +12,7 @@ from helpers.worlds import PLAIN, E, P, T, World, check_rollouts, flat, next_sta
 
 from evorl.config import Environment
 from evorl.envs import Environments
+from evorl.population import evaluation
 from evorl.population.evaluation import evaluate
 from evorl.types import Transition, UserError
 
@@ -36,6 +37,18 @@ def test_an_evaluation_counts_the_episode_after_the_dropped_one(max_steps, expec
         warnings.simplefilter("ignore")
         returns = evaluate(Still(), made, (4, 5), max_steps).returns
     assert returns.tolist() == [[expected] * 2] * 2
+
+
+@pytest.mark.parametrize(("max_steps", "count"), [(None, 1), (50, 0)])
+def test_an_evaluation_that_may_never_end_says_so_once(max_steps, count, monkeypatch):
+    monkeypatch.setattr(evaluation, "ENDLESS", 3)
+    made = Environments(Environment(id="helpers.faults:Failing-v0", kwargs={"seeds": []}), 2, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluate(Still(), made, (4, 5), max_steps)
+    told = [str(each.message) for each in caught]
+    assert len(told) == count
+    assert all("evaluation.max_steps: an episode of evaluation in helpers.faults:Failing-v0 has" in one for one in told)
 
 
 def replay(lockstep=True, rows=2, gather=lambda numbers: numbers[None]):

@@ -152,12 +152,10 @@ def _note_step(
             same = array.dtype == inner.dtype
             wrong = "has values outside" if same else f"is of {array.dtype}, not the {inner.dtype} of"
             played.note("observations", "warn", f"an observation {wrong} its space {inner}")
-    reward = np.asarray(step[1], dtype=np.float64)
-    if reward.ndim:
-        played.note("rewards", "warn", f"a reward is an array of shape {list(reward.shape)}, not a number")
-    if not np.isfinite(reward.astype(np.float32)).all():
+    reward = float(step[1])
+    if not np.isfinite(np.float32(reward)):
         played.note("rewards", "fail", f"a reward is {reward}; it must be finite in single precision")
-    played.rewards.append(float(reward.reshape(-1)[0]))
+    played.rewards.append(reward)
     for name, value in (("terminated", step[2]), ("truncated", step[3])):
         if not isinstance(value, bool | np.bool_):
             played.note("end flags", "fail", f"{name} is {value!r}, not a bool")
@@ -223,8 +221,8 @@ def _first_step(subject: Subject) -> list[Named]:
 
 
 def _gymnasium(subject: Subject) -> list[Named]:
-    """Gymnasium's own checks: each of its warnings, and its first error. Of renderings, that for videos is checked."""
-    # MinAtar's games are mended by their wrapper, which Gymnasium would tell to leave out.
+    """Gymnasium's own checks: each of its warnings, and its first error. Only `rgb_array` rendering is checked."""
+    # SeededGame repairs MinAtar's games, but Gymnasium would advise checking the unwrapped environment.
     inner = subject.env if isinstance(subject.env, SeededGame) else subject.env.unwrapped
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -318,7 +316,7 @@ def _limit(subject: Subject, played: Played) -> Verdict:
     known = subject.env.spec.max_episode_steps if subject.env.spec is not None else None
     episodes = f"ended episodes: {played.ended}, the longest of {played.longest} steps"
     if known is not None:
-        return Verdict("pass", f"{episodes}; all are truncated after {known} steps")
+        return Verdict("pass", f"{episodes}; the time limit is {known} steps")
     if played.truncated:
         return Verdict("pass", f"{episodes}; truncated: {played.truncated}")
     advice = "register it with max_episode_steps, or return truncated=True, unless all episodes terminate"
@@ -341,7 +339,7 @@ def _replayed(subject: Subject) -> Verdict:
             before.step(_actions(before.interface, before.observation.get(MASK), 2, rng))
         state = before.state()
         if lost := after.restore(state, SEED + 1):
-            return Verdict("warn", f"a resumed run begins new episodes: {lost} showed something else when replayed")
+            return Verdict("warn", f"a resumed run begins new episodes: {lost} gave other observations when replayed")
         for step in range(count):
             action = _actions(before.interface, before.observation.get(MASK), 2, rng)
             one, two = before.step(action), after.step(action)
@@ -399,7 +397,11 @@ def _sample(space: gym.Space[Any], mask: Any) -> Any:
     flat = flat_mask(mask).astype(np.int8)
     if isinstance(space, gym.spaces.Discrete):
         return space.sample(mask=flat)
-    return space.sample(mask=tuple(np.split(flat, np.cumsum(sizes)[:-1])))
+    parts: list[Any] = np.split(flat, np.cumsum(sizes)[:-1])
+    # Gymnasium nests masks as `nvec` is nested.
+    for length in reversed((space.shape or ())[1:]):
+        parts = [tuple(parts[first : first + length]) for first in range(0, len(parts), length)]
+    return space.sample(mask=tuple(parts))
 
 
 def _leaves(space: gym.Space[Any], observation: Any) -> Iterator[tuple[Any, gym.Space[Any]]]:
@@ -439,4 +441,4 @@ CHECKS: Mapping[str, Callable[[Subject], list[Named]]] = {
     "resuming": _resuming,
     "speed": _speed,
 }
-"""All checks, in their order, by the name under which an error in one is told; each gives one or more verdicts."""
+"""All checks in order, by the name that labels an error raised in one; each returns one or more verdicts."""

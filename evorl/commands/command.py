@@ -29,7 +29,7 @@ OVERRIDES = "overrides"
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `place`, `module:function` below `evorl.commands`, runs it and raises UserError or OSError."""
+    """One command. Its function, `module:function` in `place`, raises UserError, RunFailed or OSError."""
 
     purpose: str
     place: str
@@ -150,7 +150,8 @@ def file_and_assignments(words: Sequence[str]) -> tuple[Path, list[str]]:
 
     given = [word for word in words if re.match(r"[^/=]+=", word)]  # A folder may have "=" in its name.
     named = [word for word in words if word not in given]
-    if environment := next((word for word in named if re.fullmatch(r"\w[\w/:.-]*-v\d+", word)), None):
+    ids = r"\w[\w/:.-]*-v\d+|[\w.]+:[\w/.-]+"
+    if environment := next((word for word in named if re.fullmatch(ids, word) and not Path(word).exists()), None):
         raise UserError(f"{environment!r} is no algorithm or file; the environment is environment={environment}")
     if len(named) > 1:
         raise UserError(f"name one algorithm or file, not several: {', '.join(map(repr, named[:3]))}")
@@ -409,7 +410,7 @@ COMMANDS: Mapping[str, Command] = {
         ("evorl evaluate runs/my-run", "evorl evaluate runs/my-run --episodes 20 --seed 7 --json"),
     ),
     "match": Command(
-        "let the best agent of a run play another one in a game of two seats",
+        "play games between the best agent of a run and an opponent, from both seats",
         "match:match",
         _match,
         ("evorl match runs/a runs/b --games 200", "evorl match runs/a random", "evorl match runs/a b/agent.onnx"),

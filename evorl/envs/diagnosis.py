@@ -104,6 +104,11 @@ def check_step(step: Any, space: gym.Space[Any], id: str, overwrites: bool = Fal
             f"environment.id: the step of {id} returns {_described(step)}; it must return 5 values (observation, "
             "reward, terminated, truncated, info), where info is a dictionary"
         )
+    reward = np.asarray(step[1])
+    if reward.ndim or reward.dtype.kind not in "biuf":
+        raise UserError(
+            f"environment.id: the step of {id} returns {_described(step[1])} as its reward; it must return a number"
+        )
     findings = [_check_observation(step[0], space, id, "step")]
     if overwrites:
         findings.append(
@@ -167,7 +172,7 @@ def _why_no_environment(found: Any, kwargs: Mapping[str, Any]) -> str:
 
 
 def _wrong_kind(made: Any, kind: type) -> str:
-    """The reason why an object of another kind than gymnasium.Env is not taken; it is None if none could be made."""
+    """The reason why an object that is no gymnasium.Env is rejected; `made` is None if making it failed."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     if has_agents(made, kind):
         return (
@@ -221,7 +226,8 @@ def _check_observation(observation: Any, space: gym.Space[Any], id: str, method:
 
 def _check_array(observation: Any, space: gym.Space[Any], begin: str, which: str) -> str:
     """Remark on numbers outside their space. Raises UserError if they have another shape or an unfit type."""
-    if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary | gym.spaces.MultiDiscrete):
+    kinds = gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiBinary | gym.spaces.MultiDiscrete
+    if not isinstance(space, kinds) or space.shape is None:
         return ""
     try:
         array = np.asarray(observation)

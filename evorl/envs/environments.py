@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from evorl.envs.spaces import (
     refuse_late_masks,
 )
 from evorl.envs.vector import FINAL, RecoveringVector, serving_action, stacked_frames
+from evorl.system.closing import Closing
 from evorl.system.formats import check_tensors
 from evorl.types import Agent, Observation, Tensors, Transition, UserError
 
@@ -145,7 +145,7 @@ ORIGINS, SEEN, COUNTED = "origins", "observation.", "episodes."
 """Tensor names, or name prefixes, in the saved state of running episodes."""
 
 
-class Environments:
+class Environments(Closing):
     """P * E copies of one environment, stepped together.
 
     `observation` is the current observation, each part [P, E, ...], and `started` [P, E] marks the first observation of
@@ -178,14 +178,6 @@ class Environments:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _prepare(self, settings: Environment, whole_games: bool) -> None:
         """Reset all copies once and determine the interface. Raises UserError for unsupported environments."""
@@ -238,7 +230,7 @@ class Environments:
         own = [own_kwargs(agent, self._kwargs) for agent in agents]
         changed = any(own) and self._vector.differ([kwargs for kwargs in own for _ in range(self.num_envs)])
         if changed or not (carry_over and hasattr(self, "observation")):
-            # Some are left of a generation that was restored in part and then refused.
+            # A restore that failed halfway may have left step counts.
             self._steps = np.zeros(self.agents)
             self.reset(seed)
 
@@ -262,6 +254,11 @@ class Environments:
         if self._masks is None:
             refuse_late_masks(info, self._id)
         reward = np.array(gained, dtype=np.float32)
+        if reward.shape != (self._copies.count,):
+            raise UserError(
+                f"environment.id: {self._id} gives rewards of shape {list(reward.shape)}; a vector environment of "
+                f"{self._copies.count} copies gives [{self._copies.count}]"
+            )
         self._copies.check_finite(reward, "as its reward")
         ends = self._resets.step(terminated, truncated, self._vector.faulty(info), info, self._copies.steps)
         last = self._last(ends.ended, info)
@@ -442,6 +439,11 @@ class Environments:
         """The final observations of the copies that were reset within the step."""
         if not (self._resets.in_step and ended.any()):
             return {}
+        if "final_obs" not in info:
+            raise UserError(
+                f"environment.id: {self._id} resets within the step (autoreset mode SAME_STEP), but gives no "
+                "info['final_obs'] where an episode ends"
+            )
         copies = np.flatnonzero(ended).tolist()
         last = {copy: self._observations.read(info["final_obs"][copy], copy) for copy in copies}
         if self._masks is not None:
@@ -497,7 +499,7 @@ def _described(tensors: Tensors) -> dict[str, Any]:
         told = json.loads(tensors[ORIGINS].numpy().tobytes())
         return {name: told[name] for name in ("kind", "origins", "differing")}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UserError("the running episodes: it is not said how they began") from error
+        raise UserError("the running episodes: their start states are missing or damaged") from error
 
 
 def _layout(here: NDArray[Any], found: NDArray[Any] | None) -> tuple[tuple[int, ...], torch.dtype]:

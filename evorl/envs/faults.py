@@ -1,4 +1,4 @@
-"""Errors that an environment raises: how a step or reset tells of them, and how episodes begin again after one."""
+"""Errors that an environment raises: how a step or reset reports them, and how its episodes restart."""
 
 from __future__ import annotations
 

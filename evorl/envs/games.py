@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -28,12 +29,12 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from evorl.config import Environment
-from evorl.config.errors import nearest
+from evorl.config.errors import nearest, shown
 from evorl.envs.continuation import another_seed
 from evorl.envs.diagnosis import check_spaces, check_start, has_agents
 from evorl.envs.faults import FAILURES, fault, restart
 from evorl.envs.open_spiel import OPENSPIEL, make_open_spiel
-from evorl.envs.spaces import MASK, choices
+from evorl.envs.spaces import MASK, choices, refuse_late_masks
 from evorl.envs.turns import Flags, Game, Spaces, Turn
 from evorl.system.extras import install_command
 from evorl.system.plugins import described, import_from_here, imported, place, without_place
@@ -53,6 +54,9 @@ ROUNDING = 1e-6
 """How far the rewards of a zero-sum episode may be from a sum of 0."""
 BENCHMARK = "league.benchmark"
 """The setting that names an opponent."""
+SEEN = ("observation", "reward", "termination", "truncation", "info")
+ALL_SEEN = ("observations", "rewards", "terminations", "truncations", "infos")
+"""What PettingZoo's `last` and parallel `step` return."""
 MAX_EMPTY = 1_000
 """Episodes in a row that may end before the learner's first turn."""
 
@@ -60,7 +64,7 @@ MAX_EMPTY = 1_000
 class _Seats:
     """The base of games by either of PettingZoo's interfaces: the names of their seats, and the newest turns."""
 
-    hides = False  # PettingZoo does not tell.
+    hides = False  # PettingZoo does not declare whether information is hidden.
 
     def __init__(self, env: Any, names: Sequence[str], id: str) -> None:
         self.env, self.names, self._id = env, list(names), id
@@ -90,10 +94,22 @@ class _Seats:
     def close(self) -> None:
         self.env.close()
 
+    def _given(self, method: str, result: Any, parts: Sequence[str]) -> tuple[Any, ...]:
+        """The result of a method, which must be a tuple of these parts. Raises UserError if it is none."""
+        if not isinstance(result, tuple | list) or len(result) != len(parts):
+            count = f"{len(result)} values" if isinstance(result, tuple | list) else f"a {type(result).__name__}"
+            raise UserError(
+                f"environment.id: {method} of {self._id} returns {count}; PettingZoo's interface wants "
+                f"({', '.join(parts)})"
+            )
+        return tuple(result)
+
     def _note(
         self, name: str, observation: Any, reward: float, terminated: bool, truncated: bool, info: Mapping[str, Any]
     ) -> int:
         """Note what a seat sees; return its number."""
+        if name not in self.names:
+            raise UserError(f"environment.id: {self._id} lets {shown(name)} move, which is not in possible_agents")
         seat = self.names.index(name)
         mask = info.get(MASK)
         if isinstance(observation, Mapping) and MASK in observation:
@@ -128,15 +144,24 @@ class TurnBased(_Seats):
         self._settle()
 
     def _settle(self) -> None:
-        """Note the view of the seat that is to move; seats whose game is over are taken off first."""
-        while self.env.agents:
+        """Note the view of the seat that is to move; seats whose game is over are taken off first.
+
+        Raises UserError if one of these stays in the game.
+        """
+        for _ in range(1 + len(self.names)):
+            if not self.env.agents:
+                self.acting = ()
+                return
             name = self.env.agent_selection
-            seat = self._note(name, *self.env.last())
+            seat = self._note(name, *self._given("last", self.env.last(), SEEN))
             if not self.seen[seat].over:
                 self.acting = (seat,)
                 return
             self.env.step(None)
-        self.acting = ()
+        raise UserError(
+            f"environment.id: step(None) of {self._id} does not take an agent whose game is over off `agents`, as "
+            "PettingZoo's `_was_dead_step` does"
+        )
 
 
 class Simultaneous(_Seats):
@@ -144,14 +169,14 @@ class Simultaneous(_Seats):
 
     def reset(self, seed: int) -> None:
         self.seen, self._received = {}, [0.0, 0.0]
-        observations, infos = self.env.reset(seed=seed)
+        observations, infos = self._given("reset", self.env.reset(seed=seed), ("observations", "infos"))
         for name in self.env.agents:
             self._note(name, observations[name], 0.0, False, False, infos.get(name, {}))
         self._settle()
 
     def step(self, actions: Mapping[int, Any]) -> None:
         given = {self.names[seat]: action for seat, action in actions.items()}
-        observations, rewards, terminated, truncated, infos = self.env.step(given)
+        observations, rewards, terminated, truncated, infos = self._given("step", self.env.step(given), ALL_SEEN)
         for name in given:
             self._note(name, observations[name], rewards[name], terminated[name], truncated[name], infos.get(name, {}))
         self._settle()
@@ -194,7 +219,7 @@ def reseed(opponents: object, seed: int) -> None:
 
 
 class RandomPlayers:
-    """Opponents that draw each move evenly from the allowed ones."""
+    """Opponents that draw each move uniformly from the allowed ones."""
 
     def __init__(self, space: gym.Space[Any], rng: np.random.Generator) -> None:
         self._space, self._rng = space, rng
@@ -218,7 +243,7 @@ class RandomPlayers:
 
 
 class FunctionPlayers:
-    """Opponents that move as a function of the user says, which is given an observation and its mask, or None."""
+    """Opponents whose moves a user's function chooses; it receives an observation and its mask, or None."""
 
     def __init__(self, path: str, space: gym.Space[Any], actions: gym.Space[Any], key: str = BENCHMARK) -> None:
         """Import the function from its `path`, module:name, which `key` gave. Raises UserError."""
@@ -357,8 +382,9 @@ class GameVector(VectorEnv[Any, Any, Any]):
                 continue
             if abs(sum(game.totals)) > ROUNDING:
                 gave = " and ".join(f"{total:g}" for total in game.totals)
-                raise self._unfit(f"seats of which one gains what the other loses, and an episode gave {gave}")
-            self._ended[copy] = other, self._result(copy)
+                raise self._unfit(f"a zero-sum game, and an episode gave {gave}")
+            # Copied, since the next episode may overwrite what the game has given.
+            self._ended[copy] = deepcopy(other), self._result(copy)
             self._begin(copy)
         return rewards
 
@@ -377,7 +403,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
             raise errors[0]
 
     def take_over(self, before: VectorEnv[Any, Any, Any]) -> None:
-        """Take the opponents of the vector that this one replaces, or the learner in their place."""
+        """Keep the opponents of the vector that this one replaces, or play both seats if that one did."""
         if isinstance(before, GameVector):
             self._plays_both = before._plays_both
             if not isinstance(before.opponents, RandomPlayers):
@@ -449,7 +475,7 @@ class GameVector(VectorEnv[Any, Any, Any]):
             for copy in waiting:
                 while self._is_over(copy):
                     if self._has_moved[0, copy]:
-                        self._ended[copy] = self._turn(copy), self._result(copy)
+                        self._ended[copy] = deepcopy(self._turn(copy)), self._result(copy)
                     elif (empty := empty + 1) > MAX_EMPTY * self.num_envs:
                         raise UserError(f"environment.id: {self._id} ends before one of its seats has ever moved")
                     self._begin(copy)
@@ -467,13 +493,13 @@ class GameVector(VectorEnv[Any, Any, Any]):
 
     def _untold(self) -> UserError:
         return UserError(
-            f"environment.id: {self._id} ended without telling each of its seats; an agent that is done stays in "
-            "`agents` until its last turn, with terminations or truncations set"
+            f"environment.id: {self._id} ended without a last turn for each of its seats; an agent that is done stays "
+            "in `agents` until its last turn, with terminations or truncations set"
         )
 
     def _result(self, copy: int) -> float:
-        own, others = (self.games[copy].totals[seat] for seat in (self.seats[copy], 1 - self.seats[copy]))
-        return result_of(own, others)
+        totals, seat = self.games[copy].totals, int(self.seats[copy])
+        return result_of(totals[seat], totals[1 - seat])
 
     def _ask(self, copies: Sequence[int]) -> Any:
         """The other seat's moves in these copies."""
@@ -491,6 +517,8 @@ class GameVector(VectorEnv[Any, Any, Any]):
     def _masks(self, turns: Sequence[Turn]) -> Flags | None:
         """The masks of turns [N', A]; None if the game has none."""
         if not self._is_masked:
+            if any(turn.mask is not None for turn in turns):
+                refuse_late_masks({MASK: True}, self._id)
             return None
         size = sum(choices(self.single_action_space))
         return np.stack([np.ones(size, dtype=bool) if turn.mask is None else turn.mask for turn in turns])

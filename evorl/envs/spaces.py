@@ -331,7 +331,7 @@ class ActionMasks:
 
     def last(self, info: dict[str, Any], copy: int) -> NDArray[np.bool_]:
         """Read the mask [A] of one copy's final observation, or a scalar True if it allows every action."""
-        final = info["final_info"]
+        final = info.get("final_info", {})
         given = MASK in final and final[f"_{MASK}"][copy]
         return np.asarray(final[MASK][copy] if given else True, dtype=bool)
 

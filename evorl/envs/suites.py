@@ -63,7 +63,7 @@ class SeededGame(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArg
         return self.env.reset(options=options)
 
     def render(self) -> Any:
-        """The game's picture; an `rgb_array` as bytes, which the game gives as numbers from 0 to 1, and enlarged."""
+        """The game's picture; an `rgb_array` is scaled from [0, 1] to bytes and enlarged."""
         # Not through Gymnasium's checks, which would warn of what is mended here.
         shown: Any = self.env.unwrapped.render()
         if self.render_mode != "rgb_array":

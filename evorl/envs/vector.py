@@ -24,6 +24,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from evorl.config import Environment
@@ -57,7 +58,7 @@ Start = tuple[Any, dict[str, Any]]
 FINAL = "final_info"
 """Info key under which a same-step autoreset stores the info of episodes that ended in this step."""
 FINDING = "evorl.finding"
-"""Info key of the first reset or step of a copy: what its result should not be, although it can be used."""
+"""Info key of a copy's first reset or step: a finding on a result that is wrong but usable."""
 
 
 class RecoveringVector:
@@ -156,7 +157,7 @@ class RecoveringVector:
         if beyond.any():
             restarts = self._settings.max_restarts
             raise UserError(
-                f"environment.max_restarts: {what}{where}; after {restarts} restarts, which is all that each may have"
+                f"environment.max_restarts: {what}{where}; after {restarts} restarts, the maximum for each copy"
             )
         once = "" if where in self._reported_places else where
         self._reported_places.add(where)
@@ -264,11 +265,15 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
         self._shown: Any = None
         self._before: Any = None
         """A copy of `_shown` before the first step."""
+        self._shape = getattr(self.observation_space, "shape", None)
+        """The shape of observations; None if they have parts."""
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         try:
             result = self.env.step(action)
             finding = None if self._has_stepped else self._checked_step(result)
+            if self._is_suspect(result[0], ended=result[2] or result[3]):
+                check_step(result, self.observation_space, self._name)
             result = (*result[:4], batchable(result[4]) | ({FINDING: finding} if finding else {}))
             self._shown = result[0]
         except UserError:
@@ -292,6 +297,8 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
             start = self.env.reset(seed=seed, options=options)
             finding = None if self._has_reset else self._checked_start(start)
             observation, info = start
+            if self._is_suspect(observation):
+                check_start(start, self.observation_space, self._name)
             self._before = None if self._has_stepped else deepcopy(observation)
             info = batchable(info) | ({FINDING: finding} if finding else {})
         except UserError:
@@ -313,6 +320,13 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
     def _checked_step(self, result: Any) -> str:
         """A finding about the result of the first step, or "". Raises UserError if it cannot be used."""
         return check_step(result, self.observation_space, self._name, overwritten(self._shown, self._before))
+
+    def _is_suspect(self, observation: Any, ended: bool = False) -> bool:
+        """True if an observation may not fit its space: it has another shape, or parts and is the last of an episode.
+
+        All but the last observations are stacked, which fails if one has another shape, but does not say whose.
+        """
+        return ended if self._shape is None else np.shape(observation) != self._shape
 
     def close(self) -> None:
         """Close the environment. An exception or a hang is reported in one line."""
@@ -376,13 +390,20 @@ class Guard(gym.Wrapper[Any, Any, Any, Any]):
     def _another(self, error: Exception) -> Start:
         """Restart the environment; return the first observation of a new episode, and the info."""
         error, failures, start = restart(error, self._restarts, self._seed, self._begin_anew)
-        # A sample is never trained on: so many failures end the run.
-        observation, info = (self.observation_space.sample(), {}) if start is None else start
+        observation, info = (self._placeholder(), {}) if start is None else start
         return observation, {**info, **fault(error, failures)}
 
     def _refused(self, error: Exception, first: str) -> Start:
-        """Answer for an environment whose first call, `reset` or `step`, always raises: this ends the run."""
-        return self.observation_space.sample(), {**fault(error, self._restarts + 1), FIRST: first}
+        """The result for an environment whose first `reset` or `step` always raises, which ends the run."""
+        return self._placeholder(), {**fault(error, self._restarts + 1), FIRST: first}
+
+    def _placeholder(self) -> Any:
+        """An observation that nothing reads: so many failures end the run."""
+        space = self.observation_space
+        try:
+            return space.sample()
+        except OverflowError:  # A Box has bounds as wide as its type.
+            return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1))))
 
 
 def _renew_world(env: Any) -> None:
@@ -466,7 +487,8 @@ def _game_vector(settings: Environment, copies: int, differing: bool) -> Vector:
 
 def _cannot_make(settings: Environment, error: Exception) -> UserError:
     """The error for an environment that is not registered or that its module does not define."""
-    because = "it is known to the script alone that trains it; " if settings.id.startswith(SCRIPT) else ""
+    is_own = settings.id.startswith(SCRIPT)
+    because = "it is defined in the training script, which only that script can import; " if is_own else ""
     reason = why_unknown(settings.id, settings.kwargs, error) + place(error)
     return UserError(f"environment.id: cannot make {settings.id!r}: {because}{reason}")
 

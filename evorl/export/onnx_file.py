@@ -28,6 +28,8 @@ OPSET = 17
 BATCH, STEPS = 16, 4
 """Batch size, and number of steps for recurrent agents, with which a file is verified."""
 TOLERANCE = 1e-5
+WIDEST = 1e3
+"""Observations with which a file is verified are within this, unless their space is unbounded."""
 Arrays = list[NDArray[Any]]
 
 
@@ -105,7 +107,8 @@ def compare(acting: ActingAgent, loaded: LoadedAgent, payload: bytes) -> float:
                 wanted[NEXT_STATE] = after[..., : acting.state_shape[1]]
             named = {name: value.numpy() for name, value in zip(acting.inputs, inputs, strict=True)}
             got = dict(zip(acting.outputs, session.run(None, named), strict=True))
-            largest = max(largest, *(_difference(np.asarray(wanted[name]), got[name]) for name in got))
+            # Unlike Python's maximum, NumPy's of anything and NaN is NaN.
+            largest = float(np.max([largest, *(_difference(np.asarray(wanted[name]), got[name]) for name in got)]))
             state, own = after, got.get(NEXT_STATE)
     return largest
 
@@ -114,14 +117,29 @@ def _given(
     acting: ActingAgent, loaded: LoadedAgent, batch: int, rng: np.random.Generator
 ) -> tuple[Any, NDArray[np.bool_] | None, list[torch.Tensor]]:
     """Sample observations [B, ...] and, if actions are masked, a mask [B, A]; also return them as module inputs."""
-    loaded.observation_space.seed(int(rng.integers(2**31)))
-    observation = _together(loaded.observation_space, [loaded.observation_space.sample() for _ in range(batch)])
+    space = _cut(loaded.observation_space)
+    space.seed(int(rng.integers(2**31)))
+    observation = _together(space, [space.sample() for _ in range(batch)])
     mask = None
     if acting.masked:
         mask = rng.random((batch, acting.masked)) < 0.7
         # At least one action must be valid.
         mask |= ~mask.any(1, keepdims=True)
     return observation, mask, acting.given(observation, mask, None)
+
+
+def _cut(space: gym.Space[Any]) -> gym.Space[Any]:
+    """A space whose finite bounds are at most `WIDEST`: networks overflow on numbers as wide as their type."""
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict({name: _cut(inner) for name, inner in space.spaces.items()})
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple([_cut(inner) for inner in space.spaces])
+    if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        return space
+    low, high = (
+        np.where(np.isfinite(bound), np.clip(bound, -WIDEST, WIDEST), bound) for bound in (space.low, space.high)
+    )
+    return gym.spaces.Box(low, high, dtype=space.dtype.type)
 
 
 def _together(space: gym.Space[Any], samples: list[Any]) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
@@ -20,12 +20,15 @@ from evorl.envs.games import RESULT, Seat
 from evorl.envs.vector import for_evaluation
 from evorl.population import Policy
 from evorl.seeding import numpy_generator
-from evorl.types import Agent
+from evorl.system.closing import Closing
+from evorl.types import Agent, EvorlWarning
 
 RANDOM = "random"
 """The benchmark of a league that draws its moves evenly."""
 MAX_COPIES = 32
 """Maximum number of environments per agent that an evaluation steps in parallel."""
+ENDLESS = 100_000
+"""Steps after which an episode that no setting limits is said to go on."""
 Purpose = Literal["generation", "confirmation", "measurement"]
 """The purpose of episodes: the fitness of all agents, the choice of the elite, or an estimate of its
 performance."""
@@ -103,7 +106,17 @@ def _one_episode_each(
     state = policy.initial_state(environments.num_envs)
     playing = np.ones_like(returns, dtype=bool)
     playing[:, counted:] = False
+    taken = 0
     while playing.any():
+        taken += 1
+        if taken == ENDLESS and max_steps is None:
+            warnings.warn(
+                f"evaluation.max_steps: an episode of evaluation in {environments.interface.environment} has not ended "
+                f"after {taken:,} steps, and may never end; set this limit, or register the environment with "
+                "max_episode_steps",
+                EvorlWarning,
+                stacklevel=2,
+            )
         output, state = policy.act(environments.observation, environments.started, state, deterministic=True)
         transition = environments.step(output.action)
         returns += np.where(playing, transition.reward.cpu().numpy(), 0.0)
@@ -121,7 +134,7 @@ def _one_episode_each(
     return results
 
 
-class Evaluator:
+class Evaluator(Closing):
     """Evaluates agents across all ranks. All agents play the same episodes, which reduces comparison noise."""
 
     def __init__(self, config: AnyConfig, placement: Placement, algorithm: Algorithm) -> None:
@@ -141,7 +154,7 @@ class Evaluator:
         self._steps = 0
 
     def face(self, seat: Seat) -> None:
-        """Let what `seat` makes move in the other seat of a game from now on, where moves are random at first."""
+        """Let the opponents that `seat` constructs play the other seat of a game; until then it plays at random."""
         if self._seat is not seat:
             self._seat = seat
             for environments in (*self._populations.values(), *self._few.values()):
@@ -150,14 +163,6 @@ class Evaluator:
     def _invite(self, environments: Environments) -> None:
         if self._seat is not None:
             environments.invite(self._seat(environments.agents * environments.num_envs))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all environments, as `Environments.close` does."""

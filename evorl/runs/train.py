@@ -296,8 +296,11 @@ def _wrappers(environment: gym.Env[Any, Any]) -> list[str]:
 
 def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[str], wanted: str) -> dict[str, Any]:
     """The settings of an environment made by `gymnasium.make`. Raises UserError if they cannot say all that it is."""
-    known = gym.registry.get(spec.id)
-    registered = len(known.additional_wrappers) if known is not None else 0
+    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else ""
+    # Another process may not run the line that registered it, but it can import what that line named, which comes
+    # without registered wrappers.
+    known = gym.registry.get(spec.id) if module.partition(".")[0] in _registering_packages() else None
+    registered = 0 if known is None else len(known.additional_wrappers)
     if others := wrappers[: len(wrappers) - registered]:
         raise UserError(
             f"environment: a configuration cannot name the wrapper {', '.join(others)} of this {spec.id}; {wanted}, "
@@ -305,15 +308,13 @@ def _settings_of_spec(spec: gym.envs.registration.EnvSpec, wrappers: Sequence[st
         )
     # Training draws nothing; `evorl watch` chooses its own mode.
     kwargs = {key: value for key, value in spec.kwargs.items() if key != "render_mode"}
-    module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else ""
-    if known is not None and module.partition(".")[0] in _registering_packages():
+    if known is not None:
         kwargs = {key: value for key, value in kwargs.items() if key not in known.kwargs or known.kwargs[key] != value}
         if spec.max_episode_steps is None and known.max_episode_steps is not None:
             raise UserError(f"environment: a configuration cannot take the time limit off {spec.id}; {wanted}")
         if spec.max_episode_steps != known.max_episode_steps:
             kwargs["max_episode_steps"] = spec.max_episode_steps
         return {"id": spec.id, "kwargs": kwargs}
-    # Another process may not run the line that registered it, but it can import what that line named.
     if spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
     return {"id": str(spec.entry_point) if module else name_of(spec.entry_point), "kwargs": kwargs}

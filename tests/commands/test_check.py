@@ -142,6 +142,20 @@ class MaskedInParts(Masked):
         return {"action_mask": (np.array([0, 1], np.int8), np.array([0, 0, 1], np.int8))}
 
 
+class MaskedTable(Good):
+    action_space = gym.spaces.MultiDiscrete([[2, 3], [2, 3]])
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], self.info()
+
+    def info(self):
+        return {"action_mask": np.array([0, 1, 0, 0, 1] * 2, np.int8)}
+
+    def step(self, action):
+        assert action.tolist() == [[1, 2], [1, 2]]
+        return *super().step(action)[:4], self.info()
+
+
 gym.register("Limited-v0", entry_point=Endless, max_episode_steps=7)
 '''
 
@@ -225,6 +239,11 @@ def test_checks_that_make_no_sense_are_left_out(name, last, text):
     assert [each.level for _, each in before] == ["pass"] * len(before)
     assert (where, verdict.level) == (last, "fail")
     assert text in verdict.text
+
+
+def test_masks_of_a_table_of_choices_are_nested_like_it():
+    nested = dict(verdicts("MaskedTable"))
+    assert {name for name, verdict in nested.items() if verdict.level == "fail"} <= {"gymnasium"}
 
 
 def test_masked_actions_are_allowed_ones():

@@ -44,6 +44,10 @@ def told(words, capsys):
         ("populaton.size=3", "populaton: unknown key; did you mean 'population'?"),
         ("PPO", "'PPO' is no file and no shipped configuration; did you mean 'ppo'?"),
         ("algorithm=PPO", "algorithm.name: there is no algorithm 'PPO'; did you mean 'ppo'?"),
+        (
+            "ppo own.games:Maze",
+            "'own.games:Maze' is no algorithm or file; the environment is environment=own.games:Maze",
+        ),
         ("ppo ALE/Pong-v5", "'ALE/Pong-v5' is no algorithm or file; the environment is environment=ALE/Pong-v5"),
     ],
 )

@@ -138,7 +138,7 @@ def test_the_journal_keeps_no_more_than_the_oldest_episode_needs():
         (lambda kept: kept.update(started=kept["started"][:1]), "it should be torch.bool"),
         (lambda kept: kept.update(started=kept["started"].bfloat16()), "numbers of a type"),
         (lambda kept: kept.update(more=kept["started"]), "not expected here"),
-        (lambda kept: kept.pop(ORIGINS), "it is not said how they began"),
+        (lambda kept: kept.pop(ORIGINS), "their start states are missing"),
         (lambda kept: kept.update({"episodes.waiting": torch.full((4, 1), 9.0).double()}), "is of no agent"),
         (lambda kept: kept.update({ORIGINS: told(kept, differing=[{"render_mode": 1.0}] * 4)}), "settings that the"),
     ],

@@ -4,10 +4,12 @@ import re
 import sys
 import warnings
 from types import ModuleType
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from helpers.support import error_line
 
 from evorl.commands.command import run_command
@@ -89,6 +91,66 @@ class InnerShape(Good):
 
     def observation(self):
         return {"arm": (np.zeros(2, np.float32), np.zeros(3, np.float32))}
+
+
+class ArrayCategory(Good):
+    observation_space = gym.spaces.Discrete(16)
+
+    def observation(self):
+        return np.array([3])
+
+
+class RealCategory(Good):
+    observation_space = gym.spaces.Dict(place=gym.spaces.Discrete(16))
+
+    def observation(self):
+        return {"place": 3.0}
+
+
+class ArrayReward(Good):
+    def step(self, action):
+        return self.observation(), np.zeros(1), False, False, {}
+
+
+class NoReward(Good):
+    def step(self, action):
+        return self.observation(), None, False, False, {}
+
+
+class Shorter(Good):
+    """In step `bad` its observation is shorter than in all others; step 3 ends the episode."""
+
+    parts = False
+
+    def __init__(self, bad=3):
+        self.bad = bad
+        if self.parts:
+            self.observation_space = gym.spaces.Dict(arm=Good.observation_space)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation(), 0.0, self.steps == 3, False, {}
+
+    def observation(self):
+        shown = np.zeros(1 if self.steps == self.bad else 2, np.float32)
+        return {"arm": shown} if self.parts else shown
+
+
+class ShorterPart(Shorter):
+    parts = True
+
+
+class Wide64(Good):
+    """Gymnasium cannot draw from its space."""
+
+    observation_space = gym.spaces.Box(-np.finfo(np.float64).max, np.finfo(np.float64).max, (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        raise RuntimeError("no battery")
 
 
 class NoActions(Good):
@@ -270,6 +332,17 @@ def test_the_old_interface_and_wrong_shapes_are_named(name, message, vectorizati
         ("Ragged", "of type list; its observation_space has shape [2]"),
         ("Real", "the observation in float32, which does not fit its observation_space of uint8"),
         ("OtherKeys", "the observation with keys ['arm', 'head']; its observation_space has keys ['arm', 'hand']"),
+        ("ArrayCategory", "returns the observation of shape [1]; its observation_space has shape []"),
+        (
+            "RealCategory",
+            "returns part 'place' of the observation in float64, which does not fit its observation_space",
+        ),
+        (
+            "ArrayReward",
+            "the step of own:ArrayReward returns an array of shape [1] as its reward; it must return a num",
+        ),
+        ("NoReward", "returns None as its reward; it must return a number"),
+        ("Wide64", "raised RuntimeError: no battery"),
         ("InnerShape", "returns part 'arm.1' of the observation of shape [3]; its observation_space has shape [2]"),
         ("NoActions", "own:NoActions has no action_space; set it to a space"),
         ("NoSpace", "own:NoSpace has 4 as its observation_space"),
@@ -280,6 +353,59 @@ def test_what_does_not_fit_the_spaces_is_named(name, message, module):
     told = mistake(f"own:{name}")
     assert told.startswith("environment.id: ")
     assert message in told
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("name", "bad", "part"), [("Shorter", 2, ""), ("Shorter", 3, ""), ("ShorterPart", 3, "part 'arm' of ")]
+)
+def test_an_observation_that_does_not_fit_later_is_named_as_well(name, bad, part, vectorization, module):
+    settings = Environment(id=f"own:{name}", vectorization=vectorization, kwargs={"bad": bad})
+    told = (
+        rf"the step of own:{name} returns {part}the observation of shape \[1\]; its observation_space has shape \[2\]"
+    )
+    with Environments(settings, 1, 2) as made:
+        made.reset(1)
+        for _ in range(bad - 1):
+            made.step(torch.zeros(1, 2, dtype=torch.int64))
+        with pytest.raises(UserError, match=told):
+            made.step(torch.zeros(1, 2, dtype=torch.int64))
+
+
+class OwnVector(gym.vector.VectorEnv):
+    """A native vector environment that resets within the step, and says nothing of the last observations."""
+
+    num_envs = 2
+    single_observation_space, single_action_space = Good.observation_space, Good.action_space
+    observation_space = gym.vector.utils.batch_space(Good.observation_space, 2)
+    action_space = gym.vector.utils.batch_space(Good.action_space, 2)
+    metadata: ClassVar = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+
+    def __init__(self, num_envs, reward=(0.0, 0.0), mask=False):
+        self.reward = np.array(reward)
+        self.info = {"action_mask": np.ones((2, 2), bool), "_action_mask": np.ones(2, bool)} if mask else {}
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((2, 2), np.float32), self.info
+
+    def step(self, actions):
+        return np.zeros((2, 2), np.float32), self.reward, np.ones(2, bool), np.zeros(2, bool), self.info
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({}, r"resets within the step \(autoreset mode SAME_STEP\), but gives no info\['final_obs'\]"),
+        ({"reward": [[0.0], [0.0]]}, r"rewards of shape \[2, 1\]; a vector environment of 2 copies gives \[2\]"),
+    ],
+)
+def test_what_a_native_vector_environment_lacks_is_named(kwargs, told, module):
+    gym.register("Own-v0", vector_entry_point=OwnVector)
+    with (
+        Environments(Environment(id="Own-v0", kwargs=kwargs), 1, 2) as made,
+        pytest.raises(UserError, match=f"environment.id: Own-v0 .*{told}"),
+    ):
+        made.step(torch.zeros(1, 2, dtype=torch.int64))
 
 
 def test_only_given_keyword_arguments_are_blamed(module):

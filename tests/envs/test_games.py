@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_both_seats_are_the_learners_by_turns():
     [
         (f"{HERE}RockPaperScissors", "seats that move in turn"),
         (f"{HERE}MovesTwice", "seats that move in turn"),
-        (f"{HERE}ThreeMoves", "one gains what the other loses, and an episode gave 0.25 and 0.5"),
+        (f"{HERE}ThreeMoves", "a zero-sum game, and an episode gave 0.25 and 0.5"),
         ("openspiel:kuhn_poker", "perfect information"),
     ],
 )
@@ -278,6 +279,12 @@ def test_algorithms_learn_from_games(settings):
         ("Three", "has 3 seats; evorl plays games of two"),
         ("Unlike", "the seats of helpers.games:Unlike have different spaces"),
         ("Wrong", "the reset of helpers.games:Wrong returns the observation of shape [5]; its observation_space has"),
+        (
+            "OldLast",
+            "last of helpers.games:OldLast returns 4 values; PettingZoo's interface wants (observation, rew",
+        ),
+        ("Stranger", "helpers.games:Stranger lets 'third' move, which is not in possible_agents"),
+        ("Bare", "reset of helpers.games:Bare returns a dict; PettingZoo's interface wants (observations, infos)"),
         ("Unfinished", "has no step, which PettingZoo's interface asks for"),
     ],
 )
@@ -287,6 +294,37 @@ def test_what_cannot_be_played_is_refused_in_one_line(name, told):
     assert str(raised.value).startswith("environment.id: ")
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("plays_both", [False, True])
+def test_the_last_observation_is_not_that_of_the_next_episode(plays_both):
+    made, _ = vector("Buffered", 1, lambda seen: 2)
+    if plays_both:
+        made.play_both_seats()
+        made.reset(seed=0)
+        made.step([1])
+    _, _, terminated, _, info = made.step([2 if plays_both else 1])
+    assert terminated.all()
+    assert info["final_obs"][0][:3].tolist() == [2, 1, 2]
+
+
+def test_masks_that_come_late_are_refused():
+    made, _ = vector("LateMask", 1, lambda seen: 0)
+    with pytest.raises(UserError, match=r"gives info\['action_mask'\] in `step` but not in `reset`"):
+        made.step([1])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("OldStep", "step of helpers.games:OldStep returns 4 values; PettingZoo's interface wants (observations, rew"),
+        ("Undying", "step(None) of helpers.games:Undying does not take an agent whose game is over off `agents`"),
+    ],
+)
+def test_what_shows_at_the_end_of_a_game_is_refused_in_one_line(name, told):
+    made, _ = vector(name, 1, lambda seen: 2)
+    with pytest.raises(UserError, match=re.escape(f"environment.id: {told}")):
+        made.step([1])
 
 
 @pytest.mark.parametrize(
@@ -362,7 +400,7 @@ def test_a_game_that_raises_in_each_episode_ends_the_run():
         environments._vector.env.opponents = Scripted(moves_on)
         environments.reset(0)
         with pytest.warns(EvorlWarning):
-            steps_until_it_raises(environments, r"after 2 restarts, which is all")
+            steps_until_it_raises(environments, r"after 2 restarts, the maximum")
 
 
 def steps_until_it_raises(environments, told):

@@ -107,6 +107,26 @@ def test_a_file_that_acts_otherwise_is_not_left(tmp_path, monkeypatch):
     assert not (tmp_path / "a" / "agent.onnx").exists()
 
 
+def test_a_file_that_computes_no_number_is_not_left(tmp_path, monkeypatch):
+    fresh_run(tmp_path / "a", SMALL, "replay={}", "algorithm={name: a2c}", "environment.id=Pendulum-v1")
+    true = onnx_file._difference
+    monkeypatch.setattr(onnx_file, "_difference", lambda wanted, got: true(wanted, got * np.nan))
+    with pytest.raises(UserError, match=r"agent\.onnx: is not written, since it would differ by nan"):
+        run_command(["export", str(tmp_path / "a")])
+    assert not (tmp_path / "a" / "agent.onnx").exists()
+
+
+def test_observations_to_compare_are_not_as_wide_as_their_type():
+    widest = np.finfo(np.float64).max
+    space = gym.spaces.Dict(
+        a=gym.spaces.Box(-widest, widest, (2,), np.float64), b=gym.spaces.Box(0, 255, (1,), np.uint8)
+    )
+    cut = onnx_file._cut(space)
+    assert cut["a"].high.tolist() == [onnx_file.WIDEST] * 2
+    assert cut["b"] == space["b"]
+    assert np.isinf(onnx_file._cut(gym.spaces.Tuple([gym.spaces.Box(0.0, np.inf, (1,))]))[0].high).all()
+
+
 def test_an_agent_that_is_not_the_best_has_a_file_of_its_own(trained_run, tmp_path):
     run = shutil.copytree(trained_run, tmp_path / "a")
     id = lines(run / "lineage.jsonl")[-1]["id"]

@@ -155,6 +155,59 @@ class Wrong(ThreeMoves):
         return seen | {"observation": np.zeros(5, np.float32)}, *rest
 
 
+class Undying(ThreeMoves):
+    """It does not take a seat off whose game is over."""
+
+    def step(self, action):
+        if not self.done:
+            super().step(action)
+
+
+class OldLast(ThreeMoves):
+    def last(self):
+        seen, gained, done, _, info = super().last()
+        return seen, gained, done, info
+
+
+class Stranger(ThreeMoves):
+    def reset(self, seed=None, options=None):
+        super().reset(seed)
+        self.agent_selection = "third"
+        self.possible_agents, self.gained["third"] = [*self.possible_agents, "third"], 0.0
+
+
+class Bare(RockPaperScissors):
+    def reset(self, seed=None, options=None):
+        return super().reset(seed)[0]
+
+
+class OldStep(RockPaperScissors):
+    def step(self, actions):
+        seen, gained, over, _, info = super().step(actions)
+        return seen, gained, over, info
+
+
+class LateMask(OpponentFirst):
+    """Its first turn has no mask."""
+
+    def last(self):
+        *rest, _ = super().last()
+        return *rest, {"action_mask": np.ones(3, np.int8)} if self.count else {}
+
+
+class Buffered(Duel):
+    """All its observations are one array."""
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed)
+        self.buffer = getattr(self, "buffer", np.zeros(4, np.float32))
+
+    def last(self):
+        seen, *rest = super().last()
+        self.buffer[:] = seen["observation"]
+        return {**seen, "observation": self.buffer}, *rest
+
+
 class Lame(ThreeMoves):
     """It raises in the third move."""
 

@@ -153,6 +153,8 @@ def test_a_run_trains_in_what_is_made_again(registry, in_directory):
 
 def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
     gym.register("Local-v0", entry_point=lambda: FiveSteps())
+    wrapper = gym.wrappers.TransformReward.wrapper_spec(func=lambda reward: 2 * reward)
+    gym.register("Wrapped-v0", entry_point=f"{__name__}:FiveSteps", additional_wrappers=(wrapper,))
     wanted = "give a class, a function or an id"
     for environment, message in (
         (FiveSteps(), f"environment: this FiveSteps does not say how to make more of it; {wanted}"),
@@ -162,6 +164,7 @@ def test_what_a_configuration_cannot_name_is_refused_in_one_line(registry):
             gym.wrappers.FlattenObservation(gym.make("CartPole-v1")),
             f"cannot name the wrapper FlattenObservation of this CartPole-v1; {wanted}, such as a function that",
         ),
+        (gym.make("Wrapped-v0"), f"cannot name the wrapper TransformReward of this Wrapped-v0; {wanted}, such as a"),
         (gym.make_vec("CartPole-v1", 2), f"is not a single environment; {wanted}"),
         ({"id": 3}, f"environment: 3 is not a single environment; {wanted}"),
     ):
@@ -199,7 +202,7 @@ def test_what_a_script_alone_knows_no_command_evaluates(in_directory, monkeypatc
     gym.registry.pop("Walk")
     monkeypatch.delattr(sys.modules["__main__"], "Walk")
     assert run_program(run_command, ["evaluate", "runs/a", "--allow-code"]) == 2
-    assert "cannot make '__main__:Walk': it is known to the script alone that trains it" in error_line(capsys)
+    assert "cannot make '__main__:Walk': it is defined in the training script" in error_line(capsys)
 
 
 def test_actors_do_not_run_the_script():
