@@ -9,8 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +26,13 @@ from evorl.distributed import Placement, Ranks
 from evorl.envs.episodes import Collected, Recent
 from evorl.population import Learner, Policy
 from evorl.population.learner import read_state, split_states, state_size, write_state
+from evorl.system.closing import Closing
 from evorl.system.processes import free_memory, usable_cores
 from evorl.types import Agent, EvorlWarning, RunFailed, Tensors, UserError
 
 
 def max_staleness(config: AnyConfig, algorithm: Algorithm, copies: int, agents: Sequence[Agent] = ()) -> int:
-    """The largest staleness accepted, in updates, of what `agents` or those of the settings learn from.
+    """The largest accepted staleness of a rollout, in updates, for `agents` and for the configured settings.
 
     Raises UserError if it would reject many rollouts.
     """
@@ -166,7 +166,7 @@ class Counters:
         }
 
 
-class Actors:
+class Actors(Closing):
     """The actors of this rank, each of which acts for all of its agents.
 
     An actor has `actors.queue` slots, which it fills or which wait to be received. It blocks while it has none to fill.
@@ -238,17 +238,13 @@ class Actors:
         for index in range(self._settings.count):
             payload = tensors[f"actor.{index}"].numpy().tobytes()
             head = NUMBER.pack(len(payload)) + NUMBER.pack((seed + index) % 2**31)
-            if names := self._supervisor.ask(index, RESTORE, head + payload).decode(errors="replace"):
+            try:
+                names = self._supervisor.ask(index, RESTORE, head + payload).decode(errors="replace")
+            except RunFailed:  # The actor took too long, and will be replaced.
+                names = "any environment"
+            if names:
                 failed.append(f"{names} of actor {index}")
         return "; ".join(failed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop all actors and close their shared memory."""

@@ -39,7 +39,7 @@ LOCAL_LAUNCHER = PACKAGE / "distributed" / "local_launch.py"
 
 
 def train(parsed: argparse.Namespace) -> None:
-    """`evorl train`: on one process in this one, otherwise with Accelerate's launcher in its place."""
+    """`evorl train`: trains in this process, or replaces it by Accelerate's launcher for several."""
     if parsed.no_track:
         parsed.words = [*parsed.words, "tracking.backends=[]"]
     if parsed.seeds is not None:
@@ -178,16 +178,16 @@ def processes_for(run: Path, asked: int | None) -> int:
 def _ranks_of(run: Path) -> int:
     """Return the number of ranks of the newest readable checkpoint, which is fully verified only on resume.
 
-    A run that was stopped in its first generation has only an interim one, with a file of each rank's environments.
+    One within a generation is newer than all others, and has a file of each rank's environments.
     """
-    checkpoints = Checkpoints(run / "checkpoints", keep=1)
-    for generation in reversed(checkpoints.generations()):
-        with contextlib.suppress(UserError):
-            return progress_of(checkpoints.read(generation, "state.json"), str(checkpoints.path(generation))).ranks
     interim = Checkpoints(run / "checkpoints", keep=1, stem="interim")
     for number in reversed(interim.generations()):
         with contextlib.suppress(UserError):
             return max(1, sum(name.startswith("environments-rank-") for name in interim.files(number)))
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    for generation in reversed(checkpoints.generations()):
+        with contextlib.suppress(UserError):
+            return progress_of(checkpoints.read(generation, "state.json"), str(checkpoints.path(generation))).ranks
     return 1
 
 

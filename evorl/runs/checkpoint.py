@@ -172,7 +172,7 @@ def bytes_of(tensors: Tensors) -> int:
 
 
 PARTS = ("policy", "learner", "experience")
-"""The names of the parts, in the order in which `Run.steps` is given them."""
+"""The names of the parts, in the order of the argument `parts` of `Run.steps`."""
 
 
 class Part(Protocol):
@@ -258,9 +258,9 @@ class InterimCheckpoints:
         if self._config.actors is not None:
             return False
         ranks, checkpoints = self._ranks, self._checkpoints
-        newest = ranks.from_main(lambda: str(max(checkpoints.generations(), default=0)).encode(), "interim checkpoints")
-        self._number = int(newest)
+        self._number = self._newest()
         if not self._number:
+            self.clear()
             return False
         if problem := self._first(self._damage()):
             return self._refuse(problem, f"generation {generation + 1} begins anew")
@@ -270,19 +270,39 @@ class InterimCheckpoints:
             return False
         if progress.generation > generation or position.base != digest(encode_agents(agents)):
             return self._refuse(
-                f"{checkpoints.path(self._number)}: is of a generation that began otherwise",
+                f"{checkpoints.path(self._number)}: is of a generation that began with other agents",
                 f"generation {generation + 1} begins anew",
             )
         where = f"{checkpoints.path(self._number)}: generation {generation + 1} begins anew"
         if progress.moved(self._config, self._placement):
             if ranks.is_main:
-                here = f"{progress.placement} on {progress.ranks} ranks with {progress.vectorization} environments"
-                self._warn_once("interim", f"{where}: it was {here} within it, and can go on only so")
+                there = f"{progress.ranks} {progress.placement} ranks with {progress.vectorization} environments"
+                self._warn_once("interim", f"{where}: this checkpoint is from {there}, and can be resumed only so")
             return False
         if lost := self._first(self._restore_environments(generation + 1)):
             return self._refuse(lost, f"generation {generation + 1} begins anew")
         self.position, self.progress = position, progress
         return True
+
+    def _newest(self) -> int:
+        """The number of the newest one that all hosts have, else of the main process's newest; 0 if it has none.
+
+        A host that was killed before it completed its part has only the one before, and newer ones are removed.
+        """
+        numbers, problem = None, ""
+        if self._directory.leads:
+            try:
+                numbers = self._checkpoints.generations()
+            except UserError as error:
+                problem = str(error)
+        self._ranks.raise_if_any_failed(problem, "interim checkpoints")
+        replies = self._ranks.gather_bytes(json_bytes(numbers), "the other hosts' interim checkpoints")
+        everyones = [json.loads(reply) for reply in replies]
+        common = set.intersection(*(set(each) for each in everyones if each is not None))
+        if common and self._directory.leads:
+            with contextlib.suppress(OSError, UserError):
+                self._checkpoints.clear(after=max(common))
+        return max(common or everyones[0], default=0)
 
     def resume(self, parts: Sequence[Part]) -> int:
         """Load the one that was found into the parts; return this rank's steps in it. Raises UserError on all ranks."""
@@ -294,8 +314,8 @@ class InterimCheckpoints:
                 part.resume(*decode_tensors(self._checkpoints.read(self._number, file), file))
             except UserError as error:
                 problem = problem or (
-                    f"{self._checkpoints.path(self._number) / file}: {error}; without {self._checkpoints.path(0).stem} "
-                    "directories its generation begins anew"
+                    f"{self._checkpoints.path(self._number) / file}: {error}; without this directory its generation "
+                    "begins anew"
                 )
         self._ranks.raise_if_any_failed(problem, "the interim checkpoint")
         steps = self.position.steps[rank]
@@ -315,7 +335,7 @@ class InterimCheckpoints:
     ) -> str:
         """Save a generation that began with `agents`, after `done` of `horizon` steps on this rank.
 
-        It needs the checkpoint before it, which is `unsaved` for that reason on this rank, if any. Returns the problem,
+        A resume also needs the preceding checkpoint; `unsaved` says why this rank has none, if so. Returns the problem,
         empty on success.
         """
         ranks, rank = self._ranks, self._ranks.rank
@@ -328,7 +348,7 @@ class InterimCheckpoints:
         try:
             episodes = self._environments.state()
         except Exception as error:  # Environments may raise anything, and a signal may have ended their processes.
-            mine["problem"] = f"the environments do not tell their state: {on_one_line(repr(error), 200)}"
+            mine["problem"] = f"the state of the environments cannot be read: {on_one_line(repr(error), 200)}"
         everyones = [json.loads(each) for each in ranks.gather_bytes(json_bytes(mine), "the other ranks' steps")]
         if problem := next((each["problem"] for each in everyones if each["problem"]), ""):
             return str(problem)
@@ -452,7 +472,7 @@ class CheckpointManager:
         files, best = self._files(progress, agents), progress.elite.generation
         problem = self._directory.write_checkpoint(self._ranks, self._checkpoints, generation, files, best)
         if problem:
-            lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but what comes now is lost"
+            lost = f"generation {generation} has no checkpoint: {problem}; training goes on, but later progress is lost"
             self._warn_once("checkpoint", f"{lost} if the run ends before a later one succeeds")
         else:
             self._warn_once.reset("checkpoint")
@@ -504,11 +524,11 @@ class CheckpointManager:
         generations: list[int] = json.loads(ranks.from_main(self._listed, "the checkpoints"))
         again = 0
         for generation in reversed(generations):
-            problem = self._first_problem(generation)
+            problem = self._first_problem(generation, generations)
             if not problem:
                 progress, agents = self._load(generation)
                 shortened = self._is_too_short(progress)
-                if shortened and (generation == 1 or not self._first_problem(generation - 1)):
+                if shortened and (generation == 1 or not self._first_problem(generation - 1, generations)):
                     again = generation
                     continue
                 going_on = not shortened and self.interim.find(generation, agents)
@@ -549,8 +569,8 @@ class CheckpointManager:
         if again and self._ranks.is_main:
             aside = self._checkpoints.path(again).name
             say(
-                f"generation {again} was cut short by training.max_steps: it is trained again with all its steps; what "
-                f"it came to is in checkpoints/shortened-{aside}"
+                f"generation {again} was cut short by training.max_steps and is trained again in full; its checkpoint "
+                f"is kept as checkpoints/shortened-{aside}"
             )
         return "shortened" if again else "damaged"
 
@@ -558,20 +578,27 @@ class CheckpointManager:
         """The generations with checkpoints, as JSON."""
         return json_bytes(self._checkpoints.generations())
 
-    def _first_problem(self, generation: int) -> str:
-        """The reason why some host cannot resume from a generation, the same on all ranks, or ""."""
-        replies = self._ranks.gather_bytes(self._problem(generation).encode(), "the other hosts' checkpoints")
+    def _first_problem(self, generation: int, known: Sequence[int]) -> str:
+        """The reason why some host cannot resume from a generation, the same on all ranks, or "".
+
+        The main process has checkpoints of the generations `known`.
+        """
+        replies = self._ranks.gather_bytes(self._problem(generation, known).encode(), "the other hosts' checkpoints")
         return next((reply.decode() for reply in replies if reply), "")
 
-    def _problem(self, generation: int) -> str:
-        """The reason why this host cannot resume from a generation, or "". A host without any checkpoints is new."""
+    def _problem(self, generation: int, known: Sequence[int]) -> str:
+        """The reason why this host cannot resume from a generation, or "".
+
+        A host with neither of the last two generations `known` is new, or was away while the others went on; only its
+        parts of the replay are missing then.
+        """
         checkpoints = self._checkpoints
         try:
             if self._ranks.is_main:
                 files = checkpoints.verify(generation)
                 if not {AGENTS, STATE} <= files.keys():
                     return f"{checkpoints.path(generation)}: lacks the agents or state.json"
-            elif self._directory.leads and checkpoints.generations():
+            elif self._directory.leads and max(checkpoints.generations(), default=0) >= max(known) - 1:
                 if generation not in checkpoints.generations():
                     return f"{checkpoints.path(generation)}: is not there on {socket.gethostname()}"
                 checkpoints.verify(generation)

@@ -59,7 +59,7 @@ KWARGS = "environment.kwargs"
 
 
 def check_run(run: Path) -> None:
-    """Raise UserError if a directory holds no run, or contains links that lead out of it, pipes or devices."""
+    """Raise UserError if a directory holds no run, or contains links, pipes or devices."""
     try:
         if not (run / CONFIG).is_file():
             raise UserError(f"{run}: there is no run here (no {CONFIG})")
@@ -205,7 +205,7 @@ class JsonLines:
         if lost := list(islice((number for number in range(1, generation + 1) if number not in there), 6)):
             named = ", ".join(map(str, lost[:5])) + (" ..." if len(lost) > 5 else "")
             warnings.warn(
-                f"{self.path}: holds nothing of generation {named}; it was damaged", EvorlWarning, stacklevel=2
+                f"{self.path}: has no line for generation {named}; it was damaged", EvorlWarning, stacklevel=2
             )
 
 
@@ -271,11 +271,8 @@ class Checkpoints:
         write_through(partial / name, payload)
         return entry(payload)
 
-    def complete(self, generation: int, files: Files, best: int | None = None) -> None:
-        """Turn the partial checkpoint into a complete one, and prune older checkpoints except `best`.
-
-        Raises OSError; the existing checkpoints are then still there.
-        """
+    def complete(self, generation: int, files: Files) -> None:
+        """Turn the partial checkpoint into a complete one. Raises OSError."""
         # The partial directory may not exist yet: a host whose replay is too large to be kept has written no file.
         partial, final = self._gathering(generation), self.path(generation)
         write_through(partial / MANIFEST, _manifest(generation, files))
@@ -284,7 +281,6 @@ class Checkpoints:
             self.set_aside(generation)
         partial.rename(final)
         sync_directory(self.directory)
-        self.prune(best)
 
     def prune(self, best: int | None) -> None:
         """Remove all but the newest checkpoints and that of generation `best`. Raises OSError."""
@@ -292,10 +288,11 @@ class Checkpoints:
             if old != best:
                 self._remove(old)
 
-    def clear(self) -> None:
-        """Remove all of them. Raises OSError."""
+    def clear(self, after: int = 0) -> None:
+        """Remove all checkpoints numbered above `after`. Raises OSError."""
         for number in self.generations():
-            self._remove(number)
+            if number > after:
+                self._remove(number)
 
     def _remove(self, generation: int) -> None:
         # Rename before removing, so that a kill in between cannot leave half a checkpoint.
@@ -427,11 +424,15 @@ FREE_TO_CHANGE = (
     "tracking.",
     "checkpoint.",
     "population.placement",
+    "actors.max_restarts",
+    "actors.timeout",
     "environment.max_restarts",
     "environment.vectorization",
     "network.bf16",
 )
 """Settings, or prefixes of settings, that may change on resume."""
+NOT_SET = "not set"
+"""Shown for a setting that one of two configurations lacks."""
 LOCK_PATIENCE = 10.0
 """Seconds to wait for another process that still uses a run's directory."""
 
@@ -620,8 +621,9 @@ class RunDirectory:
     ) -> str:
         """Write checkpoint `number` from the `files` of every rank, collectively; prune older ones, except for `best`.
 
-        It is complete in the main process's directory first, then on the other hosts. Returns the problem, empty on
-        success. One on the main process is the same on all ranks; another host that fails alone has no such checkpoint.
+        It is complete in the main process's directory first, then on the other hosts; older ones are removed after
+        that, so that all hosts have one in common wherever a process is killed. Returns the problem, empty on success.
+        One on the main process is the same on all ranks; another host that fails alone has no such checkpoint.
         """
         parts = self._gather_files(ranks, checkpoints, number, files)
         problem = next((part["problem"] for part in parts if part["problem"]), "")
@@ -629,7 +631,7 @@ class RunDirectory:
         def complete(own: Sequence[Mapping[str, Any]]) -> str:
             entries = {name: listed for part in own for name, listed in part["files"].items()}
             try:
-                checkpoints.complete(number, entries, best)
+                checkpoints.complete(number, entries)
             except OSError as error:
                 return reason(error, self.path)
             return ""
@@ -641,7 +643,13 @@ class RunDirectory:
             problem = complete(parts[ranks.rank :][: ranks.on_host])
         if problem:
             checkpoints.discard()
-        return problem
+        ranks.gather_bytes(b"", "the other hosts' checkpoints")
+        if self.leads and not problem:
+            try:
+                checkpoints.prune(best)
+            except OSError as error:
+                problem = reason(error, self.path)
+        return ranks.broadcast_bytes(problem.encode(), "the checkpoint").decode() or problem
 
     def _gather_files(
         self, ranks: Ranks, checkpoints: Checkpoints, number: int, files: Mapping[str, bytes]
@@ -756,10 +764,14 @@ def _directory(config: AnyConfig, owner: Owner) -> Path:
 def _first_difference(old: AnyConfig, new: AnyConfig) -> str | None:
     """The first difference in a setting that may not change on resume, or None."""
     before, after = (leaves(config.model_dump(mode="json")) for config in (old, new))
-    for key in sorted(before.keys() | after.keys()):
-        was, now = before.get(key), after.get(key)
+    keys = before.keys() | after.keys()
+    sections = {key[:place] for key in keys for place, letter in enumerate(key) if letter == "."}
+    for key in sorted(keys):
+        was, now = (values.get(key, NOT_SET) for values in (before, after))
+        if key in sections and all(value in (None, {}, NOT_SET) for value in (was, now)):
+            continue  # A section that one of them lacks differs in its settings, which say more.
         # NaN differs from itself.
-        differs = was != now and str(was) != str(now)
+        differs = was != now and (type(was) is not type(now) or str(was) != str(now))
         if differs and (key in new.algorithm.frozen_on_resume or not key.startswith(FREE_TO_CHANGE)):
             return f"{key} was {was} and is now {now}"
     return None

@@ -44,7 +44,7 @@ MOST_LINES = 5_000
 
 
 class NullLogger:
-    """Logs nothing: the logger of all ranks but the main process, and of that before the run is entered."""
+    """A logger that does nothing: on all ranks but the main process, and there until the run is entered."""
 
     def begin(self, generation: int, done: int, total: int) -> None:
         """Show that a generation of `total` steps of each agent begins, or goes on after `done` of them."""
@@ -184,14 +184,16 @@ class Logger(NullLogger):
 
     def close(self, summary: Row) -> str:
         problem = ""
+        lineage: Sequence[Row] = ()
         self._bar.close()
         try:
             self._directory.flush()
             self._write_elite()
             self._directory.write_summary(summary)
+            lineage = self._directory.lineage.newest(MOST_LINES)
         except OSError as error:
             problem = reason(error, self._directory.path)
-        self._trackers.finish(summary, self._directory.lineage.newest(MOST_LINES))
+        self._trackers.finish(summary, lineage)
         if summary["ended"] in (FINISHED, STOPPED, *Signals.__members__):
             has_elite = bool(self._written_elite)
             for line in closing_lines(summary, self._config, self._directory.path, has_elite=has_elite):
@@ -227,7 +229,7 @@ class Logger(NullLogger):
         self._tell(generation_line(row, born, self._config))
 
     def _write_elite(self) -> bool:
-        """Write the newest elite unless that is done, and tell whether it was to be done. Raises OSError."""
+        """Write the newest elite if it is not on disk yet; return whether it was written. Raises OSError."""
         if self._elite == self._written_elite:
             return False
         self._directory.write_elite(self._elite)

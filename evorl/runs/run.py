@@ -188,7 +188,7 @@ class Run:
 
     @property
     def carries_over(self) -> bool:
-        """True if the running episodes go on in this generation, from the one before it or from its own beginning."""
+        """True if running episodes continue: from the previous generation, or from this one's interim checkpoint."""
         return self._interim.position is not None or (self.generation_length.carries_over and self.generation > 1)
 
     def seed(self, purpose: str) -> int:
@@ -234,12 +234,15 @@ class Run:
         ended = end_of(error, self._unsaved, self._stopped)
         self._recorded.wall_clock_seconds = self.progress.wall_clock_seconds
         self.summary = summary_of(self._recorded, self.config, self.ranks.size, ended, because)
-        not_written = self._logger.close(self.summary)
-        self._directory.release()
+        try:
+            not_written = self._logger.close(self.summary)
+        finally:
+            # At a prompt, the traceback of another interruption would keep the lock.
+            self._directory.release()
         if error is not None and error is not failed:
             raise error from failed
         if error is None and (unsaved := self._unsaved or not_written):
-            raise RunFailed(f"the run ended, but what it came to in the end was not saved: {unsaved}")
+            raise RunFailed(f"the run ended, but its final state was not saved: {unsaved}")
 
     def generations(self) -> Iterator[int]:
         """Yield the generations to train, until `finished`.
@@ -510,7 +513,7 @@ class Run:
             self._tuner = Tuner(self.config.evolution, seed)
 
     def _catch_up(self) -> None:
-        """Tell and ask the strategy of a resumed run all that it was told and asked before."""
+        """Repeat all earlier calls of `tell` and `ask` on the strategy of a resumed run."""
         if self._tuner is None:
             return
         lineage = self._directory.lineage
@@ -519,8 +522,8 @@ class Run:
         if not self._tuner.catch_up(generations, self.agents):
             self._warn_once(
                 "strategy",
-                "this resume is not bit-exact: evolution.strategy does not choose again what it chose before; it may "
-                "draw from nothing but its seed, or the lineage was damaged",
+                "this resume is not bit-exact: evolution.strategy does not choose again what it chose before; either "
+                "it draws random numbers other than from its seed, or the lineage was damaged",
             )
 
     def _open_logger(self) -> None:

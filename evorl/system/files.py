@@ -115,10 +115,14 @@ def remove(path: Path) -> None:
 
 
 def settle(*directories: Path) -> None:
-    """Sync these directories, in case a killed process left renames in them unsynced."""
+    """Sync these directories, in case a killed process left renames in them unsynced.
+
+    Those that may be entered but not read cannot be synced.
+    """
     for directory in directories:
         if directory.is_dir():
-            sync_directory(directory)
+            with contextlib.suppress(PermissionError):
+                sync_directory(directory)
 
 
 def reason(error: OSError, path: Path) -> str:
@@ -253,7 +257,7 @@ def refuse_links_within(run: Path) -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue  # A training run may be replacing files.
         except OSError as error:
-            raise UserError(f"{reason(error, run)}: what a run's directory holds must be seen") from error
+            raise UserError(f"{reason(error, run)}: every directory of a run must be readable") from error
 
 
 def _is_wandbs(link: Path, run: Path) -> bool:

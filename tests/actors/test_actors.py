@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from helpers import faults
 from helpers.learning import SETTINGS, Learning, all_gone, descendants
 from helpers.support import config, error_line, train
@@ -238,6 +239,19 @@ def test_an_actor_that_is_too_late_with_its_episodes_is_replaced(what, payload, 
         learning.learn(3)
         assert asked.restarts == 1
         assert learning.actors.processes[0] != process
+
+
+def test_episodes_of_an_actor_that_does_not_go_on_with_them_begin_anew():
+    def ask(index, what, payload):
+        if index:
+            raise RunFailed("actor 1 has ended")
+        return b""
+
+    actors = object.__new__(Actors)
+    actors._settings = SimpleNamespace(count=2)
+    actors._supervisor = SimpleNamespace(start=lambda: None, ask=ask)
+    saved = {f"actor.{index}": torch.zeros(1, dtype=torch.uint8) for index in range(2)}
+    assert actors.restore(saved, seed=1) == "any environment of actor 1"
 
 
 def test_an_actor_that_was_idle_since_its_start_is_not_late_with_its_first_step():

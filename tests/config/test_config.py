@@ -144,6 +144,27 @@ def test_infinite_numbers_are_saved(tmp_path):
     assert _first_difference(*(config("environment.kwargs.x=.nan") for _ in range(2))) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("{}", "{x: 4}", "environment.kwargs.x was not set and is now 4"),
+        ("{y: 1}", "{y: 1, x: null}", "environment.kwargs.x was not set and is now None"),
+        ("{x: '4'}", "{x: 4}", "environment.kwargs.x was 4 and is now 4"),
+        ("{x: {z: 1}}", "{x: null}", "environment.kwargs.x.z was 1 and is now not set"),
+        ("{x: 1}", "{x: 1.0}", None),
+    ],
+)
+def test_arguments_of_the_environment_that_change_are_named(before, after, told):
+    assert _first_difference(config(f"environment.kwargs={before}"), config(f"environment.kwargs={after}")) == told
+
+
+def test_patience_with_actors_may_change_on_resume():
+    given = "algorithm={name: impala}", "network.hidden_sizes=[8]"
+    before = config(*given, "actors={count: 2, timeout: 60, max_restarts: 3}")
+    assert _first_difference(before, config(*given, "actors={count: 2, timeout: 600, max_restarts: 30}")) is None
+    assert "actors.count" in _first_difference(before, config(*given, "actors={count: 3}"))
+
+
 def test_two_parts_of_one_name_are_refused():
     box = gym.spaces.Box(-1.0, 1.0, (2,))
     with pytest.raises(UserError, match=r"two parts of the observation are called 'a.b'"):
@@ -384,7 +405,7 @@ def test_default_ranges_hold_what_is_configured_and_leave_out_what_is_off():
 
 
 def test_a_run_says_that_its_mutations_of_hyperparameters_change_nothing():
-    with pytest.warns(EvorlWarning, match=r"no ranges, so that 12% of all mutations change nothing; .* those of dqn"):
+    with pytest.warns(EvorlWarning, match=r"no ranges, so that 12% of all mutations change nothing; .* ranges of dqn"):
         load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0.11"], DQN)
     load_config(["evolution.hyperparameters={}", "evolution.mutation.hyperparameters=0"], DQN)
 

@@ -15,13 +15,14 @@ import pytest
 import torch
 from helpers.support import EVERY_MUTATION, ROOT, SMALL, agent, algorithm, batch, config, lines, population, train
 
+import evorl
 from evorl.commands import train as train_commands
 from evorl.commands.command import run_command
 from evorl.commands.inspect import clean
 from evorl.commands.train import resume_command
 from evorl.population import check_agents
 from evorl.runs.directory import Checkpoints, JsonLines, RunDirectory
-from evorl.system.files import Lock, is_locked, read_owner
+from evorl.system.files import Lock, is_locked, read_owner, settle
 from evorl.system.signals import Interrupted
 from evorl.types import EvorlWarning, RewardStats, UserError
 
@@ -160,10 +161,10 @@ def test_lines_that_could_not_be_written_come_later_and_only_once(tmp_path, monk
     assert lines(log.path) == [{"generation": 1}, {"generation": 2}, {"generation": 3}]
     with log.path.open("ab") as file:
         file.write(b'\xff\x00{"generation": 1}\n[]\n{"generation": "x"}\n{"generation": 2')
-    with pytest.warns(EvorlWarning, match="metrics.jsonl: holds nothing of generation 4"):
+    with pytest.warns(EvorlWarning, match="metrics.jsonl: has no line for generation 4"):
         log.cut_back(4)
     assert [row["generation"] for row in log.rows()] == [1, 2, 3]
-    with pytest.warns(EvorlWarning, match=r"holds nothing of generation 4, 5, 6, 7, 8 [.]{3}; it was damaged"):
+    with pytest.warns(EvorlWarning, match=r"has no line for generation 4, 5, 6, 7, 8 [.]{3}; it was damaged"):
         log.cut_back(10**11)
 
 
@@ -294,6 +295,29 @@ def test_a_forked_child_that_outlives_the_lock_s_owner_does_not_keep_it(tmp_path
         os.kill(child, signal.SIGKILL)
 
 
+def test_an_interruption_of_a_runs_end_leaves_no_lock(in_directory, monkeypatch):
+    """As at a prompt, which keeps the traceback and with it all objects of the run."""
+
+    def finish(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evorl.runs.logger.Trackers.finish", finish)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        evorl.train(SMALL, run={"name": "a"}, training={"max_steps": 40})
+    assert not is_locked(in_directory / "runs" / "a")
+    assert kept.value.__traceback__ is not None
+
+
+def test_a_directory_that_cannot_be_read_is_not_synced(tmp_path, monkeypatch):
+    """As a folder of all users in which each has one of his own."""
+
+    def refused(path, flags):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("evorl.system.files.os.open", refused)
+    settle(tmp_path)
+
+
 def test_checkpoints_are_removed_under_the_lock(trained_run, tmp_path, monkeypatch):
     run = shutil.copytree(trained_run, tmp_path / "a")
     seen = []
@@ -387,11 +411,10 @@ def test_a_resumed_run_may_have_a_name_that_yaml_reads_otherwise(name, tmp_path)
     assert (resumed.directory, resumed.name, resumed.resume) == (run.parent, name, "auto")
 
 
-def test_more_processes_than_cores_are_only_started_when_asked_for(in_directory, monkeypatch):
-    assert train("run.name=a") == 0
+def test_more_processes_than_cores_are_only_started_when_asked_for(trained_run, monkeypatch):
     monkeypatch.setattr(train_commands, "_ranks_of", lambda run: 1_000_000)
     with pytest.raises(UserError, match="--processes: the run had 1000000"):
-        resume_command(in_directory / "runs" / "a", [], None, None)
+        resume_command(trained_run, [], None, None)
 
 
 @pytest.mark.parametrize(("how", "code"), [("signal", 143), ("error", 2)])

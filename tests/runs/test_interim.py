@@ -66,6 +66,16 @@ def stopped_run(tmp_path_factory):
     return copy
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A run that was left alone, with the settings of `CASE`."""
+    directory = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert play("a", monkeypatch=patch) == 0
+    return directory / "runs" / "a"
+
+
 def refusal(capsys):
     """The error with which a run ended, in its last line."""
     last = capsys.readouterr().err.splitlines()[-1]
@@ -123,18 +133,17 @@ def test_a_run_stopped_within_generations_ends_as_one_left_alone(case, in_direct
     assert saved("b") == []
 
 
-def test_saving_every_so_often_changes_nothing(in_directory, monkeypatch):
+def test_saving_every_so_often_changes_nothing(whole_run, in_directory, monkeypatch):
     saves, given = [], checkpoint.InterimCheckpoints.save
 
     def save(self, *arguments):
         saves.append(arguments)
         return given(self, *arguments)
 
-    assert play("a", monkeypatch=monkeypatch) == 0
     monkeypatch.setattr(checkpoint.InterimCheckpoints, "save", save)
     assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
     assert len(saves) > 10
-    assert differences(Path("runs/a"), Path("runs/b")) in ([], ["config.yaml"])
+    assert differences(whole_run, Path("runs/b")) == []
 
 
 def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeypatch, recwarn):
@@ -149,16 +158,15 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(in_directory, monkeyp
         assert play("b", monkeypatch=monkeypatch, more=("checkpoint.minutes=1e-5",)) == 0
 
 
-def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(in_directory, monkeypatch):
-    assert play("a", monkeypatch=monkeypatch) == 0
-    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
-    (place,) = saved("b")
+@pytest.mark.usefixtures("in_directory")
+def test_a_damaged_one_is_set_aside_and_the_generation_begins_anew(whole_run, stopped_run, monkeypatch):
+    place = stopped_run(CASE, 30)
     file = place / "learner-rank-000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.warns(EvorlWarning, match=r"learner-rank-000.safetensors: damaged; .*generation 2 begins anew"):
         assert play("b", monkeypatch=monkeypatch) == 0
     assert [path.name for path in saved("b")] == [f"damaged-{place.name}"]
-    assert all(f"damaged-{place.name}/" in name for name in differences(Path("runs/a"), Path("runs/b")))
+    assert all(f"damaged-{place.name}/" in name for name in differences(whole_run, Path("runs/b")))
 
 
 def rewritten(place, name, change):
@@ -196,8 +204,8 @@ def with_tensors(change):
         ("learner", lambda t, n: t.update({"sums/9/q/loss": torch.zeros(2, 4)}), "are of no network"),
         ("learner", lambda t, n: t.update({"sums/0/value/x": torch.zeros(2, 4)}), "are "),
         ("experience", lambda t, n: t.pop("within.draws.own"), "tensor 'own' is missing"),
-        ("experience", lambda t, n: t["within.counters.steps"].fill_(float("nan")), "what nothing counts to"),
-        ("experience", lambda t, n: t["within.counters.sizes"].fill_(10**9), "what nothing counts to"),
+        ("experience", lambda t, n: t["within.counters.steps"].fill_(float("nan")), "must be from 0 to"),
+        ("experience", lambda t, n: t["within.counters.sizes"].fill_(10**9), "must be from 0 to"),
         ("experience", lambda t, n: n.pop("full"), "number 'full'"),
         ("experience", lambda t, n: n.update(rows=n["rows"] + 1), "of another capacity"),
         ("experience", lambda t, n: t.pop("within.counters.made"), "tensor 'made' is missing"),
@@ -209,7 +217,9 @@ def test_a_file_that_lies_is_refused(part, lie, says, stopped_run, monkeypatch, 
     rewritten(place, f"{part}-rank-000.safetensors", with_tensors(lie))
     capsys.readouterr()
     assert play("b", monkeypatch=monkeypatch) == 2
-    assert says in refusal(capsys)
+    told = refusal(capsys)
+    assert says in told
+    assert "interim-000000" not in told
 
 
 @pytest.mark.parametrize(
@@ -259,7 +269,7 @@ def test_a_state_that_lies_begins_the_generation_anew(change, stopped_run, monke
 
 @pytest.mark.parametrize("step", [10, 30])
 def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_their_steps_do_not_count(
-    step, in_directory, stopped_run, monkeypatch
+    step, in_directory, stopped_run, whole_run, monkeypatch
 ):
     """A generation has 20 steps, so one run is stopped in its first generation and one in its second."""
     place = stopped_run(CASE, step)
@@ -268,19 +278,28 @@ def test_episodes_that_cannot_be_played_again_begin_the_generation_anew_and_thei
     rewritten(place, name, with_tensors(lambda tensors, _: tensors[names[0]].add_(1)))
     with pytest.warns(EvorlWarning, match="cannot be played again in .*begins anew"):
         assert play("b", monkeypatch=monkeypatch) == 0
-    assert play("a", monkeypatch=monkeypatch) == 0
-    steps = [[row["agent_steps"] for row in lines(Path(f"runs/{run}/metrics.jsonl"))] for run in "ab"]
+    steps = [[row["agent_steps"] for row in lines(run / "metrics.jsonl")] for run in (whole_run, Path("runs/b"))]
     assert steps[0] == steps[1]
 
 
-def test_another_vectorization_begins_the_generation_anew(in_directory, monkeypatch):
-    assert play("b", stop_after=30, monkeypatch=monkeypatch) == 143
+@pytest.mark.usefixtures("in_directory")
+def test_another_vectorization_begins_the_generation_anew(stopped_run, monkeypatch):
+    stopped_run(CASE, 30)
     with (
-        pytest.warns(EvorlWarning, match="generation 2 begins anew: it was replicated on 1 ranks with sync env"),
+        pytest.warns(EvorlWarning, match="begins anew: this checkpoint is from 1 replicated ranks with sync env"),
         pytest.warns(EvorlWarning, match="not bit-exact"),
     ):
         assert play("b", monkeypatch=monkeypatch, more=("environment.vectorization=async",)) == 0
     assert saved("b") == []
+
+
+def test_a_resume_starts_the_ranks_that_saved_within_the_generation(trained_run, tmp_path):
+    run = shutil.copytree(trained_run, tmp_path / "a")
+    assert processes_for(run, None) == 1
+    interim = Checkpoints(run / "checkpoints", keep=1, stem="interim")
+    names = [f"environments-rank-00{rank}.safetensors" for rank in range(2)]
+    interim.complete(1, {name: interim.write(1, name, b"") for name in names})
+    assert processes_for(run, None) == 2
 
 
 def test_actors_are_not_saved_within_a_generation(in_directory, capsys):
@@ -329,7 +348,7 @@ def test_two_ranks_stop_together_and_go_on(placement, tmp_path, forked_launch):
     assert last.returncode == 0, last.stderr
     assert "going on within generation" in last.stderr
     assert "not bit-exact" not in last.stderr
-    assert set(differences(tmp_path / "runs" / "a", tmp_path / "runs" / "b")) <= {"config.yaml"}
+    assert differences(tmp_path / "runs" / "a", tmp_path / "runs" / "b") == []
     assert len(lines(tmp_path / "runs" / "b" / "metrics.jsonl")) == len(
         lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     )

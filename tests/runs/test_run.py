@@ -50,6 +50,7 @@ def test_a_run_leaves_what_the_readme_promises(in_directory):
     }  # fmt: skip
     for row in metrics:
         assert expected <= row.keys()
+        assert np.isfinite(row["fitness"]).all()
         assert row["best_fitness"] == max(row["fitness"])
         assert row["global_steps"] == pytest.approx(4 * row["agent_steps"], abs=4 * row["generation"])
         for key in ("fitness", "parents", "mutations", "hyperparameters", "architectures", "train_return"):
@@ -206,8 +207,8 @@ def test_a_refused_resume_leaves_the_run_as_it_was(in_directory, capsys):
         (["--config", "none.yaml"], "none.yaml: cannot read the configuration: No such file"),
     ],
 )
-def test_mistakes_end_with_one_line_and_code_2(overrides, message, in_directory, capsys):
-    assert train("run.name=a", "training.max_steps=40") == 0
+def test_mistakes_end_with_one_line_and_code_2(overrides, message, trained_run, in_directory, capsys):
+    shutil.copytree(trained_run, in_directory / "runs" / "a")
     (in_directory / "runs" / "other").mkdir()
     (in_directory / "runs" / "other" / "thesis.txt").write_text("mine")
     capsys.readouterr()
@@ -325,9 +326,8 @@ def test_other_selections_and_linear_ranges_train_too(selection, in_directory):
     assert {row["id"] for row in rows if row["generation"] == 2} >= {4}
 
 
-def test_a_damaged_checkpoint_is_named(in_directory):
-    assert train("run.name=a") == 0
-    checkpoint = in_directory / "runs" / "a" / "checkpoints" / "generation-000003"
+def test_a_damaged_checkpoint_is_named(trained_run, tmp_path):
+    checkpoint = shutil.copytree(trained_run, tmp_path / "a") / "checkpoints" / "generation-000003"
     for name in ("agents.safetensors", "state.json", "replay-rank-000.safetensors"):
         payload = bytearray((checkpoint / name).read_bytes())
         broken = bytearray(payload)
@@ -400,7 +400,8 @@ def test_checkpoints_appear_whole_and_old_ones_go(tmp_path):
     for generation in (1, 2, 3, 4, 5):
         entry = checkpoints.write(generation, "state.json", b"payload")
         assert generation not in checkpoints.generations()
-        checkpoints.complete(generation, {"state.json": entry}, best=2)
+        checkpoints.complete(generation, {"state.json": entry})
+        checkpoints.prune(best=2)
     assert checkpoints.generations() == [2, 4, 5]
     assert checkpoints.read(5, "state.json") == b"payload"
     shutil.copytree(checkpoints.path(4), tmp_path / "generation-000009")
@@ -419,8 +420,9 @@ def test_a_checkpoint_of_which_a_kill_leaves_a_half_is_none(tmp_path, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr("evorl.runs.directory.remove", killed)
+        checkpoints.complete(2, {"state.json": entries[2]})
         with pytest.raises(KeyboardInterrupt):
-            checkpoints.complete(2, {"state.json": entries[2]})
+            checkpoints.prune(best=None)
     assert checkpoints.generations() == [2]
     checkpoints.discard()
     assert [path.name for path in tmp_path.iterdir()] == ["generation-000002"]
@@ -467,9 +469,3 @@ def test_digests_are_compared_before_and_after_every_evolution(in_directory, mon
     monkeypatch.setattr("evorl.distributed.ranks.Ranks.differing", lambda self, digest, what: compared.append(what))
     assert train("run.name=a", "training.max_steps=70") == 0
     assert compared == ["trained agents", "evolved agents"] * 2
-
-
-def test_fitness_is_finite_in_every_line(in_directory):
-    assert train("run.name=a") == 0
-    for row in lines(in_directory / "runs" / "a" / "metrics.jsonl"):
-        assert np.isfinite(row["fitness"]).all()
