@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evorl.system.installation import mixed_with
+from evorl.system.installation import warn_if_mixed
 
 if TYPE_CHECKING:  # Aliases, since checkers take only these for names that `evorl` offers.
     from evorl.algorithms.a2c import A2CSettings as A2CSettings
@@ -106,13 +105,7 @@ _OFFERED = {
 _PLACES = {name: module for module, names in _OFFERED.items() for name in names}
 __all__ = [*_PLACES]
 
-if _other := mixed_with(Path(__file__).parent.parent):
-    warnings.warn(
-        f"{Path(__file__).parent}: holds files of two projects, evorl-accelerate and {_other}, which is another one; "
-        "run `pip uninstall evorl evorl-accelerate`, and install the one that you want",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+warn_if_mixed(Path(__file__).parent)
 
 
 def __getattr__(name: str) -> Any:

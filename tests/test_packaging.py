@@ -39,7 +39,7 @@ def imported(folder):
 
 def test_an_import_names_another_project_that_shares_the_folder(folder):
     (line,) = [line for line in imported(folder).splitlines() if "holds files" in line]
-    assert "two projects, evorl-accelerate and evorl 0.3.1, which is another one" in line
+    assert "two projects, evorl-accelerate and the unrelated evorl 0.3.1" in line
     assert "`pip uninstall evorl evorl-accelerate`" in line
     (folder / "evorl-0.3.1.dist-info").rename(folder / "evorl_accelerate-0.3.1.dist-info")
     assert imported(folder) == ""

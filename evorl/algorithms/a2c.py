@@ -6,11 +6,10 @@ Axes: P agents, E environments, B batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, Algorithm
@@ -31,7 +30,16 @@ from evorl.algorithms.state_dependent import (
     state_dependent_noise,
 )
 from evorl.config import Config
-from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Initialisation, Positive, Size, Weight
+from evorl.config.fields import (
+    AlgorithmSettings,
+    Fraction,
+    HyperparameterRange,
+    Initialisation,
+    Positive,
+    Rate,
+    Size,
+    Weight,
+)
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec, known_kind, wrong_actions
 from evorl.networks.distributions import BOX_DISTRIBUTIONS, DISTRIBUTIONS, Distribution, Likelihood
@@ -52,7 +60,7 @@ class A2CSettings(AlgorithmSettings):
     """Steps of each environment that an update learns from, on each rank; see `split_batches`."""
     sequence_length: Size = 16
     """Steps through which a recurrent agent's gradient flows; without recurrence it does not matter."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 7e-4
+    learning_rate: Rate = 7e-4
     """The learning rate of Adam."""
     annealing: bool = False
     """Let the learning rate fall linearly to 0 at `training.max_steps`."""
@@ -65,17 +73,17 @@ class A2CSettings(AlgorithmSettings):
     value_coefficient: Weight = 0.5
     """The weight of the value's error in the loss."""
     max_grad_norm: Positive | None = 0.5
-    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    adam_epsilon: Rate = 1e-5
     normalize_advantage: bool = False
     """Shift and scale each agent's advantages to mean 0 and variance 1 in every batch."""
     distribution: Literal["gaussian", "squashed"] = "gaussian"
-    """Of the numbers of a `Box`: `gaussian` with one learned scale for all states, and what lies beyond a bound acts as
-    the bound; `squashed` by a tanh, with a scale for each state, as in SAC."""
+    """The policy for a `Box`: `gaussian` has a learned, state-independent scale, and actions are clipped to the bounds;
+    `squashed` is a tanh-squashed Gaussian with a state-dependent scale, as in SAC."""
     critic: Literal["separate", "shared"] = "separate"
-    """Give the value hidden layers of its own. Encoders of images are always shared."""
+    """`separate` gives the value its own hidden layers; image encoders are always shared."""
     state_dependent_noise: OnPolicyNoiseSettings | None = None
-    """Explore the numbers of a `Box` by a function of the state that is drawn now and then (gSDE, arXiv 2005.05719).
-    The policy's variance is that of these draws, whichever `distribution` it is of."""
+    """Explore a `Box` with a random function of the state that is redrawn periodically (gSDE, arXiv 2005.05719). The
+    policy's variance is that of these draws, with either `distribution`."""
     normalize_rewards: bool = False
     """Divide rewards by the standard deviation of their running discounted sum, and clip them to ±10."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evorl.algorithms.asynchronous import Asynchronous, AsynchronousSettings, flattened, time_major
 from evorl.algorithms.base import ActInput, ActOutput
-from evorl.config.fields import HyperparameterRange, Size, Weight
+from evorl.config.fields import Size, Weight
 from evorl.distributed import Placement
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
@@ -38,11 +38,6 @@ class A3CDataParallelSettings(AsynchronousSettings):
     entropy_scales: Annotated[tuple[Weight, ...], Field(min_length=1, max_length=4096)] = (1.0,)
     """Actor i multiplies each agent's entropy coefficient by entry i; after the last entry it starts again. i counts
     all actors of an agent, on every rank that holds it."""
-
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
-        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
-    }
 
 
 class A3CSettings(A3CDataParallelSettings):
@@ -121,9 +116,8 @@ class A3C(A3CDataParallel):
     def experience(self, placement: Placement, always_valid: bool, stopwatch: Stopwatch) -> Experience:
         """The buffer of the gradients that this rank receives."""
         settings: A3CSettings = self.settings
-        steps = settings.rollout_steps * settings.grad_sync_steps
         return ReceivedGradients(
-            GradientSettings(steps, settings.rollouts),
+            GradientSettings(settings.sent_steps, settings.rollouts),
             gather=placement.gather_copies,
             device=placement.ranks.device,
             stopwatch=stopwatch,

@@ -8,17 +8,18 @@ that arrive, whatever the machine's speed. Axes: P agents, E environments, A act
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from evorl.algorithms.ddpg import DDPG, DDPGSettings
 from evorl.algorithms.dqn import DQN, DQNSettings
 from evorl.algorithms.exploration import EpsilonGreedy
+from evorl.algorithms.off_policy import OffPolicy
 from evorl.config import Config
-from evorl.config.fields import Positive, Section, Size, Weight
+from evorl.config.fields import Positive, Rate, Section, Size, Weight
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
 from evorl.types import Tensors, UserError
@@ -28,10 +29,10 @@ NONE = EpsilonGreedy(start=0.0, end=0.0, decay=1.0)
 
 
 class EpsilonLadder(Section):
-    """Environment i of N takes random actions with probability `base` ** (1 + i / (N - 1) * `exponent`), section 4
-    there. N counts the environments of all actors of an agent."""
+    """Environment i of N (from 0) takes random actions with probability `base` ** (1 + i / (N - 1) * `exponent`)
+    (arXiv 1803.00933, section 4). N counts the environments of all actors of an agent."""
 
-    base: Annotated[float, Field(gt=0, le=1)] = 0.4
+    base: Rate = 0.4
     """The probability in the first environment."""
     exponent: Weight = 7.0
     """The rate at which it falls from environment to environment."""
@@ -42,8 +43,8 @@ class EpsilonLadder(Section):
 
 
 class NoiseLadder(Section):
-    """Environment i of N has noise of `low` to `high` times the scale, in equal ratios; a single one has it as it is.
-    N counts the environments of all actors of an agent."""
+    """The noise scale rises geometrically over an agent's N environments, from `low` to `high` times `scale`; a single
+    environment has `scale` itself. N counts the environments of all actors of an agent."""
 
     low: Positive = 0.5
     """The factor in the first environment."""
@@ -62,13 +63,11 @@ def _share_climbed(index: int, count: int, envs: int) -> Tensor:
     return torch.arange(first, first + envs, dtype=torch.float64) / max(1, count * envs - 1)
 
 
-class ApeXDQNSettings(DQNSettings):
-    name: str = "apex_dqn"
+class ApeXSettings(Section):
+    """The settings of both algorithms that learn from actors' transitions."""
+
     rollout_steps: Size = 16
     """Steps of each environment that an actor makes with one set of parameters and sends together."""
-    ladder: EpsilonLadder = EpsilonLadder()
-    exploration: EpsilonGreedy = NONE
-    """Nothing to set: actors explore by the ladder."""
 
     sends: ClassVar[str | None] = "transitions"
 
@@ -76,6 +75,13 @@ class ApeXDQNSettings(DQNSettings):
     def sent_steps(self) -> int:
         """Steps of each environment in one message of an actor."""
         return self.rollout_steps
+
+
+class ApeXDQNSettings(ApeXSettings, DQNSettings):
+    name: str = "apex_dqn"
+    ladder: EpsilonLadder = EpsilonLadder()
+    exploration: EpsilonGreedy = NONE
+    """Nothing to set: actors explore by the ladder."""
 
     @model_validator(mode="after")
     def _explores_by_the_ladder(self) -> Self:
@@ -84,43 +90,40 @@ class ApeXDQNSettings(DQNSettings):
         return self
 
 
-class ApeXDDPGSettings(DDPGSettings):
+class ApeXDDPGSettings(ApeXSettings, DDPGSettings):
     name: str = "apex_ddpg"
-    rollout_steps: Size = 16
-    """Steps of each environment that an actor makes with one set of parameters and sends together."""
     ladder: NoiseLadder = NoiseLadder()
 
-    sends: ClassVar[str | None] = "transitions"
 
-    @property
-    def sent_steps(self) -> int:
-        """Steps of each environment in one message of an actor."""
-        return self.rollout_steps
-
-
-class ApeXDQN(DQN):
-    """DQN whose actors have an exploration rate of its own in each of their environments."""
-
-    Settings = ApeXDQNSettings
+class ApeX(OffPolicy):
+    """An algorithm that learns from a prioritised replay of actors' transitions."""
 
     def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
+        """Raises UserError unless the replay is prioritised and rollouts are at least as long as n-step windows."""
         super().__init__(config, interface)
-        check_replay(config)
+        if config.replay.prioritised is None:
+            name = config.algorithm.name
+            raise UserError(f"replay.prioritised: {name} draws by priorities; set replay.prioritised={{}}")
+        steps, n = config.algorithm.rollout_steps, config.replay.n_step
+        if n > steps:
+            raise UserError(f"replay.n_step: {n} steps are more than the {steps} of algorithm.rollout_steps")
+
+
+class ApeXDQN(ApeX, DQN):
+    """DQN whose actors explore at a different rate in each of their environments."""
+
+    Settings = ApeXDQNSettings
 
     def actor_state(self, index: int, count: int) -> Tensors:
         """The exploration rates [E] of actor `index` of `count`."""
         return {"epsilon": self.settings.ladder.rungs(index, count, self.config.environment.num_envs)}
 
 
-class ApeXDDPG(DDPG):
-    """DDPG whose actors have a noise scale of its own in each of their environments."""
+class ApeXDDPG(ApeX, DDPG):
+    """DDPG whose actors have a different noise scale in each of their environments."""
 
     Settings = ApeXDDPGSettings
     state_limits: ClassVar[Mapping[str, float]] = {NOISE_SCALE: 1e9}
-
-    def __init__(self, config: Config[Any], interface: EnvSpec) -> None:
-        super().__init__(config, interface)
-        check_replay(config)
 
     def initial_state(self) -> dict[str, float]:
         """A new agent's step count and noise scale."""
@@ -133,12 +136,3 @@ class ApeXDDPG(DDPG):
     def scaled(self, stack: Stack, noise: Tensor) -> Tensor:
         """The noise [P, E, A], multiplied by the noise scale of its environment."""
         return noise * stack.state[NOISE_SCALE].float().view(len(noise), -1, 1)
-
-
-def check_replay(config: Config[Any]) -> None:
-    """Raise UserError unless the replay is prioritised and rollouts are at least as long as n-step windows."""
-    if config.replay.prioritised is None:
-        raise UserError(f"replay.prioritised: {config.algorithm.name} draws by priorities; set replay.prioritised={{}}")
-    steps, n = config.algorithm.rollout_steps, config.replay.n_step
-    if n > steps:
-        raise UserError(f"replay.n_step: {n} steps are more than the {steps} of algorithm.rollout_steps")

@@ -5,13 +5,14 @@ Axes: T steps of a rollout, P agents, E environments, S sequences, B = T * S ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
-from evorl.config.fields import Size
+from evorl.config.fields import HyperparameterRange, Size
 from evorl.distributed import Placement
 from evorl.replay import Experience, Pace
 from evorl.replay.received import ReceivedRollouts, ReceivedSettings
@@ -34,6 +35,10 @@ class AsynchronousSettings(A2CSettings):
     normalize_rewards: Literal[False] = False
     split_batches: Literal[False] = False
 
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
+        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
+        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
+    }
     sends: ClassVar[str | None] = "rollouts"
 
     @property

@@ -107,8 +107,8 @@ class Algorithm(ABC):
     state_limits: ClassVar[Mapping[str, float]] = {}
     """Upper bounds of the acting states that are not counters; agents in files are checked against them."""
     report_every: ClassVar[int] = 1
-    """See `Objective`; with small networks, metrics cost a tenth of an update. A prime reports from all parts of an
-    epoch, and about agents that are due in every second or fourth update only."""
+    """See `Objective`; with small networks, metrics cost a tenth of an update. A prime period samples all minibatches
+    of an epoch in turn, and also the updates of agents that are due only in every second or fourth one."""
     networks: Mapping[str, NetworkSpec]
     """Each agent's networks by name. Parameters are drawn and laid out in memory in this order."""
     objectives: Sequence[Objective]
@@ -137,7 +137,7 @@ class Algorithm(ABC):
         """
         settings = self.config.network
         normalized = [name for name in self.normalized_parts if name in parts]
-        # A run's file may name anything; the launch has checked its own.
+        # Training checks these names at launch, but a run that is loaded from a directory may have unknown ones.
         check_name("network.name", settings.name, NETWORKS)
         if settings.recurrent:
             check_name("network.recurrent", settings.recurrent, CELLS)

@@ -18,16 +18,16 @@ from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
 from evorl.algorithms.exploration import ActionNoise, random_numbers
 from evorl.algorithms.functional import bootstrapped_return
 from evorl.algorithms.off_policy import (
+    CRITIC_RANGES,
     TWIN_CRITICS,
     OffPolicy,
     OffPolicySettings,
-    Rate,
     actor_learning_rate,
     critic_loss,
 )
 from evorl.algorithms.state_dependent import StateDependentNoiseSettings, state_dependent_noise
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Size, Weight
+from evorl.config.fields import HyperparameterRange, Rate, Size, Weight
 from evorl.envs.spaces import ACTION, EnvSpec, with_action
 from evorl.networks.distributions import ActionBounds
 from evorl.networks.stack import Architectures, Polyak, Stack, StackedNetwork
@@ -35,7 +35,7 @@ from evorl.types import Batch, Head, Loss, Observation, RecurrentInput
 
 
 class DDPGExploration(ActionNoise):
-    """Noise on actions, of which -1 and 1 are the bounds, and random actions before it."""
+    """Initial steps of uniformly random actions, then noise on actions, which are scaled to [-1, 1]."""
 
     noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
     scale: Weight = 0.2
@@ -47,15 +47,11 @@ class DDPGSettings(OffPolicySettings):
     """Null is the critics' `learning_rate`."""
     exploration: DDPGExploration = DDPGExploration()
     state_dependent_noise: StateDependentNoiseSettings | None = None
-    """Explore by a function of the state that is drawn now and then (gSDE, arXiv 2005.05719), in place of
-    `exploration.noise`, which has to be `none`. Its scale stays as it is at first: no gradient is there to learn it."""
+    """Explore with a random function of the state that is redrawn periodically (gSDE, arXiv 2005.05719), in place of
+    `exploration.noise`, which must be `none`. Its scale keeps its initial value, because no gradient trains it."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*OffPolicySettings.hyperparameters, "actor_learning_rate")
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
-        "actor_learning_rate": HyperparameterRange(min=1e-5, max=3e-3),
-        "tau": HyperparameterRange(min=1e-3, max=2e-2),
-    }
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = CRITIC_RANGES
 
 
 class DDPG(OffPolicy):
@@ -162,9 +158,9 @@ class TD3Settings(DDPGSettings):
     policy_delay: Size = 2
     """Updates of an agent's critics for each update of its actor and of its target networks."""
     target_noise: Weight = 0.2
-    """The standard deviation of the noise on actions by which critics learn, which are between -1 and 1."""
+    """The standard deviation of the noise on the target policy's actions, which are scaled to [-1, 1]."""
     target_noise_clip: Weight = 0.5
-    """The most that this noise may be."""
+    """The absolute value at which this noise is clipped."""
     exploration: ActionNoise = ActionNoise()  # type: ignore[assignment]
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*DDPGSettings.hyperparameters, "target_noise", "target_noise_clip")

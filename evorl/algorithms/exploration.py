@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from evorl.config.fields import Count, Fraction, Section, Weight
+from evorl.config.fields import Count, Fraction, Rate, Section, Weight
 from evorl.types import RecurrentInput
 
 
@@ -17,12 +17,12 @@ class EpsilonGreedy(Section):
     """Random actions, whose probability falls from `start` to `end`."""
 
     schedule: Literal["exponential", "linear"] = "exponential"
-    """`exponential` multiplies it by `decay` in each step; `linear` is at the end after `steps` (Mnih et al. 2015)."""
+    """`exponential` multiplies it by `decay` in each step; `linear` reaches `end` after `steps` (Mnih et al. 2015)."""
     start: Fraction = 1.0
     """The probability at first."""
     end: Fraction = 0.05
     """The least probability."""
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.9995
+    decay: Rate = 0.9995
     """The factor for each step of each of an agent's environments, over all ranks."""
     steps: Count | None = None
     """Steps of an agent in all its environments, over all ranks, after which a linear schedule is at its end."""
@@ -48,15 +48,16 @@ SCHEDULES: Mapping[str, Callable[[EpsilonGreedy, Tensor, Tensor | float], Tensor
 
 
 class ActionNoise(Section):
-    """Noise on actions, of which -1 and 1 are the bounds, and random actions before it."""
+    """Initial steps of uniformly random actions, then noise on actions, which are scaled to [-1, 1]."""
 
     random_steps: Annotated[int, Field(ge=0, le=10**12)] = 1_000
-    """Environment steps of each agent, over all ranks, before its policy is followed; those of its ancestors count."""
+    """Steps in which each agent acts uniformly at random before it follows its policy, over all ranks; the steps of its
+    ancestors count."""
     noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "gaussian"
-    """`gaussian` is fresh in each step; `ornstein_uhlenbeck` goes on from the last step, within an episode."""
+    """`gaussian` is independent in each step; `ornstein_uhlenbeck` is correlated over the steps of an episode."""
     scale: Weight = 0.1
     """The standard deviation of what each step adds."""
-    reversion: Annotated[float, Field(gt=0, le=1)] = 0.15
+    reversion: Rate = 0.15
     """`ornstein_uhlenbeck`: the share of itself that the noise loses in each step."""
 
     @property

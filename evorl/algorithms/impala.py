@@ -28,7 +28,7 @@ from evorl.algorithms.functional import (
     without_gaps,
 )
 from evorl.config import Config
-from evorl.config.fields import HyperparameterRange, Positive, Size
+from evorl.config.fields import HyperparameterRange, Positive, Rate, Size
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.distributions import Likelihood
@@ -40,22 +40,18 @@ from evorl.types import Agent, Batch, Tensors, UserError
 
 class IMPALASettings(AsynchronousSettings):
     name: str = "impala"
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    learning_rate: Rate = 1e-3
     rho_clip: Positive = 1.0
-    """The importance weight at which the errors of values, and with them the policy's gradient, are cut."""
+    """The clipping threshold of the importance weights (rho) of the td_errors and of the policy gradient."""
     c_clip: Positive = 1.0
-    """The same for what flows back from later steps; `gae_lambda` is the factor before it."""
+    """The clipping threshold of the importance weights in the trace coefficients (c), which `gae_lambda` multiplies."""
     replayed_rollouts: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Older rollouts in each batch beside its `rollouts` new ones: drawn evenly, on each rank from its own. The values
-    that follow their last and truncated steps are those from when they arrived."""
+    """Older rollouts in each batch in addition to its `rollouts` new ones: drawn uniformly, on each rank from its own.
+    Their bootstrap values are those computed when they arrived."""
     kept_rollouts: Size = 64
-    """The number of last rollouts of a generation from which those are drawn."""
+    """The number of the generation's most recent rollouts from which the older ones are drawn."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (*AsynchronousSettings.hyperparameters, "rho_clip", "c_clip")
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=1e-4, max=1e-2),
-        "entropy_coefficient": HyperparameterRange(min=1e-3, max=3e-2),
-    }
 
 
 class IMPALA(Asynchronous):
@@ -134,7 +130,7 @@ class APPOSettings(IMPALASettings):
 
 
 class APPO(IMPALA):
-    """IMPALA with V-trace towards a target network, near which the clipped surrogate keeps the policy."""
+    """IMPALA with a target network as V-trace's target policy; the clipped surrogate keeps the policy close to it."""
 
     Settings = APPOSettings
     metrics = (*IMPALA.metrics, "approx_kl", "clip_fraction")

@@ -14,7 +14,7 @@ from torch import Tensor
 from evorl.algorithms.base import Algorithm
 from evorl.algorithms.functional import n_step_return, squared_error
 from evorl.config import Config
-from evorl.config.fields import AlgorithmSettings, Fraction, Size
+from evorl.config.fields import AlgorithmSettings, Fraction, HyperparameterRange, Rate, Size
 from evorl.distributed import Placement
 from evorl.envs.spaces import EnvSpec
 from evorl.networks.stack import Stack
@@ -26,7 +26,12 @@ from evorl.types import Loss, UserError
 
 TWIN_CRITICS = ("first", "second")
 """The heads of the twin critics Q1 and Q2, which name their tensors in checkpoints."""
-Rate = Annotated[float, Field(gt=0, le=1)]
+CRITIC_RANGES: Mapping[str, HyperparameterRange] = {
+    "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
+    "actor_learning_rate": HyperparameterRange(min=1e-5, max=3e-3),
+    "tau": HyperparameterRange(min=1e-3, max=2e-2),
+}
+"""The ranges of algorithms with an actor and critics."""
 UpdatePeriod = Annotated[float, Field(ge=1e-3, le=1e9)]
 
 
@@ -42,7 +47,7 @@ class OffPolicySettings(AlgorithmSettings):
     learn_step: UpdatePeriod = 1
     """Environment steps of an agent for each of its updates, on each rank; see `split_batches`."""
     tau: Rate = 5e-3
-    """The share of the way that a target network follows in each of its updates."""
+    """The Polyak coefficient of target networks: target += tau * (parameters - target) in each of their updates."""
 
     replayed: ClassVar[bool] = True
     hyperparameters: ClassVar[tuple[str, ...]] = (

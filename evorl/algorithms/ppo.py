@@ -6,10 +6,9 @@ Axes: P agents, B batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.a2c import A2C, A2CSettings
@@ -20,7 +19,7 @@ from evorl.algorithms.functional import (
     clipped_surrogate,
     clipped_value_loss,
 )
-from evorl.config.fields import Fraction, HyperparameterRange, Positive, Size
+from evorl.config.fields import Fraction, HyperparameterRange, Positive, Rate, Size
 from evorl.networks.distributions import Likelihood
 from evorl.networks.stack import Stack
 from evorl.replay.rollouts import parts_of
@@ -33,7 +32,7 @@ KL_MARGIN = 1.5
 class PPOSettings(A2CSettings):
     name: str = "ppo"
     rollout_steps: Size = 256
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    learning_rate: Rate = 3e-4
     gae_lambda: Fraction = 0.95
     normalize_advantage: bool = True
     epochs: Size = 10
@@ -43,9 +42,10 @@ class PPOSettings(A2CSettings):
     clip: Positive = 0.2
     """The distance from 1 at which the ratio of new to old probability is clipped."""
     value_clip: Positive | None = None
-    """The same for the value."""
+    """The clipping range of the value around its old value, in the clipped value loss; null does not clip."""
     target_kl: Positive | None = None
-    """The divergence from the policy that made a rollout at which an agent stops learning from it; null is none."""
+    """An agent stops learning from a rollout once its approximate KL divergence from the behaviour policy exceeds 1.5
+    times this; null sets no limit."""
 
     def as_used(self, name: str, value: float, num_envs: int, *, recurrent: bool) -> float:
         """An agent's hyperparameter as training uses it: `batch_size` is the actual size of minibatches."""

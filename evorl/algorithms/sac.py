@@ -9,21 +9,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import gymnasium as gym
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from evorl.algorithms.base import ActInput, ActOutput, hyperparameter
 from evorl.algorithms.exploration import ActionNoise, random_choices, random_numbers
 from evorl.algorithms.functional import bootstrapped_return, soft_value, temperature_loss
 from evorl.algorithms.off_policy import (
+    CRITIC_RANGES,
     TWIN_CRITICS,
     OffPolicy,
     OffPolicySettings,
-    Rate,
     actor_learning_rate,
     critic_loss,
 )
@@ -34,7 +33,7 @@ from evorl.algorithms.state_dependent import (
     state_dependent_noise,
 )
 from evorl.config import Config
-from evorl.config.fields import Finite, HyperparameterRange, Positive
+from evorl.config.fields import Finite, HyperparameterRange, Positive, Rate
 from evorl.envs.spaces import ACTION, EnvSpec, ObservationSpecs, choices, known_kind, with_action, wrong_actions
 from evorl.networks.distributions import Categorical, SquashedGaussian
 from evorl.networks.stack import Architectures, NetworkSpec, Polyak, Stack, StackedNetwork
@@ -48,27 +47,29 @@ TAKES = "a Box between bounds, Discrete"
 
 class SACExploration(ActionNoise):
     noise: Literal["none", "gaussian", "ornstein_uhlenbeck"] = "none"
-    """The policy explores by itself; noise that goes on from step to step, on numbers of a `Box`, reaches further."""
+    """Noise added to the policy's samples, for a `Box` only; `ornstein_uhlenbeck` is correlated over steps and so
+    explores further."""
 
 
 class SACSettings(OffPolicySettings):
     name: str = "sac"
     learning_rate: Rate = 3e-4
-    """That of the critics and the temperature."""
+    """The learning rate of the critics and the temperature."""
     actor_learning_rate: Rate | None = None
     """Null is `learning_rate`."""
     initial_temperature: Positive = 1.0
     """The first weight of the entropy, which is then learned."""
     target_entropy: Finite | None = None
-    """The entropy that the temperature is learned for, in nats, of actions between -1 and 1. Null is -1 for each number
-    of a `Box`, and `target_entropy_share` of the maximum entropy of choices, which also caps what is given."""
-    target_entropy_share: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """The target entropy in nats, of actions scaled to [-1, 1]. Null is minus the number of dimensions of a `Box`, and
+    for discrete actions `target_entropy_share` of the maximum entropy, which is also the upper bound of a value set
+    here."""
+    target_entropy_share: Rate = 0.98
     """The share of the maximum entropy of choices that is the target, where `target_entropy` is null. In each state the
     maximum is the logarithm of the number of actions that are allowed there."""
     exploration: SACExploration = SACExploration()
     state_dependent_noise: StateDependentNoiseSettings | None = None
-    """Explore by a function of the state that is drawn now and then (gSDE, arXiv 2005.05719): the policy's variance is
-    that of these draws, and its scale in a state follows from the features of its last hidden layer."""
+    """Explore with a random function of the state that is redrawn periodically (gSDE, arXiv 2005.05719): the policy's
+    variance is that of these draws, and its scale in a state follows from the features of its last hidden layer."""
 
     hyperparameters: ClassVar[tuple[str, ...]] = (
         *OffPolicySettings.hyperparameters,
@@ -76,11 +77,7 @@ class SACSettings(OffPolicySettings):
         "target_entropy",
         "target_entropy_share",
     )
-    ranges: ClassVar[Mapping[str, HyperparameterRange]] = {
-        "learning_rate": HyperparameterRange(min=1e-4, max=3e-3),
-        "actor_learning_rate": HyperparameterRange(min=1e-5, max=3e-3),
-        "tau": HyperparameterRange(min=1e-3, max=2e-2),
-    }
+    ranges: ClassVar[Mapping[str, HyperparameterRange]] = CRITIC_RANGES
 
 
 class Expectation(NamedTuple):

@@ -37,8 +37,8 @@ class StateDependentNoiseSettings(Section):
     """Exploration noise that is a function of the state (gSDE, arXiv 2005.05719)."""
 
     every: Size | None = 64
-    """Steps of an environment after which its function is drawn anew, as it is where an episode starts; null is only
-    there. In the paper, 8 to 64."""
+    """Steps after which an environment's function is redrawn. It is also redrawn at the start of each episode; null
+    redraws it only then. The paper uses 8 to 64."""
     initial_log_scale: InitialLogScale = -3.0
     """The logarithm of the first standard deviation of the function's weights on features."""
 

@@ -65,7 +65,7 @@ class ValueSettings(OffPolicySettings):
     distribution: Literal["none", "categorical", "quantile"] = "none"
     """Learn the distribution of returns rather than their mean: by the sections `categorical` or `quantile`."""
     loss: Literal["mse", "huber"] = "huber"
-    """Without a distribution."""
+    """The loss of the td_error, where `distribution` is `none`."""
     categorical: CategoricalSettings = CategoricalSettings()
     quantile: QuantileSettings = QuantileSettings()
 

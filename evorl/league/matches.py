@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +18,7 @@ from evorl.envs.turns import Game
 from evorl.envs.vector import close_in_time
 from evorl.league.players import Fill, Players
 from evorl.population import Policy
+from evorl.system.closing import Closing
 from evorl.system.plugins import described
 from evorl.types import EvorlWarning, UserError
 
@@ -34,7 +34,7 @@ class Fixture(NamedTuple):
     seed: int
 
 
-class Arena:
+class Arena(Closing):
     """Copies of a game in which fixtures are played."""
 
     def __init__(self, settings: Environment, interface: EnvSpec, max_steps: int | None = None) -> None:
@@ -44,14 +44,6 @@ class Arena:
         self._seeds: list[int] = []
         self._failures: list[int] = []
         self._steps = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all copies within a deadline. Never raises: copies that raise or hang are reported."""
@@ -76,7 +68,7 @@ class Arena:
         return self.play_as(fill, fixtures)
 
     def play_as(self, fill: Callable[[int], Fill], fixtures: Sequence[Fixture]) -> NDArray[np.float64]:
-        """The same where `fill(S)` makes what fills S seats."""
+        """The results [F] for the first seat, where `fill(S)` makes the players of S seats."""
         try:
             return self._play(fill, fixtures)
         except UserError:
@@ -137,7 +129,7 @@ class Arena:
         self._failures[number] += failures
         what = f"{self._settings.id} raised in a match: {described(error)}"
         if self._failures[number] > most:
-            raise UserError(f"environment.max_restarts: {what}; after {most} restarts, which is all that each may have")
+            raise UserError(f"environment.max_restarts: {what}; after {most} restarts, the maximum for each copy")
         warnings.warn(f"{what}; the game is restarted", EvorlWarning, stacklevel=2)
 
     def _move(self, players: Fill, running: Sequence[int], moved: NDArray[np.bool_]) -> set[int]:

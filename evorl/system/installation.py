@@ -5,10 +5,22 @@ PyPI's `evorl` is another project, whose package has the same name.
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 OTHER = "evorl-*.dist-info"
 """The metadata of the other project, beside the package; this one's are of evorl_accelerate."""
+
+
+def warn_if_mixed(package: Path) -> None:
+    """Warn the importer of `package` if another project has installed files into it."""
+    if other := mixed_with(package.parent):
+        warnings.warn(
+            f"{package}: holds files of two projects, evorl-accelerate and the unrelated {other}; "
+            "run `pip uninstall evorl evorl-accelerate`, and install the one that you want",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def mixed_with(folder: Path) -> str | None:
