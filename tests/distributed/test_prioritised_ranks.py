@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.support import EVERY_MUTATION, lines, steps_until
+from helpers.support import EVERY_MUTATION, cut_back, lines
 
 from evorl.system.formats import decode_agents
 
@@ -58,16 +58,17 @@ def test_two_ranks_draw_as_one_central_buffer(tmp_path, forked_launch):
 def test_a_prioritised_run_on_two_ranks_resumes_exactly(tmp_path, forked_launch):
     settings = (
         "replay={n_step: 3, capacity: 400, learning_starts: 20}",
-        "replay.prioritised={importance_exponent: {steps: 300}}", "checkpoint.keep=10", *EVERY_MUTATION,
+        "replay.prioritised={importance_exponent: {steps: 300}}", "checkpoint.keep=10", "training.max_steps=200",
+        *EVERY_MUTATION,
     )  # fmt: skip
 
-    def go_on(name, steps):
-        done = forked_launch(tmp_path, f"run.name={name}", "run.resume=auto", f"training.max_steps={steps}", *settings)
+    def train_or_resume(name):
+        done = forked_launch(tmp_path, f"run.name={name}", "run.resume=auto", *settings)
         assert done.returncode == 0, done.stderr[-3000:]
 
-    go_on("a", 200)
-    go_on("b", steps_until(tmp_path / "runs" / "a", 3))
-    go_on("b", 200)
+    train_or_resume("a")
+    cut_back(tmp_path / "runs" / "a", 3, copy=tmp_path / "runs" / "b")
+    train_or_resume("b")
     rows = lines(tmp_path / "runs" / "a" / "metrics.jsonl")
     assert not any(row["drifts"] for row in rows), "replicas are meant to compute the same"
     paths = [tmp_path / "runs" / name / "checkpoints" / f"generation-{len(rows):06d}" for name in "ab"]

@@ -582,7 +582,7 @@ def test_a_game_that_raises_in_a_match_begins_anew_and_not_too_often():
         with pytest.warns(EvorlWarning, match="raised in a match: .*not this time"):
             results = arena.play_as(sides(interface), [Fixture(0, 1, seed) for seed in range(6)])
         assert {*results.tolist()} <= {0.0, 1.0}
-        told = r"^environment\.max_restarts: .*after 2 restarts, which is all"
+        told = r"^environment\.max_restarts: .*after 2 restarts, the maximum"
         with pytest.warns(EvorlWarning), pytest.raises(UserError, match=told):
             arena.play_as(sides(interface), [Fixture(0, 1, 0)] * 600)
 

@@ -129,7 +129,7 @@ def test_a_replay_says_that_the_winner_had_the_steps_of_others(run, capsys, shar
 def test_names_that_cannot_be_looked_up_are_refused(run, file, key, value):
     rows = [{**row, key: value} for row in lines(run / file)]
     (run / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="says nothing of agent"):
+    with pytest.raises(UserError, match="has no line for agent"):
         ancestry(run)
 
 
@@ -141,7 +141,7 @@ def change(run, what):
 
 def test_a_lineage_that_leads_nowhere_is_refused(run):
     change(run, lambda rows: rows.clear())
-    with pytest.raises(UserError, match=r"lineage.jsonl: says nothing of agent \d+ in generation"):
+    with pytest.raises(UserError, match=r"lineage.jsonl: has no line for agent \d+ in generation"):
         ancestry(run)
 
 

@@ -104,8 +104,8 @@ SPACES = [
     (
         gym.spaces.Dict(camera=gym.spaces.Box(0, 255, (4, 4, 3), "uint8"), gear=gym.spaces.Discrete(5)),
         gym.spaces.MultiDiscrete([3, 2]), True,
-        "observations: {camera: Box(4, 4, 3) of uint8, gear: Discrete(5)}; actions: MultiDiscrete([3 2]), some of "
-        "which may be forbidden",
+        "observations: {camera: Box(4, 4, 3) of uint8, gear: Discrete(5)}; actions: MultiDiscrete([3 2]), with "
+        "action masks",
     ),
     (
         gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (1,))]), gym.spaces.Box(-1, 1, (2,)), False,

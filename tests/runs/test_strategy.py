@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.strategies import Climber
-from helpers.support import ROOT, agent, config, context, lines, train
+from helpers.support import ROOT, agent, config, context, cut_back, lines, train
 
 from evorl.commands.train import resume_command, retrain_command
 from evorl.config import read_yaml
@@ -103,8 +103,7 @@ def test_a_resumed_run_chooses_as_one_that_was_not_stopped(run, calls, searched,
     last = len(generations(run))
     before = lines(run / "lineage.jsonl")
     agents = (run / "checkpoints" / f"generation-{last:06d}" / "agents.safetensors").read_bytes()
-    for generation in range(4, last + 1):
-        shutil.rmtree(run / "checkpoints" / f"generation-{generation:06d}")
+    cut_back(run, 3)
     assert train(*SEARCH, "run.name=a", "run.resume=auto", "training.max_steps=400") == 0
     assert not [one for one in recwarn if issubclass(one.category, EvorlWarning)]
     assert calls == searched[1]
@@ -189,7 +188,7 @@ def test_a_schedule_that_no_configuration_holds_is_refused():
         Stage(place, place, None, None, Mutation("strategy", NAME), one, {}, None)
         for place, one in enumerate(settings, start=1)
     ]
-    with pytest.raises(UserError, match=r"come by 100,100 mutations; a schedule has at most 100,000"):
+    with pytest.raises(UserError, match=r"lineage has 100,100 mutations; a schedule has at most 100,000"):
         schedule_of(stages)
     assert len(schedule_of(stages[:1001]).mutations) == 100_000
 
@@ -255,11 +254,8 @@ def test_two_ranks_agree_and_go_on_alike(tmp_path, forked_launch):
     done = forked_launch(tmp_path, "run.name=a", *common)
     assert done.returncode == 0, done.stderr[-3000:]
     run, again = tmp_path / "runs" / "a", tmp_path / "runs" / "b"
-    shutil.copytree(run, again)
-    last = len(generations(run))
+    cut_back(run, 2, copy=again)
     assert "strategy" in {row["mutation"]["kind"] for row in lines(run / "lineage.jsonl")}
-    for generation in range(3, last + 1):
-        shutil.rmtree(again / "checkpoints" / f"generation-{generation:06d}")
     done = forked_launch(tmp_path, "run.name=b", "run.resume=auto", *common)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "not bit-exact" not in done.stderr
@@ -293,8 +289,7 @@ def test_the_example_of_cma_es_searches_and_is_resumed(in_directory, monkeypatch
     before = lines(run / "lineage.jsonl")
     assert {row["mutation"]["kind"] for row in before} == {"initial", "strategy"}
     assert len({row["hyperparameters"]["gamma"] for row in before}) > 8
-    for generation in range(3, len(generations(run)) + 1):
-        shutil.rmtree(run / "checkpoints" / f"generation-{generation:06d}")
+    cut_back(run, 2)
     assert train(*asked, "run.name=a", "run.resume=auto") == 0
     assert lines(run / "lineage.jsonl") == before
     assert not [one for one in recwarn if issubclass(one.category, EvorlWarning)]
